@@ -1,0 +1,124 @@
+"""Devices, links, clusters. SI units throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpp.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one core of this machine.
+
+    Args:
+        kind: `cpu` or `cuda`: what torch calls it.
+        memory_bytes: what a stage may use.
+        peak_flop_per_s: dtype name -> dense matrix throughput (datasheet).
+        efficiency: the share of the peak that large matrix products reach.
+        memory_bandwidth_bytes_per_s: of the device's own memory.
+        kernel_latency_s: fixed cost of one kernel; what makes small micro-batches inefficient.
+        speed_factor: 1 for the device as described, 0.5 for one that takes twice as long.
+    """
+
+    kind: str
+    memory_bytes: float
+    peak_flop_per_s: dict[str, float]
+    memory_bandwidth_bytes_per_s: float
+    efficiency: float = 1.0
+    kernel_latency_s: float = 0.0
+    speed_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("memory_bytes", "memory_bandwidth_bytes_per_s", "efficiency", "speed_factor"):
+            value = getattr(self, field)
+            if not value > 0:
+                raise InvalidConfig(f"cluster.device.{field}", value, "must be positive", f"set {field} above 0")
+        if self.kind not in ("cpu", "cuda"):
+            raise InvalidConfig("cluster.device.kind", self.kind, "must be cpu or cuda", "use cpu or cuda")
+        if not self.peak_flop_per_s:
+            raise InvalidConfig("cluster.device.peak_flop_per_s", "{}", "needs one dtype at least", "add float32")
+
+    def flop_per_s(self, dtype: str) -> float:
+        """Sustained FLOP/s for `dtype`; a dtype that the table lacks runs at the slowest listed rate."""
+        peak = self.peak_flop_per_s.get(dtype, min(self.peak_flop_per_s.values()))
+        return peak * self.efficiency * self.speed_factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
+            raise InvalidConfig("cluster.link", f"{self.latency_s}, {self.bandwidth_bytes_per_s}",
+                                "latency_s must be at least 0 and bandwidth_bytes_per_s above 0", "correct the link")
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Seconds from the start of a send to the arrival of its last byte."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices, the node each sits in, and the links inside and between nodes."""
+
+    name: str
+    devices: tuple[Device, ...]
+    nodes: tuple[int, ...]
+    intra_node: Link
+    inter_node: Link
+
+    def __post_init__(self) -> None:
+        if not self.devices or len(self.devices) != len(self.nodes):
+            raise InvalidConfig("cluster.nodes", self.nodes, "one node index for each device, and one device at least",
+                                f"give {len(self.devices)} indices")
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two different devices."""
+        return self.intra_node if self.nodes[a] == self.nodes[b] else self.inter_node
+
+    def allreduce_s(self, num_bytes: float, devices: tuple[int, ...]) -> float:
+        """Ring all-reduce: 2(n-1) steps of bytes/n each over the slowest link of the ring.
+
+        Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
+        """
+        n = len(devices)
+        if n < 2 or num_bytes <= 0:
+            return 0.0
+        ring = [self.link(devices[i], devices[(i + 1) % n]) for i in range(n)]
+        return max(2 * (n - 1) * link.transfer_s(num_bytes / n) for link in ring)
+
+    @property
+    def homogeneous(self) -> bool:
+        return all(device == self.devices[0] for device in self.devices)
+
+
+def uniform(*, name: str, num_nodes: int, devices_per_node: int, device: Device, intra_node: Link,
+            inter_node: Link | None = None, memory_bytes: float | None = None) -> Cluster:
+    """A cluster of equal devices: `num_nodes` nodes with `devices_per_node` each.
+
+    `memory_bytes` replaces the device's memory (to ask what a smaller card would do).
+    """
+    for field, value in (("num_nodes", num_nodes), ("devices_per_node", devices_per_node)):
+        if not isinstance(value, int) or value < 1:
+            raise InvalidConfig(f"cluster.{field}", value, "must be an integer of at least 1", f"set {field}=1 or more")
+    if memory_bytes is not None:
+        device = replace(device, memory_bytes=memory_bytes)
+    count = num_nodes * devices_per_node
+    return Cluster(name=name, devices=(device,) * count, nodes=tuple(i // devices_per_node for i in range(count)),
+                   intra_node=intra_node, inter_node=inter_node or intra_node)
+
+
+def local(*, name: str, num_devices: int, device: Device, link: Link) -> Cluster:
+    """This machine as `num_devices` devices of one core each."""
+    if not isinstance(num_devices, int) or num_devices < 1:
+        raise InvalidConfig("cluster.num_devices", num_devices, "must be an integer of at least 1", "set cluster.num_devices=2")
+    return uniform(name=name, num_nodes=1, devices_per_node=num_devices, device=device, intra_node=link)

@@ -1,0 +1,39 @@
+"""What a cost model promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpp.cluster import Device
+    from gpp.graph.op_graph import OpGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTimes:
+    """Seconds of every operator of a graph for one micro-batch: two arrays of shape [num_ops]."""
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+
+
+class AbstractCostModel(ABC):
+    """Seconds of operators on a device. Transfers and collectives belong to `Cluster`."""
+
+    @abstractmethod
+    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+        """Times of one forward and one backward of every operator on `samples` samples.
+
+        Args:
+            graph: the operators, amounts per sample.
+            samples: micro-batch size on one replica, at least 1.
+            device: where they run; its `speed_factor` is honoured.
+        """
+
+    @abstractmethod
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        """Seconds of the optimizer step over `num_bytes` of trainable parameters."""

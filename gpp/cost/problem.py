@@ -1,0 +1,131 @@
+"""A planning problem: graph x cluster x cost model x batch, and the amounts that follow from it.
+
+Planners and the simulator ask every time and every byte here, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from gpp.cluster import Cluster
+from gpp.cost.base import AbstractCostModel, OpTimes
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is to be planned.
+
+    Args:
+        minibatch_size: samples between two optimizer steps (B in the paper).
+        microbatch_size: imposed by the user; None leaves it to the planner.
+        optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
+        in_flight: what a stage keeps: as many micro-batches as its distance to the sink asks for
+            (`depth`, 1F1B) or the whole mini-batch (`all`, GPipe).
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    cost: AbstractCostModel
+    minibatch_size: int
+    microbatch_size: int | None = None
+    optimizer_state_factor: float = 0.0
+    in_flight: Literal["depth", "all"] = "depth"
+    _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _memory: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.minibatch_size, int) or self.minibatch_size < 1:
+            raise InvalidConfig("minibatch_size", self.minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
+        b = self.microbatch_size
+        if b is not None and (not isinstance(b, int) or b < 1 or self.minibatch_size % b):
+            divisors = [d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0]
+            near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
+            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}")
+
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one."""
+        if self.microbatch_size is not None:
+            return (self.microbatch_size,)
+        sizes = [1]
+        while self.minibatch_size % (2 * sizes[-1]) == 0:
+            sizes.append(2 * sizes[-1])
+        if sizes[-1] != self.minibatch_size:
+            sizes.append(self.minibatch_size)
+        return tuple(sizes)
+
+    def op_times(self, samples: int, device: int) -> OpTimes:
+        """Times of every operator for `samples` samples on device number `device`."""
+        same = self.cluster.devices.index(self.cluster.devices[device]) if not self.cluster.homogeneous else 0
+        key = (samples, same)
+        if key not in self._times:
+            self._times[key] = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
+        return self._times[key]
+
+    def stage_times(self, ops: tuple[int, ...], microbatch_size: int, devices: tuple[int, ...]) -> tuple[float, float]:
+        """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides."""
+        samples = -(-microbatch_size // len(devices))
+        index = list(ops)
+        pairs = []
+        for device in {self.cluster.devices[d]: d for d in devices}.values() if not self.cluster.homogeneous else devices[:1]:
+            times = self.op_times(samples, device)
+            pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
+        return max(f for f, _ in pairs), max(b for _, b in pairs)
+
+    def param_bytes(self, mask: int) -> tuple[float, float]:
+        """Bytes of trainable and of frozen parameters that a set of operators reads, each counted once."""
+        names = {name for op in bits(mask) for name in self.graph.ops[op].params}
+        params = [self.graph.param_of[name] for name in names]
+        return (float(sum(p.num_bytes for p in params if p.trainable)),
+                float(sum(p.num_bytes for p in params if not p.trainable)))
+
+    def _amounts(self, mask: int) -> tuple[float, float, float]:
+        """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample."""
+        if mask not in self._memory:
+            trainable, frozen = self.param_bytes(mask)
+            static = trainable * (2.0 + self.optimizer_state_factor) + frozen
+            kept = sum(self.graph.ops[op].saved_bytes for op in bits(mask))
+            grads = 0.0
+            for tensor in self.graph.tensors:
+                inside = mask >> tensor.producer & 1
+                consumers = mask_of(tensor.consumers)
+                if inside and consumers & ~mask:
+                    kept += 0.0 if tensor.saved else tensor.bytes_per_sample
+                    grads += tensor.bytes_per_sample * tensor.differentiable
+                elif not inside and consumers & mask:
+                    kept += tensor.bytes_per_sample
+                    grads += tensor.bytes_per_sample * tensor.differentiable
+            self._memory[mask] = (static, kept, grads)
+        return self._memory[mask]
+
+    def stage_memory(self, ops: tuple[int, ...], microbatch_size: int, num_devices: int, in_flight: int) -> float:
+        """Peak bytes on one device of a stage.
+
+        Weights, their gradients and the optimizer's state; the activations of the samples in flight
+        (saved tensors and what crosses the stage's border); the border's gradients of one micro-batch.
+
+        Args:
+            in_flight: samples in flight over all replicas (a multiple of `microbatch_size`).
+        """
+        static, kept, grads = self._amounts(mask_of(ops))
+        samples = -(-microbatch_size // num_devices)
+        return static + kept * samples * (in_flight // microbatch_size) + grads * samples
+
+    def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
+        """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""
+        return tuple(t for t in self.graph.tensors if src >> t.producer & 1 and mask_of(t.consumers) & dst)
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """Of the smallest device: what a plan that may land anywhere can rely on."""
+        return min(device.memory_bytes for device in self.cluster.devices)
+
+    def total_s(self, microbatch_size: int) -> float:
+        """Forward plus backward of the whole graph for one micro-batch on the fastest device."""
+        best = max(range(self.cluster.num_devices), key=lambda d: self.cluster.devices[d].speed_factor)
+        times = self.op_times(microbatch_size, best)
+        return float(np.sum(times.forward_s) + np.sum(times.backward_s))

@@ -1,0 +1,85 @@
+"""What can go wrong, as a tree; the exit code of `run.py` follows from the branch.
+
+    GppError
+    ├── InvalidConfig     what the user wrote: field, value, rule, fix                (exit 2)
+    ├── InvalidGraph      a hand-written or stored operator graph breaks a rule       (exit 2)
+    ├── CaptureError      a model that cannot be captured: which op, where            (exit 2)
+    ├── InvalidPlan       a plan that is not a partition into a convex, acyclic DAG   (exit 2)
+    ├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
+    ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
+    ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
+    └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
+"""
+
+from __future__ import annotations
+
+
+class GppError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    exit_code = 1
+
+
+class InvalidConfig(GppError, ValueError):
+    """A user setting breaks a rule. The message names field, value, rule and fix."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
+        super().__init__(f"{field}={value}: {rule}. Fix: {fix}.")
+        self.field, self.value, self.rule, self.fix = field, value, rule, fix
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.field, self.value, self.rule, self.fix)
+
+
+class InvalidGraph(GppError, ValueError):
+    """An operator graph breaks a rule (cycle, unknown operator, duplicate name)."""
+
+    exit_code = 2
+
+
+class CaptureError(GppError):
+    """A model could not be captured; the message names the operation and the user's line."""
+
+    exit_code = 2
+
+
+class InvalidPlan(GppError, ValueError):
+    """A plan is not a partition of the operators into convex stages on disjoint devices."""
+
+    exit_code = 2
+
+
+class UnsupportedPlan(GppError):
+    """An engine was handed a plan that it cannot run; the message says why."""
+
+    exit_code = 2
+
+
+class Infeasible(GppError):
+    """No plan fits. Carries the tightest constraint and the smallest change that would help."""
+
+    exit_code = 3
+
+    def __init__(self, constraint: str, remedy: str) -> None:
+        super().__init__(f"{constraint}. Smallest change that fits: {remedy}.")
+        self.constraint, self.remedy = constraint, remedy
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.constraint, self.remedy)
+
+
+class MalformedProgram(GppError):
+    """A program cannot run to its end; the message lists the blocked actions and prints the grid."""
+
+
+class WorkerFailed(GppError):
+    """A worker process failed; carries its rank and its own traceback."""
+
+    def __init__(self, rank: int, reason: str, traceback: str = "") -> None:
+        super().__init__(f"worker {rank} failed: {reason}")
+        self.rank, self.reason, self.traceback = rank, reason, traceback
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.rank, self.reason, self.traceback)

@@ -1,0 +1,180 @@
+"""The operator graph: what a model computes, sends and keeps, per sample.
+
+Operators are numbered 0..n-1 in a topological order; everything that planners do with sets of
+operators is done on Python-int bit masks (bit i = operator i).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpp.errors import InvalidGraph
+from gpp.values import to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """A trainable or frozen parameter under its full name.
+
+    `aliases` are the other names of the same storage (tied weights); `bytes` is counted once.
+    """
+
+    name: str
+    num_bytes: int
+    trainable: bool = True
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator, or a convex group of them after coarsening. Amounts are per sample.
+
+    Args:
+        name: the module path that the user wrote.
+        forward_flops, backward_flops: floating-point operations.
+        traffic_bytes: bytes that the forward pass reads and writes, weights excluded.
+        num_kernels: kernels that one forward pass launches (not per sample).
+        saved_bytes: activations kept from forward to backward, own output included if anybody saves it.
+        params: names of the parameters read.
+        nodes: names of the captured nodes (or hand-written blocks) that make it up.
+    """
+
+    name: str
+    kind: str = "op"
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    traffic_bytes: float = 0.0
+    num_kernels: int = 1
+    saved_bytes: float = 0.0
+    params: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A value that one operator hands to others.
+
+    Args:
+        name: of the captured node that makes it.
+        producer, consumers: operator ids; consumers ascend.
+        bytes_per_sample: its size.
+        saved: some operator keeps it for backward, so the producer's `saved_bytes` counts it.
+        differentiable: a gradient of the same size flows back.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    bytes_per_sample: float
+    saved: bool = True
+    differentiable: bool = True
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The set bits of a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(ops: Iterable[int]) -> int:
+    """The mask with the given bits set."""
+    mask = 0
+    for op in ops:
+        mask |= 1 << op
+    return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpGraph:
+    """Operators in a topological order and the tensors between them.
+
+    Raises:
+        InvalidGraph: an edge that does not go forward, an unknown operator, two operators of one name.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    params: tuple[Param, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        names = [op.name for op in self.ops]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise InvalidGraph(f"operator names must be unique; repeated: {', '.join(twice[:5])}")
+        for tensor in self.tensors:
+            if not 0 <= tensor.producer < len(self.ops) or any(c >= len(self.ops) for c in tensor.consumers):
+                raise InvalidGraph(f"tensor {tensor.name} names an operator that does not exist")
+            if any(consumer <= tensor.producer for consumer in tensor.consumers):
+                raise InvalidGraph(f"tensor {tensor.name} goes from {names[tensor.producer]} to an earlier operator; "
+                                   "operators must be given in a topological order without cycles")
+        known = {param.name for param in self.params}
+        for op in self.ops:
+            if missing := [name for name in op.params if name not in known]:
+                raise InvalidGraph(f"operator {op.name} reads unknown parameters: {', '.join(missing[:5])}")
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.ops)
+
+    @cached_property
+    def all_mask(self) -> int:
+        return (1 << len(self.ops)) - 1
+
+    @cached_property
+    def successors(self) -> tuple[int, ...]:
+        """Mask of direct successors of each operator."""
+        out = [0] * len(self.ops)
+        for tensor in self.tensors:
+            out[tensor.producer] |= mask_of(tensor.consumers)
+        return tuple(out)
+
+    @cached_property
+    def predecessors(self) -> tuple[int, ...]:
+        """Mask of direct predecessors of each operator."""
+        out = [0] * len(self.ops)
+        for tensor in self.tensors:
+            for consumer in tensor.consumers:
+                out[consumer] |= 1 << tensor.producer
+        return tuple(out)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """Mask of every operator reachable from each one, itself excluded."""
+        out = [0] * len(self.ops)
+        for op in reversed(range(len(self.ops))):
+            for nxt in bits(self.successors[op]):
+                out[op] |= out[nxt] | 1 << nxt
+        return tuple(out)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """Mask of every operator from which each one is reachable, itself excluded."""
+        out = [0] * len(self.ops)
+        for op in range(len(self.ops)):
+            for prev in bits(self.predecessors[op]):
+                out[op] |= out[prev] | 1 << prev
+        return tuple(out)
+
+    def is_convex(self, mask: int) -> bool:
+        """Whether every path between two operators of the set stays inside it."""
+        below = above = 0
+        for op in bits(mask):
+            below |= self.descendants[op]
+            above |= self.ancestors[op]
+        return not below & above & ~mask
+
+    @cached_property
+    def param_of(self) -> dict[str, Param]:
+        return {param.name: param for param in self.params}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Content hash: two graphs with the same hash give the same plans."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]

@@ -1,0 +1,242 @@
+"""The plan: a DAG of stages. See `Plan.validate` for what makes one valid."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpp.errors import Infeasible, InvalidPlan
+from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+
+if TYPE_CHECKING:
+    from gpp.cost.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A convex set of operators on its own devices (GraphPipe, section 3: S = <G, b, D, order>).
+
+    Args:
+        ops: operator ids, ascending.
+        devices: device ids, ascending; more than one means data parallelism inside the stage.
+        microbatch_size: samples over all replicas (b).
+        k: the k of kFkB.
+        in_flight: samples whose activations the stage may hold at a time (i), a multiple of b.
+    """
+
+    ops: tuple[int, ...]
+    devices: tuple[int, ...]
+    microbatch_size: int
+    in_flight: int
+    k: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Stages in a topological order, numbered by position, and the edges between them.
+
+    An edge without a tensor is an order: the successor's micro-batch waits for the predecessor's
+    (that is how a chain-only system runs a branching model).
+
+    Args:
+        planner: who made it.
+        search_s: seconds that the search took.
+        explanation: lines for the user: what the planner did, and what it may have cost.
+    """
+
+    planner: str
+    stages: tuple[Stage, ...]
+    edges: tuple[tuple[int, int], ...]
+    minibatch_size: int
+    graph_fingerprint: str
+    search_s: float = 0.0
+    explanation: tuple[str, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return sum(len(stage.devices) for stage in self.stages)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(b for a, b in self.edges if a == s) for s in range(len(self.stages)))
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(a for a, b in self.edges if b == s) for s in range(len(self.stages)))
+
+    @cached_property
+    def distance_to_sink(self) -> tuple[int, ...]:
+        """Stages on the longest path from each stage to a sink, itself included."""
+        out = [1] * len(self.stages)
+        for s in reversed(range(len(self.stages))):
+            out[s] = 1 + max((out[t] for t in self.successors[s]), default=0)
+        return tuple(out)
+
+    @property
+    def depth(self) -> int:
+        """Stages on the longest path: the pipeline's depth."""
+        return max(self.distance_to_sink)
+
+    @cached_property
+    def stage_of_device(self) -> dict[int, int]:
+        return {device: s for s, stage in enumerate(self.stages) for device in stage.devices}
+
+    def edge_tensors(self, graph: OpGraph) -> dict[tuple[int, int], tuple[Tensor, ...]]:
+        """Tensors on every edge, in the graph's order; an order-only edge has none."""
+        stage_of = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}
+        out: dict[tuple[int, int], list[Tensor]] = {edge: [] for edge in self.edges}
+        for tensor in graph.tensors:
+            src = stage_of[tensor.producer]
+            for dst in sorted({stage_of[c] for c in tensor.consumers} - {src}):
+                out[src, dst].append(tensor)
+        return {edge: tuple(tensors) for edge, tensors in out.items()}
+
+    def validate(self, problem: Problem) -> None:
+        """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
+
+        Raises:
+            InvalidPlan: not a partition of the operators into convex stages, stages out of order, a data
+                dependency without an edge, shared devices, sizes that do not divide.
+            Infeasible: a stage needs more memory than its device has.
+        """
+        graph, cluster = problem.graph, problem.cluster
+        if self.graph_fingerprint != graph.fingerprint:
+            raise InvalidPlan("the plan was made for another graph (fingerprint "
+                              f"{self.graph_fingerprint}, this one is {graph.fingerprint}). Fix: plan again")
+        if self.minibatch_size != problem.minibatch_size:
+            raise InvalidPlan(f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}")
+        owner: dict[int, int] = {}
+        for s, stage in enumerate(self.stages):
+            for op in stage.ops:
+                if op in owner:
+                    raise InvalidPlan(f"operator {op} is in stages {owner[op]} and {s}")
+                owner[op] = s
+            if not stage.ops or not stage.devices:
+                raise InvalidPlan(f"stage {s} has no operators or no devices")
+        if set(owner) != set(range(graph.num_ops)):
+            raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
+        used = [d for stage in self.stages for d in stage.devices]
+        if len(set(used)) != len(used) or any(not 0 <= d < cluster.num_devices for d in used):
+            raise InvalidPlan(f"stages must hold disjoint devices out of 0..{cluster.num_devices - 1}, got {used}")
+        for a, b in self.edges:
+            if not 0 <= a < b < len(self.stages):
+                raise InvalidPlan(f"edge {a}->{b} does not go forward; stages must be in a topological order")
+        for s, stage in enumerate(self.stages):
+            if not graph.is_convex(mask_of(stage.ops)):
+                raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
+            b = stage.microbatch_size
+            if b < 1 or self.minibatch_size % b or stage.in_flight < b or stage.in_flight % b or len(stage.devices) > b:
+                raise InvalidPlan(f"stage {s}: micro-batch {b} must divide {self.minibatch_size}, in-flight {stage.in_flight} "
+                                  f"must be a multiple of it, and {len(stage.devices)} replicas at most as many as its samples")
+        edges = set(self.edges)
+        for tensor in graph.tensors:
+            for consumer in tensor.consumers:
+                a, b = owner[tensor.producer], owner[consumer]
+                if a != b and (a, b) not in edges:
+                    raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        self._check_memory(problem)
+
+    def _check_memory(self, problem: Problem) -> None:
+        worst: tuple[float, int, float, float] | None = None
+        for s, stage in enumerate(self.stages):
+            need = problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            have = min(problem.cluster.devices[d].memory_bytes for d in stage.devices)
+            if need > have and (worst is None or need - have > worst[0]):
+                worst = (need - have, s, need, have)
+        if worst:
+            lack, s, need, have = worst
+            raise Infeasible(f"stage {s} needs {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
+                             f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch")
+
+
+def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None) -> int:
+    """Smallest number of samples in flight at a stage that does not starve its successor.
+
+    Args:
+        b, k: the stage's micro-batch size and its k of kFkB.
+        successor: (in-flight samples, b, k) of the next stage; None for a sink.
+
+    Returns:
+        Samples, a multiple of `b`. With several successors take the maximum.
+
+    Source: reconstruction of GraphPipe's ComputeInFlight (Table 2). For k = 1: a stage of smaller
+    micro-batches must have the successor's next micro-batch ready when its backward ends; a stage of
+    larger ones needs the time of its own backward and forward before the successor runs dry.
+    """
+    if successor is None:
+        return k * b
+    held, b_next, k_next = successor
+    need = held + max(k * b, b_next) if b <= b_next else held + k * b + b - min(b, k_next * b_next)
+    return -(-need // b) * b
+
+
+def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], microbatch_size: int | Sequence[int], *,
+              chain: bool = False, explanation: tuple[str, ...] = ()) -> Plan:
+    """A plan with k = 1 from a partition.
+
+    Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
+    from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order.
+
+    Args:
+        parts: (operator mask, number of devices) for each stage, in any order.
+        microbatch_size: one for all stages, or one for each part.
+        chain: add an order edge between neighbours, which makes the stage graph a chain.
+
+    Raises:
+        InvalidPlan: the stage graph has a cycle.
+    """
+    graph = problem.graph
+    sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
+    owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
+    succ: list[set[int]] = [set() for _ in parts]
+    for tensor in graph.tensors:
+        for consumer in tensor.consumers:
+            if owner[consumer] != owner[tensor.producer]:
+                succ[owner[tensor.producer]].add(owner[consumer])
+    order = topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    position = {p: s for s, p in enumerate(order)}
+    edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
+    if chain:
+        edges |= {(s, s + 1) for s in range(len(parts) - 1)}
+    total, in_flight = problem.minibatch_size, [0] * len(parts)
+    for s in reversed(range(len(order))):
+        b = sizes[order[s]]
+        nexts = [(in_flight[t], sizes[order[t]], 1) for a, t in edges if a == s]
+        need = max((required_in_flight(b, 1, successor) for successor in nexts), default=b)
+        in_flight[s] = total if problem.in_flight == "all" else min(need, total)
+    stages, device = [], 0
+    for s, p in enumerate(order):
+        mask, count = parts[p]
+        stages.append(Stage(ops=tuple(bits(mask)), devices=tuple(range(device, device + count)),
+                            microbatch_size=sizes[p], in_flight=in_flight[s]))
+        device += count
+    return Plan(planner=planner, stages=tuple(stages), edges=tuple(sorted(edges)), minibatch_size=total,
+                graph_fingerprint=graph.fingerprint, explanation=explanation)
+
+
+def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:
+    """Kahn's order; among the ready ones the smallest `key` goes first.
+
+    Raises:
+        InvalidPlan: there is a cycle.
+    """
+    indegree = [0] * len(successors)
+    for nexts in successors:
+        for q in nexts:
+            indegree[q] += 1
+    ready = [(key[p], p) for p in range(len(successors)) if not indegree[p]]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        _, p = heapq.heappop(ready)
+        out.append(p)
+        for q in successors[p]:
+            indegree[q] -= 1
+            if not indegree[q]:
+                heapq.heappush(ready, (key[q], q))
+    if len(out) != len(successors):
+        raise InvalidPlan("the stage graph has a cycle")
+    return out

@@ -1,0 +1,61 @@
+"""Who sends which samples to whom: the one static routing function.
+
+A stage's micro-batch is a range of samples, its replicas split that range, and a message is the
+intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes, replicated
+stages, forks, joins and skip edges, forwards and backwards, are all this one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """Samples [lo, hi) of one micro-batch on one replica."""
+
+    device: int
+    microbatch: int
+    lo: int
+    hi: int
+
+
+class Message(NamedTuple):
+    """Samples [lo, hi) that a producer's piece hands to a consumer's piece (gradients flow back)."""
+
+    src_device: int
+    src_microbatch: int
+    dst_device: int
+    dst_microbatch: int
+    lo: int
+    hi: int
+
+
+def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int) -> list[Piece]:
+    """The pieces of a stage in sample order: micro-batch by micro-batch, replica by replica.
+
+    The last micro-batch may be smaller; a replica without samples has no piece.
+    """
+    out, n = [], len(devices)
+    for m, start in enumerate(range(0, num_samples, microbatch_size)):
+        size = min(microbatch_size, num_samples - start)
+        for r, device in enumerate(devices):
+            lo, hi = start + size * r // n, start + size * (r + 1) // n
+            if lo < hi:
+                out.append(Piece(device, m, lo, hi))
+    return out
+
+
+def messages(src: list[Piece], dst: list[Piece]) -> list[Message]:
+    """All non-empty intersections, in sample order; both lists cover the same samples in order."""
+    out, i, j = [], 0, 0
+    while i < len(src) and j < len(dst):
+        a, b = src[i], dst[j]
+        lo, hi = max(a.lo, b.lo), min(a.hi, b.hi)
+        if lo < hi:
+            out.append(Message(a.device, a.microbatch, b.device, b.microbatch, lo, hi))
+        if a.hi <= b.hi:
+            i += 1
+        if b.hi <= a.hi:
+            j += 1
+    return out

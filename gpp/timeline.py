@@ -1,0 +1,55 @@
+"""What happened, or would happen: the one result that every engine returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """One interval on one device.
+
+    `kind` is an action kind of `gpp.program` (F, B, RF, ... ); `num_bytes` is what a transfer moved.
+    """
+
+    device: int
+    kind: str
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """METRICS of the run contract, the same for predicted and measured."""
+
+    iteration_s: float
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    peak_memory_bytes: dict[int, int]
+    communication_bytes: int
+    max_in_flight_samples: dict[int, int]
+    weight_versions: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Events of one training step (zero = its start) and what they add up to."""
+
+    source: str
+    metrics: Metrics
+    events: tuple[Event, ...] = ()
+
+
+COMPUTE = frozenset({"F", "B", "I", "W"})
+
+
+def bubble_fraction(events: tuple[Event, ...], devices: list[int], iteration_s: float) -> float:
+    """The share of device time in a step that is not computing: 1 - busy / (devices * step)."""
+    if not devices or iteration_s <= 0:
+        return 0.0
+    wanted = set(devices)
+    busy = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE and e.device in wanted)
+    return max(0.0, 1.0 - busy / (len(devices) * iteration_s))
