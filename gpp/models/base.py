@@ -1,0 +1,132 @@
+"""What every model says of itself before any network exists; free of torch.
+
+Planning from a cached operator graph reads only this. The network itself lives in
+`gpp/models/networks/` (or in the user's own package) and is imported by `build()`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpp.errors import InvalidConfig
+from gpp.models.dotted import source_hash
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DTYPES = ("float", "int", "bool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Shape and kind of one input or target, for one sample.
+
+    Args:
+        shape: without the batch dimension; `()` for a scalar per sample.
+        dtype: `float` (the run's dtype), `int` (int64) or `bool`.
+        high: values of an `int` are 0 .. high - 1 (vocabulary, rows of a table, classes); None otherwise.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float"
+    high: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidConfig("dtype", self.dtype, f"must be one of {', '.join(DTYPES)}", "float for real-valued inputs")
+        if (self.dtype == "int") != (self.high is not None):
+            raise InvalidConfig("high", self.high, "must be given for dtype int, and only there", "the number of values")
+        if any(size < 1 for size in (*self.shape, self.high or 1)):
+            raise InvalidConfig("shape, high", (self.shape, self.high), "must be positive", "leave the batch dimension out")
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers per sample."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractModel(ABC):
+    """A model as its settings.
+
+    The network that `build` returns is called with the inputs by name, `network(**inputs)`, each of shape
+    [B, *spec.shape] for any batch B, and returns a tensor, a tuple or a dict of tensors whose first dimension
+    is B. No operation may couple the samples of a batch: the mini-batch is cut into micro-batches freely.
+
+    Args:
+        name: what reports call it.
+        loss: see `gpp.models.losses.loss`.
+        metric: see `gpp.models.losses.metric`; None for no metric but the loss.
+    """
+
+    name: str
+    loss: str
+    metric: str | None = None
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A fresh network on the caller's default device (meta too) and dtype, drawn from torch's global seed."""
+
+    @abstractmethod
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Keyword arguments of the network."""
+
+    @abstractmethod
+    def targets(self) -> dict[str, TensorSpec]:
+        """What the loss compares the outputs with."""
+
+    @abstractmethod
+    def source(self) -> str:
+        """A word that changes when the network's code does; found without importing it."""
+
+    def key(self) -> dict[str, Any]:
+        """Plain content that decides the captured graph: class, settings, source.
+
+        `gpp.models.dotted.construct(model.key()) == model`.
+        """
+        return describe(self) | {"source": self.source()}
+
+
+def describe(settings: Any) -> dict[str, Any]:
+    """Class path and fields of a settings object as JSON-able data; tuples become lists."""
+    cls = type(settings)
+    return {"_target_": f"{cls.__module__}.{cls.__qualname__}"} | {name: _plain(value) for name, value in asdict(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def networks_hash() -> str:
+    """`source()` of the models shipped here: a hash over all of `gpp/models/networks/`."""
+    return source_hash((Path(__file__).parent / "networks").glob("*.py"))
+
+
+def check_positive(settings: Any, *names: str) -> None:
+    """Refuse fields that are not integers of at least 1.
+
+    Raises:
+        InvalidConfig: names the first such field.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidConfig(f"model.{name}", value, "must be an integer of at least 1", f"{name}=1 or more")
+
+
+def check_fraction(settings: Any, *names: str) -> None:
+    """Refuse fields outside 0 <= value < 1.
+
+    Raises:
+        InvalidConfig: names the first such field.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise InvalidConfig(f"model.{name}", value, "must be a number in 0 <= x < 1", f"{name}=0 or {name}=0.1")

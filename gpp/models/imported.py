@@ -1,0 +1,100 @@
+"""A model of the user's own, or of any library, named by the dotted path of what builds it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.dotted import check_dotted, nearest, origin, resolve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported(AbstractModel):
+    """`factory(config(**config_args), **args)`, or `factory(**args)` without a config class.
+
+    Args:
+        factory: dotted path of a class or function that returns an nn.Module.
+        config: dotted path of a configuration class, whose object is the factory's first argument.
+        config_args, args: keyword arguments of the two.
+        input_specs, target_specs: by name, `{shape: [3, 32, 32], dtype: float}`; integers also say `high`.
+            Input names are the keyword arguments of the network's forward.
+        outputs: fields of the returned object to keep; null keeps what the network returns. What is left out,
+            and only served what is left out, is not in the graph.
+    """
+
+    name: str = "imported"
+    factory: str
+    config: str | None = None
+    config_args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
+    input_specs: dict[str, dict[str, Any]]
+    target_specs: dict[str, dict[str, Any]]
+    outputs: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_dotted(self.factory, field="model.factory")
+        if self.config is not None:
+            check_dotted(self.config, field="model.config")
+        elif self.config_args:
+            raise InvalidConfig("model.config_args", self.config_args, "need model.config", "name the configuration class")
+        if self.outputs is not None:
+            object.__setattr__(self, "outputs", tuple(self.outputs))
+        for setting, specs in (("model.input_specs", self.input_specs), ("model.target_specs", self.target_specs)):
+            if not specs:
+                raise InvalidConfig(setting, specs, "must name at least one tensor", "x: {shape: [16], dtype: float}")
+            _specs(setting, specs)
+
+    def build(self) -> nn.Module:
+        from gpp.models.networks.imported import keep_outputs
+
+        factory = resolve(self.factory, field="model.factory")
+        positional = ()
+        if self.config is not None:
+            positional = (_call(resolve(self.config, field="model.config"), "model.config_args", (), self.config_args),)
+        network = _call(factory, "model.args", positional, self.args)
+        return network if self.outputs is None else keep_outputs(network, self.outputs)
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        return _specs("model.input_specs", self.input_specs)
+
+    def targets(self) -> dict[str, TensorSpec]:
+        return _specs("model.target_specs", self.target_specs)
+
+    def source(self) -> str:
+        paths = {"model.factory": self.factory, "model.config": self.config}
+        return ", ".join(origin(path, field=setting) for setting, path in paths.items() if path is not None)
+
+
+def _specs(setting: str, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, TensorSpec]:
+    read = {}
+    for name, spec in specs.items():
+        unknown = set(spec) - {"shape", "dtype", "high"}
+        if unknown:
+            fix = nearest(min(unknown), ("shape", "dtype", "high"))
+            raise InvalidConfig(f"{setting}.{name}", dict(spec), "takes shape, dtype and high", fix)
+        read[name] = TensorSpec(**{**spec, "shape": tuple(spec.get("shape", ()))})
+    return read
+
+
+def _call(function: Callable[..., Any], setting: str, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The call, with arguments that do not fit reported as the user's setting rather than a TypeError from within."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins have none
+        return function(*positional, **named)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        known = [name for name, parameter in signature.parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+        unknown = sorted(set(named) - set(known))
+        fix = nearest(unknown[0], known) if unknown else f"arguments are {', '.join(known)}"
+        raise InvalidConfig(setting, dict(named), f"do not fit {function.__qualname__}: {error}", fix) from error
+    return function(*positional, **named)

@@ -1,0 +1,108 @@
+"""Losses and metrics by name, each the mean over the samples of a micro-batch.
+
+Because each is a mean over samples, the loss of a mini-batch is the sample-weighted mean of the losses of
+its micro-batches, however it was cut.
+
+    outputs   Tensor [B, ...], or a tuple or dict of such
+    targets   Tensor [B, ...], or a dict of such
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpp.errors import InvalidConfig
+from gpp.models.dotted import nearest, resolve
+
+Measure: TypeAlias = Callable[[Any, Any], Tensor]
+
+
+def loss(name: str) -> Measure:
+    """The loss called `name`: `(outputs, targets) -> scalar`, mean over samples.
+
+    Args:
+        name: `cross_entropy`, `mse`, `bce_with_logits`, or the dotted path of a function. That function gets
+            the outputs as the network returned them, and as targets the tensor when the model has one target,
+            else the dict.
+
+    Raises:
+        InvalidConfig: no such loss; the fix names the nearest.
+    """
+    return _measure("model.loss", name, {"cross_entropy": cross_entropy, "mse": mse, "bce_with_logits": bce_with_logits})
+
+
+def metric(name: str) -> Measure:
+    """The metric called `name`: `accuracy`, or the dotted path of a function with the contract of `loss`.
+
+    Raises:
+        InvalidConfig: no such metric; the fix names the nearest.
+    """
+    return _measure("model.metric", name, {"accuracy": accuracy})
+
+
+def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:
+    if name in shipped:
+        function = shipped[name]
+    elif "." in str(name):
+        function = resolve(name, field=field)
+        if not callable(function):
+            raise InvalidConfig(field, name, "names something that cannot be called", "name a function of (outputs, targets)")
+    else:
+        fix = f"{nearest(str(name), shipped)}; or give the dotted path of your own function"
+        raise InvalidConfig(field, name, f"must be one of {', '.join(shipped)} or a dotted path", fix)
+
+    def measure(outputs: Any, targets: Any) -> Tensor:
+        return function(outputs, only_target(targets))
+
+    return measure
+
+
+def only_target(targets: Any) -> Any:
+    """The tensor of a dict that holds one; anything else as it is."""
+    if isinstance(targets, Mapping) and len(targets) == 1:
+        return next(iter(targets.values()))
+    return targets
+
+
+def prediction(outputs: Any) -> Tensor:
+    """The one tensor [B, ...] that a shipped loss compares: the only output, or the one called `logits`.
+
+    Raises:
+        InvalidConfig: several outputs, none called `logits`.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    names = list(outputs) if isinstance(outputs, Mapping) else list(range(len(outputs)))
+    if len(names) == 1 or "logits" in names:
+        return outputs["logits" if "logits" in names else names[0]]
+    raise InvalidConfig("model.loss", f"a shipped loss on outputs {names}", "takes one output",
+                        "choose one with model.outputs, or give the dotted path of a loss that takes them all")
+
+
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """Softmax cross entropy of logits [B, ..., C] and classes [B, ...] (int64)."""
+    return F.cross_entropy(prediction(outputs).flatten(0, -2), targets.flatten())
+
+
+def mse(outputs: Any, targets: Tensor) -> Tensor:
+    """Mean squared difference of two tensors with equal numbers of elements."""
+    y = prediction(outputs)
+    return F.mse_loss(y, targets.to(y.dtype).view_as(y))
+
+
+def bce_with_logits(outputs: Any, targets: Tensor) -> Tensor:
+    """Binary cross entropy of logits and truths (bool, or probabilities) with equal numbers of elements."""
+    y = prediction(outputs)
+    return F.binary_cross_entropy_with_logits(y, targets.to(y.dtype).view_as(y))
+
+
+def accuracy(outputs: Any, targets: Tensor) -> Tensor:
+    """Share of right answers in 0..1: the largest of logits [B, ..., C], or the sign when targets are bool."""
+    y = prediction(outputs).detach()
+    right = (y > 0).view_as(targets) == targets if targets.dtype.is_floating_point is False and y.numel() == targets.numel() \
+        else y.argmax(-1) == targets
+    return right.float().mean()

@@ -1,0 +1,22 @@
+"""What a schedule promises: the order of a stage's own passes, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+from gpp.plan import Plan
+
+Pass = tuple[str, int]
+"""("F" or "B", micro-batch)."""
+
+
+class AbstractSchedule(ABC):
+    """Emits compute actions only; `gpp.schedules.passes` adds communication, reduction, update."""
+
+    in_flight: ClassVar[Literal["depth", "all"]]
+    """What a stage keeps under this order; planners reckon memory with it."""
+
+    @abstractmethod
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        """The stage's passes in order: each F before its B, both first-in first-out (condition C4)."""

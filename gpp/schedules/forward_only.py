@@ -1,0 +1,20 @@
+"""Forward passes only: evaluation on held-out data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from gpp.plan import Plan
+from gpp.schedules.base import AbstractSchedule, Pass
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOnly(AbstractSchedule):
+    """Every micro-batch once, nothing kept."""
+
+    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        return [("F", m) for m in range(num_microbatches)]

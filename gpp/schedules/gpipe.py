@@ -1,0 +1,20 @@
+"""GPipe: all forwards, then all backwards (Huang et al. 2019). Every stage keeps the whole mini-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from gpp.plan import Plan
+from gpp.schedules.base import AbstractSchedule, Pass
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPipe(AbstractSchedule):
+    """All forwards, then all backwards, both in the order of the micro-batches."""
+
+    in_flight: ClassVar[Literal["depth", "all"]] = "all"
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        return [("F", m) for m in range(num_microbatches)] + [("B", m) for m in range(num_microbatches)]

@@ -1,0 +1,37 @@
+"""Synchronous 1F1B, and kFkB, on a DAG of stages.
+
+A stage runs as many forwards ahead as its in-flight samples allow (its distance to the sink for equal
+micro-batches), then alternates k backwards and k forwards, then drains. Source: PipeDream-flush
+(Narayanan et al. 2021) for chains; GraphPipe, section 6, for DAGs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from gpp.plan import Plan
+from gpp.schedules.base import AbstractSchedule, Pass
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneFOneB(AbstractSchedule):
+    """Warm-up, steady one-forward-one-backward, drain."""
+
+    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        s = plan.stages[stage]
+        forward = min(max(s.in_flight // s.microbatch_size, 1), num_microbatches)
+        out: list[Pass] = [("F", m) for m in range(forward)]
+        backward = 0
+        while backward < num_microbatches:
+            # Never a backward whose forward has not run, should k exceed what is in flight.
+            stop = min(backward + s.k, forward)
+            out += [("B", m) for m in range(backward, stop)]
+            backward = stop
+            stop = min(forward + s.k, num_microbatches)
+            out += [("F", m) for m in range(forward, stop)]
+            forward = stop
+        return out

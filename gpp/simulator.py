@@ -1,0 +1,186 @@
+"""Discrete-event run of a program on a cost model.
+
+Every device walks its static list. A compute action starts when the device is free and its messages
+have arrived; a send leaves at once on its own first-in-first-out channel and overlaps with compute; a
+reduction starts when all its devices have reached it. Channels do not contend with each other.
+The order of every device is static, so the times are a longest path: no event queue is needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from gpp.cost.problem import Problem
+from gpp.errors import MalformedProgram
+from gpp.plan import Plan
+from gpp.program import Program, ReduceGroup, reduce_groups
+from gpp.timeline import Event, Metrics, Timeline
+
+ORDER_BYTES = 1
+"""Payload of an order-only edge: one byte, whatever the number of samples."""
+
+
+def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
+    """The timeline of one training step.
+
+    Args:
+        record: keep the events; a planner that scores candidates needs only the metrics.
+
+    Raises:
+        MalformedProgram: the program cannot run to its end.
+    """
+    run = _Run(program, plan, problem, record)
+    run.advance_all()
+    iteration_s = max(run.clock.values(), default=0.0)
+    held = max_in_flight(program, plan)
+    memory = {}
+    for s, stage in enumerate(plan.stages):
+        need = problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), max(held[s], stage.microbatch_size))
+        memory.update(dict.fromkeys(stage.devices, round(need)))
+    busy = sum(run.busy.values())
+    metrics = Metrics(
+        iteration_s=iteration_s,
+        throughput_samples_per_s=program.num_samples / iteration_s if iteration_s else 0.0,
+        bubble_fraction=max(0.0, 1.0 - busy / (len(program.actions) * iteration_s)) if iteration_s else 0.0,
+        peak_memory_bytes=memory,
+        communication_bytes=round(run.sent_bytes),
+        max_in_flight_samples=held,
+        weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
+    )
+    return Timeline(source="predicted", metrics=metrics, events=tuple(run.events))
+
+
+def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
+    """Largest number of samples between forward and backward at each stage; of an evaluation, one micro-batch."""
+    out: dict[int, int] = {}
+    for s, stage in enumerate(plan.stages):
+        held = most = 0
+        for action in program.actions[stage.devices[0]]:
+            if action.kind == "F":
+                held += 1
+                most = max(most, held)
+            elif action.kind == "B":
+                held -= 1
+        out[s] = most * stage.microbatch_size
+    return out
+
+
+class _Run:
+    """State of one simulation; mutable and private to `simulate`."""
+
+    def __init__(self, program: Program, plan: Plan, problem: Problem, record: bool) -> None:
+        self.program, self.plan, self.problem, self.record = program, plan, problem, record
+        self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
+        self.group_s = [self._group_s(group) for group in self.groups]
+        self.duration = {s: dict(zip(("F", "B"), problem.stage_times(stage.ops, stage.microbatch_size, stage.devices), strict=True))
+                         for s, stage in enumerate(plan.stages)}
+        self.update_s = {s: problem.cost.update_s(problem.param_bytes(sum(1 << op for op in stage.ops))[0],
+                                                  problem.cluster.devices[stage.devices[0]])
+                         for s, stage in enumerate(plan.stages)}
+        self.rate = self._rates()
+        self.clock = dict.fromkeys(program.actions, 0.0)
+        self.busy = dict.fromkeys(program.actions, 0.0)
+        self.position = dict.fromkeys(program.actions, 0)
+        self.arrival: dict[tuple[str, int, int, int, int, int], float] = {}
+        self.channel_free: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
+        self.needs: dict[tuple[int, str, int], list[tuple[str, int, int, int, int, int]]] = {}
+        self.waiting: dict[object, int] = {}
+        self.reached: dict[int, dict[int, float]] = defaultdict(dict)
+        self.events: list[Event] = []
+        self.sent_bytes = 0.0
+
+    def _group_s(self, group: ReduceGroup) -> float:
+        num_bytes = sum(self.problem.graph.param_of[name].num_bytes for name in group.params)
+        return self.problem.cluster.allreduce_s(num_bytes, group.devices)
+
+    def _rates(self) -> dict[tuple[str, int, int], tuple[float, float]]:
+        """(direction, source stage, destination stage) -> bytes per sample, fixed bytes per message."""
+        out = {}
+        for (s, t), tensors in self.plan.edge_tensors(self.problem.graph).items():
+            fixed = 0.0 if tensors else float(ORDER_BYTES)
+            out["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
+            out["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+        return out
+
+    def advance_all(self) -> None:
+        ready = sorted(self.program.actions, reverse=True)
+        while ready:
+            self._advance(ready.pop(), ready)
+        stuck = {d: a[self.position[d]] for d, a in self.program.actions.items() if self.position[d] < len(a)}
+        if stuck:
+            raise MalformedProgram("the program cannot run to its end; blocked: "
+                                   + ", ".join(action.text(d) for d, action in sorted(stuck.items())))
+
+    def _advance(self, device: int, ready: list[int]) -> None:
+        """Run one device until it blocks or ends; wake those who waited for what it sent."""
+        actions, at, now = self.program.actions[device], self.position[device], self.clock[device]
+        arrival, needs, waiting, record, link_of = self.arrival, self.needs, self.waiting, self.record, self.problem.cluster.link
+        count = len(actions)
+        while at < count:
+            action = actions[at]
+            kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+            if kind == "RF" or kind == "RB":
+                needs.setdefault((device, kind[1], microbatch), []).append((kind[1], peer_stage, stage, peer_device, device, lo))
+            elif kind == "F" or kind == "B":
+                start, keys = now, needs.get((device, kind, microbatch))
+                if keys:
+                    missing = None
+                    for key in keys:
+                        when = arrival.get(key)
+                        if when is None:
+                            missing = key
+                            break
+                        if when > start:
+                            start = when
+                    if missing:
+                        waiting[missing] = device
+                        break
+                now = start + self.duration[stage][kind]
+                self.busy[device] += now - start
+                if record:
+                    self.events.append(Event(device, kind, stage, microbatch, start, now))
+            elif kind == "SF" or kind == "SB":
+                per_sample, fixed = self.rate[kind[1], stage, peer_stage]
+                num_bytes = per_sample * (hi - lo) + fixed
+                channel = (kind[1], stage, peer_stage, device, peer_device)
+                link = link_of(device, peer_device)
+                start = max(now, self.channel_free[channel])
+                free = start + num_bytes / link.bandwidth_bytes_per_s
+                self.channel_free[channel] = free
+                key = (*channel, lo)
+                arrival[key] = free + link.latency_s
+                self.sent_bytes += num_bytes
+                if record:
+                    self.events.append(Event(device, kind, stage, microbatch, start, free + link.latency_s, round(num_bytes)))
+                if key in waiting:
+                    ready.append(waiting.pop(key))
+            elif kind == "R":
+                done = self._reduce(device, microbatch, now, ready)
+                if done is None:
+                    break
+                if record:
+                    self.events.append(Event(device, kind, stage, microbatch, now, done, self._group_bytes(microbatch)))
+                now = done
+            else:
+                if record:
+                    self.events.append(Event(device, kind, stage, microbatch, now, now + self.update_s[stage]))
+                now += self.update_s[stage]
+            at += 1
+        self.position[device], self.clock[device] = at, now
+
+    def _group_bytes(self, group: int) -> int:
+        return sum(self.problem.graph.param_of[name].num_bytes for name in self.groups[group].params)
+
+    def _reduce(self, device: int, group: int, now: float, ready: list[int]) -> float | None:
+        """End of a reduction, or None while a member is still on its way there."""
+        reached = self.reached[group]
+        if device not in reached:
+            reached[device] = now
+            n = len(self.groups[group].devices)
+            # A ring moves 2(n-1)/n of the bytes over each member's link.
+            self.sent_bytes += self._group_bytes(group) * 2 * (n - 1) / n
+            if len(reached) == n:
+                ready += [member for member in reached if member != device]
+        if len(reached) < len(self.groups[group].devices):
+            return None
+        return max(reached.values()) + self.group_s[group]

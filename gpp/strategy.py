@@ -1,0 +1,69 @@
+"""A strategy: who cuts, and in which order the micro-batches run.
+
+The planner is handed `predict`, so it scores its candidates with the very schedule that will run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import final
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.program import Program, check_program, reduce_groups
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.passes import lower
+from gpp.simulator import simulate
+from gpp.timeline import Timeline
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A bundle of choices that a user names in one word and an expert swaps one by one."""
+
+    name: str
+    planner: AbstractPlanner
+    schedule: AbstractSchedule
+
+    def plan(self, problem: Problem) -> Plan:
+        """The planner's plan, validated, with the time that the search took.
+
+        Raises:
+            Infeasible: nothing fits.
+            InvalidConfig: more devices than operators.
+        """
+        problem = self._problem(problem)
+        devices, ops = problem.cluster.num_devices, problem.graph.num_ops
+        if devices > ops:
+            raise InvalidConfig("cluster.num_devices", devices, f"must be at most the number of operators, here {ops}",
+                                f"use {ops} devices or fewer, or raise graph.max_ops")
+        start = time.perf_counter()
+        plan = self.planner.plan(problem, lambda candidate: self.predict(candidate, problem, record=False))
+        plan = replace(plan, search_s=time.perf_counter() - start)
+        plan.validate(problem)
+        return plan
+
+    def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
+        """The simulated timeline of one training step of `plan` under this strategy's schedule."""
+        return simulate(lower(plan, problem.graph, self.schedule), plan, self._problem(problem), record=record)
+
+    def lower(self, plan: Plan, graph: OpGraph) -> Program:
+        """The checked program of one training step."""
+        program = lower(plan, graph, self.schedule)
+        check_program(program, reduce_groups(plan, graph))
+        return program
+
+    def lower_evaluation(self, plan: Plan, graph: OpGraph, num_samples: int) -> Program:
+        """The checked program of one evaluation over `num_samples` samples."""
+        program = lower(plan, graph, ForwardOnly(), num_samples)
+        check_program(program)
+        return program
+
+    def _problem(self, problem: Problem) -> Problem:
+        return problem if problem.in_flight == self.schedule.in_flight else replace(problem, in_flight=self.schedule.in_flight)
