@@ -1,0 +1,143 @@
+"""Messages between devices: the contract, torch.distributed, and a fake for one process.
+
+One ordered channel for each (direction, stage edge, device pair): first-in first-out on every backend,
+so gloo and NCCL run the same program and forks and joins cannot cross.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from typing import Protocol, final
+
+import torch
+import torch.distributed as dist
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan import Plan
+from gpp.program import ReduceGroup, reduce_groups
+
+Channel = tuple[str, int, int, int, int]
+"""Direction (F or B), source stage, destination stage, source device, destination device."""
+
+
+class Handle(Protocol):
+    """A receive under way."""
+
+    def wait(self) -> object: ...
+
+
+class AbstractTransport(ABC):
+    """Point-to-point messages and sums between the devices of a plan."""
+
+    @abstractmethod
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        """Start to receive the channel's next message into `buffer` (contiguous); wait on the handle before reading."""
+
+    @abstractmethod
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        """Start to send a contiguous tensor; it must not be written to until `flush`."""
+
+    @abstractmethod
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        """Sum `tensor` in place over the devices of gradient group number `group`."""
+
+    @abstractmethod
+    def flush(self, limit: int = 0) -> None:
+        """Wait until at most `limit` sends are under way."""
+
+
+def channels_of(plan: Plan) -> tuple[Channel, ...]:
+    """Every channel that a plan may use, in one order on all devices."""
+    out = []
+    for s, t in plan.edges:
+        for a in plan.stages[s].devices:
+            for b in plan.stages[t].devices:
+                out += [("F", s, t, a, b), ("B", t, s, b, a)]
+    return tuple(out)
+
+
+@final
+class TorchTransport(AbstractTransport):
+    """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group."""
+
+    def __init__(self, plan: Plan, graph: OpGraph, *, device: int, rank_of: dict[int, int], backend: str) -> None:
+        self._me = device
+        self._rank_of = rank_of
+        self._tag = {channel: i for i, channel in enumerate(channels_of(plan))}
+        self._group: dict[Channel, dist.ProcessGroup | None] = dict.fromkeys(self._tag)
+        if backend == "nccl":
+            for channel in self._tag:
+                self._group[channel] = dist.new_group([rank_of[channel[3]], rank_of[channel[4]]])
+        self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
+        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        work = dist.irecv(buffer, self._rank_of[channel[3]], group=self._group[channel], tag=self._tag[channel])
+        assert work is not None
+        return work
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        work = dist.isend(tensor, self._rank_of[channel[4]], group=self._group[channel], tag=self._tag[channel])
+        assert work is not None
+        # The tensor stays referenced until its send is done: the backend reads from its memory.
+        self._pending.append((work, tensor))
+        while self._pending and self._pending[0][0].is_completed():
+            self._pending.popleft()
+
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, group=self._reduce[group])
+
+    def flush(self, limit: int = 0) -> None:
+        while len(self._pending) > limit:
+            self._pending.popleft()[0].wait()
+
+
+class FakeNetwork:
+    """Queues shared by the fake transports of one process (one thread a device)."""
+
+    def __init__(self, groups: tuple[ReduceGroup, ...], timeout_s: float = 60.0) -> None:
+        self.queues: dict[Channel, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self.lock = threading.Lock()
+        self.timeout_s = timeout_s
+        self.barriers = [threading.Barrier(len(group.devices)) for group in groups]
+        self.terms: list[dict[int, torch.Tensor]] = [{} for _ in groups]
+
+
+@final
+class FakeTransport(AbstractTransport):
+    """The same contract inside one process, so that distributed logic is tested without processes."""
+
+    def __init__(self, network: FakeNetwork, device: int) -> None:
+        self._network, self._device = network, device
+
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s)
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        self._queue(channel).put(tensor.detach().clone())
+
+    def _queue(self, channel: Channel) -> queue.Queue[torch.Tensor]:
+        with self._network.lock:
+            return self._network.queues[channel]
+
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        terms, barrier = self._network.terms[group], self._network.barriers[group]
+        terms[self._device] = tensor.clone()
+        barrier.wait(self._network.timeout_s)
+        # In the order of the devices: the order of arrival would change the last bit from run to run.
+        tensor.copy_(torch.stack([terms[device] for device in sorted(terms)]).sum(0))
+        barrier.wait(self._network.timeout_s)
+
+    def flush(self, limit: int = 0) -> None:
+        return None
+
+
+class _FakeReceive:
+    def __init__(self, source: queue.Queue[torch.Tensor], buffer: torch.Tensor, timeout_s: float) -> None:
+        self._source, self._buffer, self._timeout_s = source, buffer, timeout_s
+
+    def wait(self) -> None:
+        self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))

@@ -1,0 +1,175 @@
+"""The controller's side of a run: start the workers, watch them, merge what they wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+
+from gpp.errors import WorkerFailed
+from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.job import Job
+from gpp.simulator import max_in_flight
+from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+
+POLL_S = 0.1
+UNTIMED_STEPS = 2
+"""First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
+
+
+def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress) -> None:
+    """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended.
+
+    Raises:
+        WorkerFailed: one died; the others have been stopped.
+    """
+    ranks = run_dir / "ranks"
+    ranks.mkdir(exist_ok=True)
+    for stale in ranks.iterdir():
+        if stale.is_file():
+            stale.unlink()
+    threads = str(job.settings.threads)
+    envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": threads,
+                   "MKL_NUM_THREADS": threads} for rank in range(world)}
+    # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
+    context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in range(world)}, envs, logs)
+    follow = Follower(ranks, world, job.settings.minibatch_size, progress)
+    try:
+        while (result := context.wait(timeout=POLL_S)) is None:
+            follow.poll()
+    finally:
+        context.close(signal.SIGTERM, timeout=5)
+    follow.poll()
+    if result.is_failed():
+        raise _failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+
+
+def _failure(ranks: Path, codes: dict[int, int], stderrs: dict[int, str]) -> WorkerFailed:
+    """The first cause: a signal that we did not send, else the earliest error that a worker wrote down."""
+    errors = sorted((json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")), key=lambda e: e["time"])
+    killed = [rank for rank, code in sorted(codes.items()) if code < 0 and -code != signal.SIGTERM]
+    if killed:
+        name = signal.Signals(-codes[killed[0]]).name
+        return WorkerFailed(killed[0], f"killed by {name}")
+    if errors:
+        return WorkerFailed(errors[0]["rank"], errors[0]["error"], errors[0]["traceback"])
+    rank, code = min(codes.items())
+    path = Path(stderrs.get(rank, os.devnull))
+    tail = path.read_text()[-4000:] if path.is_file() else ""
+    return WorkerFailed(rank, f"exit code {code}", tail)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Reads the ranks' logs as they grow and reports every step that all of them have done."""
+
+    folder: Path
+    world: int
+    minibatch_size: int
+    progress: Progress
+    _at: dict[int, int] = field(default_factory=dict)
+    _done: dict[int, int] = field(default_factory=dict)
+    _loss: dict[int, float] = field(default_factory=dict)
+    _results: dict[int, dict[str, float]] = field(default_factory=dict)
+    _evaluated: dict[int, int] = field(default_factory=dict)
+    _reported: int = 0
+    _since: float = field(default_factory=time.perf_counter)
+
+    def poll(self) -> None:
+        """Read what is new; call the progress for every step that has become complete."""
+        for rank in range(self.world):
+            path = self.folder / f"rank_{rank}.jsonl"
+            if not path.exists():
+                continue
+            with open(path, "rb") as file:
+                file.seek(self._at.get(rank, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at[rank] = self._at.get(rank, 0) + len(line)
+                    self._take(rank, json.loads(line))
+        complete = min((self._done.get(rank, 0) for rank in range(self.world)), default=0)
+        now = time.perf_counter()
+        for step in range(self._reported, complete):
+            rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
+            self.progress.on_step(step + 1, self._loss.pop(step, float("nan")), rate)
+        if complete > self._reported:
+            self._reported, self._since = complete, now
+        for done in sorted(step for step, count in self._evaluated.items() if count == self.world):
+            self.progress.on_evaluation({"step": done, **self._results.pop(done)})
+            del self._evaluated[done]
+
+    def _take(self, rank: int, record: dict[str, Any]) -> None:
+        if "evaluated" in record:
+            done = record["evaluated"]
+            self._evaluated[done] = self._evaluated.get(done, 0) + 1
+            totals = self._results.setdefault(done, {})
+            for name, value in record.items():
+                if name != "evaluated":
+                    totals[name] = totals.get(name, 0.0) + value
+            return
+        self._done[rank] = record["step"] + 1
+        if "loss" in record:
+            self._loss[record["step"]] = self._loss.get(record["step"], 0.0) + record["loss"]
+
+
+def collect(job: Job, run_dir: Path, world: int) -> Outcome:
+    """Merge the ranks' files: losses, evaluations, and the measured timeline of a typical step."""
+    losses: dict[int, float] = {}
+    evaluations: dict[int, dict[str, float]] = {}
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for rank in range(world):
+        for line in (run_dir / "ranks" / f"rank_{rank}.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            if "evaluated" in record:
+                totals = evaluations.setdefault(record.pop("evaluated"), {})
+                for name, value in record.items():
+                    totals[name] = totals.get(name, 0.0) + value
+                continue
+            step = record["step"]
+            ends[step] = max(ends.get(step, 0.0), record["end"])
+            starts[step] = min(starts.get(step, record["start"]), record["start"])
+            if "loss" in record:
+                losses[step] = losses.get(step, 0.0) + record["loss"]
+    return Outcome(measured=_timeline(job, run_dir, starts, ends, set(evaluations)),
+                   losses=tuple(losses[step] for step in sorted(losses)),
+                   evaluations=tuple({"step": done, **values} for done, values in sorted(evaluations.items())))
+
+
+def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], evaluated: set[int]) -> Timeline:
+    # A step that follows an evaluation waits for it; from end to end is the period of all others.
+    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= UNTIMED_STEPS and step not in evaluated}
+    if not took:
+        took = {step: ends[step] - starts[step] for step in ends}
+    iteration_s = statistics.median(took.values())
+    devices = [json.loads(path.read_text()) for path in sorted((run_dir / "ranks").glob("device_*.json"))]
+    kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
+    typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - iteration_s))
+    zero = starts[typical]
+    events = tuple(sorted((Event(d, kind, stage, mb, start - zero, end - zero, num_bytes)
+                           for device in devices for record in device["steps"] if record["step"] == typical
+                           for d, kind, stage, mb, start, end, num_bytes in record["events"]), key=lambda e: (e.start_s, e.device)))
+    ids = [device["device"] for device in devices]
+    sent = sum(e.num_bytes for e in events if e.kind in ("SF", "SB", "R"))
+    metrics = Metrics(
+        iteration_s=iteration_s,
+        throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
+        bubble_fraction=bubble_fraction(events, ids, ends[typical] - zero),
+        peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
+        communication_bytes=round(sent),
+        max_in_flight_samples=max_in_flight(job.program, job.plan),
+        weight_versions=dict.fromkeys(range(len(job.plan.stages)), 1),
+    )
+    return Timeline(source="measured", metrics=metrics, events=events)

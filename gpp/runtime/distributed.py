@@ -1,0 +1,48 @@
+"""The distributed engine: one worker process a device, gloo on CPU, NCCL on CUDA by the same code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from gpp.errors import InvalidConfig
+from gpp.plan import Plan
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributed(AbstractEngine):
+    """Runs a plan for real.
+
+    Args:
+        interface: network interface to bind; loopback unless the user names another.
+        timeout_s: after which a worker that waits for a message gives up.
+    """
+
+    name: str = "distributed"
+    interface: str = "lo"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise InvalidConfig("engine.timeout_s", self.timeout_s, "must be positive", "set engine.timeout_s=600")
+
+    @property
+    def needs_weights(self) -> bool:
+        return True
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        cores = len(os.sched_getaffinity(0))
+        if plan.num_devices > cores:
+            return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import collect, run_workers
+
+        run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+        return collect(job, run_dir, job.plan.num_devices)

@@ -1,0 +1,61 @@
+"""What an engine promises: it runs a job and returns a timeline."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpp.plan import Plan
+    from gpp.runtime.job import Job
+    from gpp.timeline import Timeline
+
+OnStep = Callable[[int, float, float], None]
+"""(steps done, loss, samples per second)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an engine measured: None and empty for one that only simulates.
+
+    Args:
+        evaluations: one {"step": steps done, name: value} for each evaluation.
+    """
+
+    measured: Timeline | None = None
+    losses: tuple[float, ...] = ()
+    evaluations: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Called while a job runs."""
+
+    on_step: OnStep = field(default=lambda step, loss, rate: None)
+    on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+
+
+class AbstractEngine(ABC):
+    """Runs plans. The settings of an engine are its fields."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def needs_weights(self) -> bool:
+        """Whether the job must hold initial weights, hence a model that is really built."""
+
+    @abstractmethod
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
+
+    @abstractmethod
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        """Run the job saved below `run_dir`.
+
+        Raises:
+            WorkerFailed: a worker died; its own traceback is in the error.
+        """

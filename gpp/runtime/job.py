@@ -1,0 +1,119 @@
+"""The job: everything a worker needs, as files that a person can read; no Hydra, no pickles.
+
+    RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, backend
+                model.json      the captured model      graph.json   its (coarsened) operator graph
+                cluster.json    plan.json               program.txt  evaluation.txt
+                weights.safetensors                     initial weights, by full parameter name
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpp.cluster import Cluster
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
+from gpp.plan import Plan
+from gpp.program import Program
+from gpp.values import from_json, to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A config object as data: its class by dotted path, and its fields."""
+
+    type: str
+    fields: dict[str, Any]
+
+
+def describe(value: Any) -> Described:
+    """The description from which `restore` builds an equal object."""
+    cls = type(value)
+    return Described(type=f"{cls.__module__}.{cls.__qualname__}",
+                     fields={f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init})
+
+
+def restore(description: Described) -> Any:
+    """The object that `describe` described; its class must be a dataclass of an importable module."""
+    module, _, name = description.type.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    if not dataclasses.is_dataclass(cls):
+        raise InvalidConfig("job", description.type, "must name a dataclass", "write the job again")
+    return from_json(cls, to_json(description.fields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run does, apart from model and plan.
+
+    Args:
+        steps: optimizer steps.
+        evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        train_samples: size of the training set; the order of an epoch follows from it and the seed.
+        evaluation_samples: how many held-out samples; 0 for no evaluation.
+        threads: CPU threads of a worker.
+        interface: network interface to bind; the loopback one unless the user names another.
+    """
+
+    steps: int
+    minibatch_size: int
+    dtype: str
+    seed: int
+    optimizer: Described
+    data: Described
+    model: Described
+    evaluate_every: int = 0
+    train_samples: int = 0
+    evaluation_samples: int = 0
+    backend: str = "gloo"
+    device_kind: str = "cpu"
+    threads: int = 1
+    interface: str = "lo"
+    timeout_s: float = 600.0
+    final_weights: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All values of a run; `save` and `load` are inverse to each other."""
+
+    settings: Settings
+    captured: Captured
+    graph: OpGraph
+    cluster: Cluster
+    plan: Plan
+    program: Program
+    evaluation: Program | None = None
+
+    def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
+        """Write the job below `run_dir`; `weights` are torch tensors by full name."""
+        folder = run_dir / "job"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("settings", "captured", "graph", "cluster", "plan"):
+            (folder / FILES[name]).write_text(to_json(getattr(self, name)))
+        (folder / "program.txt").write_text(self.program.to_text())
+        if self.evaluation:
+            (folder / "evaluation.txt").write_text(self.evaluation.to_text())
+        if weights is not None:
+            from safetensors.torch import save_file
+
+            save_file(dict(weights), folder / "weights.safetensors")
+
+    @classmethod
+    def load(cls, run_dir: Path) -> Job:
+        """The job that `save` wrote below `run_dir`."""
+        folder = run_dir / "job"
+        types = {"settings": Settings, "captured": Captured, "graph": OpGraph, "cluster": Cluster, "plan": Plan}
+        values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
+        evaluation = folder / "evaluation.txt"
+        return cls(**values, program=Program.from_text((folder / "program.txt").read_text()),
+                   evaluation=Program.from_text(evaluation.read_text()) if evaluation.exists() else None)
+
+
+FILES = {"settings": "settings.json", "captured": "model.json", "graph": "graph.json", "cluster": "cluster.json", "plan": "plan.json"}

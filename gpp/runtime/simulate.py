@@ -1,0 +1,29 @@
+"""The engine that runs nothing: the prediction is the result. No torch is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from gpp.plan import Plan
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulate(AbstractEngine):
+    """Predicts only."""
+
+    name: str = "simulate"
+
+    @property
+    def needs_weights(self) -> bool:
+        return False
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        return Outcome()
