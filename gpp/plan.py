@@ -174,7 +174,7 @@ def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None) -
 
 
 def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], microbatch_size: int | Sequence[int], *,
-              chain: bool = False, explanation: tuple[str, ...] = ()) -> Plan:
+              chain: bool = False, ordered: bool = False, explanation: tuple[str, ...] = ()) -> Plan:
     """A plan with k = 1 from a partition.
 
     Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
@@ -184,9 +184,10 @@ def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], 
         parts: (operator mask, number of devices) for each stage, in any order.
         microbatch_size: one for all stages, or one for each part.
         chain: add an order edge between neighbours, which makes the stage graph a chain.
+        ordered: the parts are given in a topological order that is to be kept.
 
     Raises:
-        InvalidPlan: the stage graph has a cycle.
+        InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
     """
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
@@ -196,7 +197,9 @@ def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], 
         for consumer in tensor.consumers:
             if owner[consumer] != owner[tensor.producer]:
                 succ[owner[tensor.producer]].add(owner[consumer])
-    order = topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    if ordered and any(q < p for p in range(len(parts)) for q in succ[p]):
+        raise InvalidPlan("the parts are not in a topological order")
+    order = list(range(len(parts))) if ordered else topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
     position = {p: s for s, p in enumerate(order)}
     edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
     if chain:

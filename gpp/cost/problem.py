@@ -83,16 +83,16 @@ class Problem:
         return (float(sum(p.num_bytes for p in params if p.trainable)),
                 float(sum(p.num_bytes for p in params if not p.trainable)))
 
-    def _amounts(self, mask: int) -> tuple[float, float, float]:
-        """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample."""
+    def amounts(self, mask: int) -> tuple[float, float, float]:
+        """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample of a stage."""
         if mask not in self._memory:
             trainable, frozen = self.param_bytes(mask)
             static = trainable * (2.0 + self.optimizer_state_factor) + frozen
             kept = sum(self.graph.ops[op].saved_bytes for op in bits(mask))
             grads = 0.0
-            for tensor in self.graph.tensors:
+            for i in self.graph.touching(mask):
+                tensor, consumers = self.graph.tensors[i], self.graph.consumer_masks[i]
                 inside = mask >> tensor.producer & 1
-                consumers = mask_of(tensor.consumers)
                 if inside and consumers & ~mask:
                     kept += 0.0 if tensor.saved else tensor.bytes_per_sample
                     grads += tensor.bytes_per_sample * tensor.differentiable
@@ -111,7 +111,7 @@ class Problem:
         Args:
             in_flight: samples in flight over all replicas (a multiple of `microbatch_size`).
         """
-        static, kept, grads = self._amounts(mask_of(ops))
+        static, kept, grads = self.amounts(mask_of(ops))
         samples = -(-microbatch_size // num_devices)
         return static + kept * samples * (in_flight // microbatch_size) + grads * samples
 

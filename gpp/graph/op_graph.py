@@ -162,6 +162,33 @@ class OpGraph:
                 out[op] |= out[prev] | 1 << prev
         return tuple(out)
 
+    @cached_property
+    def consumer_masks(self) -> tuple[int, ...]:
+        """Mask of the consumers of each tensor."""
+        return tuple(mask_of(tensor.consumers) for tensor in self.tensors)
+
+    @cached_property
+    def tensors_of(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the tensors that each operator makes or reads, ascending."""
+        out: list[list[int]] = [[] for _ in self.ops]
+        for i, tensor in enumerate(self.tensors):
+            for op in (tensor.producer, *tensor.consumers):
+                out[op].append(i)
+        return tuple(tuple(indices) for indices in out)
+
+    def touching(self, mask: int) -> list[int]:
+        """Indices of the tensors that operators of a set make or read, ascending."""
+        return sorted({i for op in bits(mask) for i in self.tensors_of[op]})
+
+    @cached_property
+    def readers(self) -> dict[str, int]:
+        """Mask of the operators that read each parameter."""
+        out = {param.name: 0 for param in self.params}
+        for i, op in enumerate(self.ops):
+            for name in op.params:
+                out[name] |= 1 << i
+        return out
+
     def is_convex(self, mask: int) -> bool:
         """Whether every path between two operators of the set stays inside it."""
         below = above = 0
