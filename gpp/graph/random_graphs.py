@@ -1,0 +1,99 @@
+"""Random operator graphs for tests and benchmarks: the same seed gives the same graph everywhere."""
+
+from __future__ import annotations
+
+import random
+
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+
+
+def random_series_parallel(num_ops: int, seed: int, *, skew: float = 1.0, skip_share: float = 0.1) -> OpGraph:
+    """A random series-parallel graph of `num_ops` operators, with some skip edges beside its paths.
+
+    Args:
+        skew: spread of the amounts: every one is `10 ** uniform(-skew/2, skew/2)` times its scale; 0 makes all equal.
+        skip_share: skip edges (which transitive reduction removes) for each operator.
+    """
+    rng = _rng(num_ops, seed, skew)
+    edges: set[tuple[int, int]] = set()
+
+    def grow(first: int, count: int, parallel: bool) -> tuple[list[int], list[int]]:
+        """Lay out operators first..first+count-1; returns their sources and sinks."""
+        if count == 1:
+            return [first], [first]
+        pieces = _split(rng, count, rng.randint(2, min(4, count)))
+        sources: list[int] = []
+        sinks: list[int] = []
+        for i, size in enumerate(pieces):
+            ins, outs = grow(first, size, not parallel if rng.random() < 0.8 else parallel)
+            if not parallel and i:
+                edges.update((a, b) for a in sinks for b in ins)
+                sinks = outs
+            else:
+                sources, sinks = sources + ins, sinks + outs
+            first += size
+        return sources, sinks
+
+    grow(0, num_ops, parallel=False)
+    below = _reachable(num_ops, edges)
+    skips = [(a, b) for a in range(num_ops) for b in sorted(below[a]) if (a, b) not in edges]
+    edges.update(rng.sample(skips, min(len(skips), round(skip_share * num_ops))))
+    return _with_amounts(f"series_parallel_{num_ops}_{seed}", num_ops, edges, rng, skew)
+
+
+def random_dag(num_ops: int, seed: int, *, skew: float = 1.0, edges_per_op: float = 1.5) -> OpGraph:
+    """A random weakly connected graph of `num_ops` operators, mostly not series-parallel.
+
+    Args:
+        skew: as in `random_series_parallel`.
+        edges_per_op: about how many edges there are for each operator, at least 1.
+    """
+    rng = _rng(num_ops, seed, skew)
+    edges: set[tuple[int, int]] = set()
+    for op in range(1, num_ops):
+        # Near predecessors keep the graph deep enough to be worth a pipeline.
+        edges.add((rng.randint(max(0, op - 6), op - 1), op))
+    for _ in range(round((edges_per_op - 1) * num_ops) if num_ops > 1 else 0):
+        a, b = sorted(rng.sample(range(num_ops), 2))
+        edges.add((a, b))
+    return _with_amounts(f"dag_{num_ops}_{seed}", num_ops, edges, rng, skew)
+
+
+def _rng(num_ops: int, seed: int, skew: float) -> random.Random:
+    if num_ops < 1:
+        raise InvalidConfig("num_ops", num_ops, "must be at least 1", "set num_ops=8")
+    if not skew >= 0:
+        raise InvalidConfig("skew", skew, "must be at least 0", "set skew=1")
+    return random.Random(seed)
+
+
+def _split(rng: random.Random, total: int, parts: int) -> list[int]:
+    cuts = sorted(rng.sample(range(1, total), parts - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def _reachable(num_ops: int, edges: set[tuple[int, int]]) -> list[set[int]]:
+    out: list[set[int]] = [set() for _ in range(num_ops)]
+    for a, b in sorted(edges, reverse=True):
+        out[a] |= out[b] | {b}
+    return out
+
+
+def _with_amounts(name: str, num_ops: int, edges: set[tuple[int, int]], rng: random.Random, skew: float) -> OpGraph:
+    """Operators of about 1 GFLOP and 1 MB a sample: a few milliseconds on one CPU core."""
+    def amount(scale: float) -> float:
+        return float(round(scale * 10 ** rng.uniform(-skew / 2, skew / 2)))
+
+    consumers: list[list[int]] = [[] for _ in range(num_ops)]
+    for a, b in sorted(edges):
+        consumers[a].append(b)
+    ops, tensors, params = [], [], []
+    for i in range(num_ops):
+        forward, size = amount(1e9), amount(1e5)
+        params.append(Param(name=f"op{i}.weight", num_bytes=int(amount(1e6)), trainable=rng.random() < 0.9))
+        ops.append(Op(name=f"op{i}", forward_flops=forward, backward_flops=2 * forward, traffic_bytes=3 * size,
+                      saved_bytes=size + amount(1e6), params=(f"op{i}.weight",), nodes=(f"op{i}",)))
+        if consumers[i]:
+            tensors.append(Tensor(name=f"t{i}", producer=i, consumers=tuple(consumers[i]), bytes_per_sample=size))
+    return OpGraph(name=name, ops=tuple(ops), tensors=tuple(tensors), params=tuple(params))
