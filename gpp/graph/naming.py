@@ -1,0 +1,60 @@
+"""Names of operator groups: the user's module paths, as short as they can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+# Members below this share of a group's heaviest do not take part in its name.
+_MINOR = 1 / 20
+
+
+def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tuple[int, ...]]) -> list[str]:
+    """A unique name for each group.
+
+    The common module path if the group holds all of that module; else the path and its parts of the module:
+    `branches.0.layers.3`, `layers.3.attention+mlp`, `layers.0-3`. A group of one operator keeps its name.
+
+    Args:
+        names: of all operators, dotted module paths.
+        weight: of all operators; light ones do not show in a name.
+        parts: operator ids of every group, in topological order.
+    """
+    paths = [tuple(name.split(".")) for name in names]
+    main = [[op for op in part if weight[op] >= _MINOR * max(weight[i] for i in part)] for part in parts]
+    inside: Counter[tuple[str, ...]] = Counter(path[:depth] for ops in main for path in (paths[op] for op in ops)
+                                               for depth in range(len(path) + 1))
+    out: list[str] = []
+    taken = {names[part[0]] for part in parts if len(part) == 1}
+    for part, ops in zip(parts, main, strict=True):
+        if len(part) == 1:
+            out.append(names[part[0]])
+            continue
+        name = first = _group_name([paths[op] for op in ops], inside)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{first}#{number}"
+        taken.add(name)
+        out.append(name)
+    return out
+
+
+def _group_name(paths: list[tuple[str, ...]], inside: Counter[tuple[str, ...]]) -> str:
+    if len(paths) == 1:
+        return ".".join(paths[0])
+    depth = next((d for d, level in enumerate(zip(*paths, strict=False)) if len(set(level)) > 1), min(map(len, paths)))
+    prefix = paths[0][:depth]
+    if inside[prefix] == len(paths):
+        return ".".join(prefix) or "model"
+    own = list(dict.fromkeys(path[depth] for path in paths if len(path) > depth))
+    return ".".join((*prefix, _short(own))) if own else ".".join(prefix)
+
+
+def _short(own: list[str]) -> str:
+    """`0-3` for a range of numbers, `a+b+c` for up to three, else `first..last`."""
+    if len(own) > 1 and all(part.isdecimal() for part in own):
+        numbers = sorted(int(part) for part in own)
+        if numbers == list(range(numbers[0], numbers[-1] + 1)):
+            return f"{numbers[0]}-{numbers[-1]}"
+    return "+".join(own) if len(own) <= 3 else f"{own[0]}..{own[-1]}"
