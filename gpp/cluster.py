@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from gpp.errors import InvalidConfig
@@ -117,8 +118,19 @@ def uniform(*, name: str, num_nodes: int, devices_per_node: int, device: Device,
                    intra_node=intra_node, inter_node=inter_node or intra_node)
 
 
-def local(*, name: str, num_devices: int, device: Device, link: Link) -> Cluster:
-    """This machine as `num_devices` devices of one core each."""
+def local(*, name: str, num_devices: int, device: Device, link: Link, memory_bytes: float | None = None) -> Cluster:
+    """This machine as `num_devices` devices of one core each.
+
+    The machine's memory is dealt out evenly, but a device never gets more than `device.memory_bytes`;
+    `memory_bytes` replaces both.
+    """
     if not isinstance(num_devices, int) or num_devices < 1:
         raise InvalidConfig("cluster.num_devices", num_devices, "must be an integer of at least 1", "set cluster.num_devices=2")
-    return uniform(name=name, num_nodes=1, devices_per_node=num_devices, device=device, intra_node=link)
+    if memory_bytes is None:
+        memory_bytes = min(device.memory_bytes, machine_memory_bytes() / num_devices)
+    return uniform(name=name, num_nodes=1, devices_per_node=num_devices, device=device, intra_node=link, memory_bytes=memory_bytes)
+
+
+def machine_memory_bytes() -> float:
+    """Physical memory of this machine."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from gpp.errors import InvalidGraph
 from gpp.values import to_json
 
@@ -71,6 +73,24 @@ class Tensor:
     bytes_per_sample: float
     saved: bool = True
     differentiable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """The amounts of all operators as arrays of shape [num_ops], for cost models.
+
+    Args:
+        param_bytes: of all parameters that an operator reads.
+        trains: whether it reads a trainable parameter.
+    """
+
+    forward_flops: np.ndarray
+    backward_flops: np.ndarray
+    traffic_bytes: np.ndarray
+    num_kernels: np.ndarray
+    saved_bytes: np.ndarray
+    param_bytes: np.ndarray
+    trains: np.ndarray
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -200,6 +220,22 @@ class OpGraph:
     @cached_property
     def param_of(self) -> dict[str, Param]:
         return {param.name: param for param in self.params}
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        def column(field: str) -> np.ndarray:
+            return np.array([getattr(op, field) for op in self.ops], dtype=float)
+
+        params = [[self.param_of[name] for name in op.params] for op in self.ops]
+        return Amounts(
+            forward_flops=column("forward_flops"),
+            backward_flops=column("backward_flops"),
+            traffic_bytes=column("traffic_bytes"),
+            num_kernels=column("num_kernels"),
+            saved_bytes=column("saved_bytes"),
+            param_bytes=np.array([sum(param.num_bytes for param in read) for read in params], dtype=float),
+            trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),
+        )
 
     @cached_property
     def fingerprint(self) -> str:
