@@ -1,0 +1,184 @@
+"""Bars and lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from gpp.report.palette import INK, LIMIT, MUTED, RULE
+from gpp.report.svg import element, label, line, number, picture, rect, tick_label, ticks
+
+Value = float | None
+LIMIT_IN_SIGHT = 4.0
+
+
+def grouped_bars(
+    groups: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[Value]]],
+    show: Callable[[Value], str],
+    *,
+    title: str,
+    width: float = 1320.0,
+    height: float = 230.0,
+    limits: Sequence[Value] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Upright bars side by side for every group.
+
+    Args:
+        groups: names along the axis.
+        series: name, colour and one value for each group (None: no bar) of every series.
+        show: a value as text.
+        limits: a line across each group; left out of the scale, and said in words, where it is LIMIT_IN_SIGHT times the bars or more.
+        notes: short text in place of the bars of a group that has none.
+    """
+    known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
+    top = max(known, default=0.0) or 1.0
+    limit = max((v for v in limits if v is not None), default=0.0)
+    shown_limit = 0 < limit < LIMIT_IN_SIGHT * top
+    high = max(top, limit if shown_limit else 0.0) * 1.08
+    left, foot, head = 64.0, 34.0, 30.0
+    scale = (height - foot - head) / high
+    base = height - foot
+    slot = min((width - left - 8) / max(1, len(groups)), 190.0)
+    bar = min(34.0, slot * 0.76 / max(1, len(series)))
+    out = _value_axis(high, scale, base, left, left + slot * len(groups), show)
+    for n, group in enumerate(groups):
+        centre = left + slot * (n + 0.5)
+        chars = max(2, int(slot * (1 if slot > 40 else 2) / 6.3))
+        if slot > 22 or n % 4 == 0:
+            out.append(
+                label(
+                    centre,
+                    base + 15,
+                    group if len(group) <= chars else group[: chars - 1] + "…",
+                    11,
+                    INK,
+                    "middle",
+                    title=group,
+                )
+            )
+        values = [values[n] for _, _, values in series]
+        for i, ((name, fill, _), value) in enumerate(zip(series, values, strict=True)):
+            if value is None or not math.isfinite(value):
+                continue
+            x = centre + (i - len(series) / 2) * bar
+            tall = value * scale
+            out.append(rect(x + 1, base - tall, bar - 2, tall, fill, f"{group}, {name}: {show(value)}"))
+            if bar >= 30:
+                out.append(label(x + bar / 2, base - tall - 4, show(value).split(" ")[0], 10, INK, "middle"))
+        if all(v is None for v in values) and n < len(notes):
+            out.append(label(centre, base - 6, notes[n], 10.5, LIMIT, "middle"))
+        if shown_limit and n < len(limits) and limits[n] is not None:
+            y = base - limits[n] * scale
+            out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
+    out += _bar_legend(series, left, limit if limits else 0.0, shown_limit, show)
+    full = max(left + slot * len(groups) + 8, 420.0)
+    return picture(full, height, out, title, min_width=min(full, 640.0))
+
+
+def _value_axis(high: float, scale: float, base: float, left: float, right: float, show: Callable[[Value], str]) -> list[str]:
+    out = []
+    for mark in ticks(0.0, high, 4):
+        y = base - mark * scale
+        out.append(line(left, y, right, y, RULE if mark else MUTED))
+        out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
+    return out
+
+
+def _bar_legend(
+    series: Sequence[tuple[str, str, Sequence[Value]]], left: float, limit: float, shown: bool, show: Callable[[Value], str]
+) -> list[str]:
+    out, x = [], left
+    for name, fill, _ in series:
+        out += [rect(x, 4, 14, 11, fill), label(x + 19, 13.5, name, 11)]
+        x += 40 + 6.4 * len(name)
+    if limit > 0:
+        words = f"limit {show(limit)}" if shown else f"limit {show(limit)}, far above this scale"
+        out += [line(x, 9.5, x + 18, 9.5, LIMIT, 1.6, stroke_dasharray="5 3"), label(x + 23, 13.5, words, 11)]
+    return out
+
+
+def line_chart(
+    series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
+    *,
+    title: str,
+    width: float = 650.0,
+    height: float = 230.0,
+    x_name: str = "step",
+    points: bool = False,
+) -> str:
+    """Lines over a common x axis.
+
+    Args:
+        series: name, colour and (x, y) pairs of every line; points that are not finite break the line.
+        points: mark every value (for few of them).
+    """
+    finite = [(x, y) for _, _, pairs in series for x, y in pairs if math.isfinite(y)]
+    if not finite:
+        return ""
+    x0, x1 = min(x for x, _ in finite), max(x for x, _ in finite)
+    y0, y1 = min(y for _, y in finite), max(y for _, y in finite)
+    pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
+    y0, y1 = y0 - pad, y1 + pad
+    left, right, head, foot = 64.0, 12.0, 26.0, 34.0
+
+    def px(x: float) -> float:
+        return left + (width - left - right) * ((x - x0) / (x1 - x0) if x1 > x0 else 0.5)
+
+    def py(y: float) -> float:
+        return head + (height - head - foot) * (y1 - y) / (y1 - y0)
+
+    marks = ticks(y0, y1, 5)
+    out = []
+    for mark in marks:
+        out.append(line(left, py(mark), width - right, py(mark), RULE))
+        out.append(
+            label(
+                left - 6,
+                py(mark) + 3.6,
+                tick_label(mark, marks[1] - marks[0] if len(marks) > 1 else abs(mark) or 1.0),
+                10.5,
+                MUTED,
+                "end",
+            )
+        )
+    x_marks = [m for m in ticks(x0, x1, 6) if m == round(m)] or [x0]
+    out += [label(px(mark), height - foot + 15, f"{mark:,.0f}", 10.5, MUTED, "middle") for mark in x_marks]
+    out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
+    x = left
+    for name, colour, pairs in series:
+        for run in _runs(_thinned(pairs, int(width))):
+            path = "M" + "L".join(f"{number(px(a))} {number(py(b))}" for a, b in run)
+            out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=1.8, stroke_linejoin="round"))
+            if points or len(run) == 1:
+                out += [element("circle", cx=float(px(a)), cy=float(py(b)), r=3.0, fill=colour) for a, b in run]
+        out += [line(x, 10, x + 16, 10, colour, 2.4), label(x + 21, 13.5, name, 11)]
+        x += 44 + 6.6 * len(name)
+    return picture(width, height, out, title, min_width=min(width, 420.0))
+
+
+def _runs(pairs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Split at values that are not finite."""
+    out: list[list[tuple[float, float]]] = [[]]
+    for x, y in pairs:
+        if math.isfinite(y):
+            out[-1].append((x, y))
+        elif out[-1]:
+            out.append([])
+    return [run for run in out if run]
+
+
+def _thinned(pairs: Sequence[tuple[float, float]], buckets: int) -> Sequence[tuple[float, float]]:
+    """At most two points a pixel column: each bucket's lowest and highest, in order."""
+    if len(pairs) <= 2 * buckets:
+        return pairs
+    size, out = -(-len(pairs) // buckets), []
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        chosen = {
+            min(range(len(part)), key=lambda i, part=part: part[i][1]),
+            max(range(len(part)), key=lambda i, part=part: part[i][1]),
+        }
+        out += [part[i] for i in sorted(chosen)]
+    return out

@@ -1,0 +1,82 @@
+"""The key figures of a run, the same for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from gpp.report import text
+from gpp.report.record import RunRecord
+from gpp.timeline import COMPUTE, Metrics, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One key figure, predicted beside measured; `ratio` is measured / predicted."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str  # seconds, percent, bytes, rate
+
+    @property
+    def ratio(self) -> float | None:
+        return text.quotient(self.measured, self.predicted)
+
+    def show(self, value: float | None) -> str:
+        """A value of this figure as text."""
+        if self.unit == "rate":
+            return "–" if value is None else f"{text.significant(value)} /s"
+        return {"seconds": text.seconds, "percent": text.percent, "bytes": text.num_bytes}[self.unit](value)
+
+
+def peak_memory(metrics: Metrics | None) -> float | None:
+    """Bytes on the fullest device."""
+    return None if metrics is None else max(metrics.peak_memory_bytes.values(), default=None)
+
+
+def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Figure, ...]:
+    """Iteration time, throughput, bubble, peak memory and communication."""
+
+    def of(name: str, metrics: Metrics | None) -> float | None:
+        return None if metrics is None else getattr(metrics, name)
+
+    def figure(name: str, attribute: str, unit: str) -> Figure:
+        return Figure(name=name, predicted=of(attribute, predicted), measured=of(attribute, measured), unit=unit)
+
+    return (
+        figure("iteration time", "iteration_s", "seconds"),
+        figure("throughput, samples", "throughput_samples_per_s", "rate"),
+        figure("bubble", "bubble_fraction", "percent"),
+        Figure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
+        figure("communication per step", "communication_bytes", "bytes"),
+    )
+
+
+def run_figures(run: RunRecord) -> tuple[Figure, ...]:
+    """The key figures of a run."""
+    return key_figures(run.predicted.metrics if run.predicted else None, run.measured.metrics if run.measured else None)
+
+
+def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
+    """Mean seconds of one forward ("F") and one whole backward ("B": B, or I plus W) of a micro-batch, by stage."""
+    total: dict[tuple[int, str], float] = defaultdict(float)
+    count: dict[tuple[int, str], int] = defaultdict(int)
+    for event in timeline.events if timeline else ():
+        if event.kind in COMPUTE:
+            key = (event.stage, "F" if event.kind == "F" else "B")
+            total[key] += event.end_s - event.start_s
+            count[key] += event.kind != "W"
+    return {key: total[key] / count[key] for key in total if count[key]}
+
+
+def stage_memory(run: RunRecord, stage: int, timeline: Timeline | None) -> tuple[float | None, float | None]:
+    """Peak bytes on the fullest device of a stage, and the limit of its smallest device."""
+    if run.plan is None:
+        return None, None
+    devices = run.plan.stages[stage].devices
+    peaks = (
+        [timeline.metrics.peak_memory_bytes[d] for d in devices if d in timeline.metrics.peak_memory_bytes] if timeline else []
+    )
+    limits = [run.cluster.devices[d].memory_bytes for d in devices if d < run.cluster.num_devices] if run.cluster else []
+    return max(peaks, default=None), min(limits, default=None)

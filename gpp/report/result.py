@@ -1,0 +1,105 @@
+"""result.json: the contract of a run, written for every end."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from gpp.plan import Plan
+from gpp.timeline import Metrics
+
+
+def result_dict(
+    *,
+    status: Literal["ok", "infeasible", "failed"],
+    model: str,
+    strategy: str,
+    cluster: str,
+    engine: str,
+    seed: int,
+    reason: str | None = None,
+    plan: Plan | None = None,
+    num_ops: int | None = None,
+    predicted: Metrics | None = None,
+    measured: Metrics | None = None,
+    loss: list[float] | None = None,
+    final_metric: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
+
+    Args:
+        reason: why the run is not ok.
+        plan, predicted: None where the run ended before there was one; null in the file.
+        num_ops: operators of the graph that was planned.
+        loss: one value per step.
+    """
+    return finite(
+        {
+            "status": status,
+            "reason": reason,
+            "model": model,
+            "strategy": strategy,
+            "cluster": cluster,
+            "engine": engine,
+            "seed": seed,
+            "plan": None
+            if plan is None
+            else {
+                "num_stages": len(plan.stages),
+                "depth": plan.depth,
+                "num_devices": plan.num_devices,
+                "minibatch_size": plan.minibatch_size,
+                "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
+                "search_s": plan.search_s,
+                "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
+            },
+            "predicted": None if predicted is None else asdict(predicted),
+            "measured": None if measured is None else asdict(measured),
+            "loss": loss or [],
+            "final_metric": final_metric or {},
+        }
+    )
+
+
+def finite(value: Any) -> Any:
+    """The same value in JSON's own types: numbers that are not finite become None, keys strings, tuples lists."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write strict JSON so that a reader sees the old file or the whole new one, never half."""
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file atomically, with the permissions that an ordinary write would give."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

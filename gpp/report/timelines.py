@@ -1,0 +1,208 @@
+"""Timelines: one row a device, predicted above measured on the same time scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from gpp.report import text
+from gpp.report.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
+from gpp.report.stage_graph import HATCH, HATCH_DARK
+from gpp.report.svg import element, label, line, number, picture, rect, tick_label, ticks
+from gpp.timeline import COMPUTE, Event, Timeline
+
+TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
+DETAIL_LIMIT = 3000  # events of both timelines up to which each has its own rectangle with a tooltip
+LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Who the rows are: devices in the order of the page, their stage and their colours."""
+
+    devices: tuple[int, ...]
+    stage_of: dict[int, int]
+    tones: dict[int, Tone]  # by stage
+
+    def tone(self, stage: int) -> Tone:
+        return self.tones.get(stage, TRUNK)
+
+
+def rows_of(stage_of_device: dict[int, int], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
+    """Rows for the devices of a plan, or, without one, for those that have events."""
+    stage_of = dict(stage_of_device)
+    for timeline in timelines:
+        for event in timeline.events:
+            stage_of.setdefault(event.device, event.stage)
+    return Rows(devices=tuple(sorted(stage_of)), stage_of=stage_of, tones=tones)
+
+
+def is_transfer(event: Event) -> bool:
+    """Whether an event belongs on the communication track."""
+    return event.kind in TRANSFERS
+
+
+def colour(event: Event, tone: Tone) -> tuple[str, str]:
+    """Fill and text colour of an event."""
+    kind = event.kind
+    if kind == "F":
+        return tone.light, INK
+    if kind in ("B", "I"):
+        return tone.dark, "#ffffff"
+    if kind == "W":
+        return tone.mid, INK
+    return {"R": REDUCE, "U": UPDATE}.get(kind, OTHER), INK
+
+
+def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, float]:
+    """Share of the step that each device does not compute."""
+    busy: dict[int, float] = defaultdict(float)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            busy[event.device] += event.end_s - event.start_s
+    step = timeline.metrics.iteration_s
+    return {d: max(0.0, 1 - busy[d] / step) if step > 0 else 0.0 for d in devices}
+
+
+def span_s(timelines: Iterable[Timeline]) -> float:
+    """Seconds that the common scale must cover."""
+    return max((max(t.metrics.iteration_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
+
+
+def draw_timelines(named: Sequence[tuple[str, Timeline]], rows: Rows, width: float = 1320.0) -> str:
+    """All timelines in one drawing with one scale.
+
+    Args:
+        named: heading and timeline, from top to bottom.
+        width: pixels.
+    """
+    span = span_s(t for _, t in named) or 1.0
+    height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0
+    scale = (width - LEFT - RIGHT) / span
+    detailed = sum(len(t.events) for _, t in named) <= DETAIL_LIMIT
+    body, y = [], TOP
+    for heading, timeline in named:
+        metrics = timeline.metrics
+        what = f"{heading}: {text.seconds(metrics.iteration_s)} per step, bubble {text.percent(metrics.bubble_fraction)}"
+        body.append(label(0, y + 13, what, 13, INK, font_weight="600"))
+        body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
+        y += 20
+        body += _one(timeline, rows, y, height, scale, width, detailed)
+        y += len(rows.devices) * (height + 3) + 16
+        body += _axis(span, scale, y - 14, 20.0 + len(rows.devices) * (height + 3))
+        y += 22
+    return picture(width, y, body, "Timelines", min_width=min(width, 1000.0))
+
+
+def _axis(span: float, scale: float, y: float, height: float) -> list[str]:
+    marks = ticks(0.0, span * 1e3, 10)
+    step = marks[1] - marks[0] if len(marks) > 1 else span * 1e3
+    out = [line(LEFT, y, LEFT + span * scale, y, RULE)]
+    for mark in marks:
+        x = LEFT + mark * 1e-3 * scale
+        out.append(line(x, y, x, y + 4, MUTED))
+        suffix = " ms" if mark == marks[-1] else ""
+        out.append(label(x, y + 15, tick_label(mark, step) + suffix, 10.5, MUTED, "middle"))
+    return out
+
+
+def _one(timeline: Timeline, rows: Rows, top: float, height: float, scale: float, width: float, detailed: bool) -> list[str]:
+    by_device: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        by_device[event.device].append(event)
+    bubbles = device_bubbles(timeline, rows.devices)
+    step = timeline.metrics.iteration_s
+    out, size = [], min(11.0, height + 0.5)
+    for n, device in enumerate(rows.devices):
+        y = top + n * (height + 3)
+        stage = rows.stage_of[device]
+        out.append(rect(LEFT, y, step * scale, height, IDLE))
+        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stage).dark))
+        out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{stage}  d{device}", size, INK, "end"))
+        out.append(label(width, y + height / 2 + size * 0.36, text.percent(bubbles[device]), size, INK, "end"))
+        events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
+        slices = [e for e in events if not is_transfer(e)]
+        out.append(_detailed(slices, rows, y, height, scale) if detailed else _merged(slices, rows, y, height, scale))
+        out.append(_marks([e for e in events if is_transfer(e)], y, height, scale))
+    return out
+
+
+def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+    """Every event as its own rectangle, with its micro-batch where the number fits."""
+    out, numbers = [], []
+    size = min(10.5, height - 4)
+    for event in events:
+        tone = rows.tone(event.stage)
+        fill, ink = colour(event, tone)
+        x, w = LEFT + event.start_s * scale, (event.end_s - event.start_s) * scale
+        shown = max(0.4, w - (0.6 if w > 3 else 0.0))
+        tip = (
+            f"stage {event.stage} {event.kind}{event.microbatch}, device {event.device}: {text.seconds(event.end_s - event.start_s)}, "
+            f"{text.seconds(event.start_s)} to {text.seconds(event.end_s)}"
+        )
+        out.append(rect(x, y, shown, height, fill, tip))
+        if tone.hatched and event.kind in COMPUTE:
+            out.append(rect(x, y, shown, height, f"url(#{HATCH if event.kind == 'F' else HATCH_DARK})", pointer_events="none"))
+        digits = event.kind if event.kind in ("R", "U") else str(event.microbatch)
+        if w >= size * 0.62 * len(digits) + 3:
+            numbers.append(
+                f'<text x="{number(x + shown / 2)}" y="{number(y + height / 2 + size * 0.36)}" fill="{ink}">{escape(digits)}</text>'
+            )
+    group = element("g", "".join(numbers), text_anchor="middle", font_size=size, pointer_events="none") if numbers else ""
+    return "".join(out) + group
+
+
+def _merged(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+    """One path per colour; intervals closer than half a pixel run together, which bounds the size of the page."""
+    runs: dict[tuple[str, bool], list[list[float]]] = defaultdict(list)
+    for event in events:
+        tone = rows.tone(event.stage)
+        spans = runs[colour(event, tone)[0], tone.hatched and event.kind in COMPUTE]
+        x, end = LEFT + event.start_s * scale, LEFT + event.end_s * scale
+        if spans and x - spans[-1][1] < 0.5:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([x, end])
+    out = []
+    for (fill, hatched), spans in runs.items():
+        path = "".join(
+            f"M{number(a)} {number(y)}h{number(max(0.4, b - a))}v{number(height)}h{number(-max(0.4, b - a))}z" for a, b in spans
+        )
+        out.append(element("path", d=path, fill=fill))
+        if hatched:
+            out.append(element("path", d=path, fill=f"url(#{HATCH})"))
+    return "".join(out)
+
+
+def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
+    """Transfers as thin marks along the foot of the row."""
+    spans: list[list[float]] = []
+    for event in events:
+        x, end = LEFT + event.start_s * scale, LEFT + event.end_s * scale
+        if spans and x - spans[-1][1] < 0.5:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([x, end])
+    foot = y + height + 0.5
+    path = "".join(f"M{number(a)} {number(foot)}h{number(max(0.6, b - a))}" for a, b in spans)
+    return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
+
+
+def key() -> str:
+    """What the shades mean, as an SVG element."""
+    tone, items, x = TRUNK, [], 0.0
+    for name, fill in (
+        ("forward", tone.light),
+        ("backward", tone.dark),
+        ("weight gradient", tone.mid),
+        ("reduce gradients", REDUCE),
+        ("update", UPDATE),
+        ("idle", IDLE),
+    ):
+        items += [rect(x, 3, 20, 12, fill, stroke=RULE if fill == IDLE else None), label(x + 25, 13, name, 11)]
+        x += 46 + 6.2 * len(name)
+    items += [line(x, 12, x + 20, 12, TRANSFER, 1.6), label(x + 25, 13, "transfer", 11)]
+    items.append(label(x + 95, 13, "number: micro-batch", 11))
+    return picture(1320, 20, items, "Shades by kind", min_width=700)
