@@ -18,6 +18,7 @@ from gpp.program import Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.passes import lower
+from gpp.scoring import can_score, score
 from gpp.simulator import simulate
 from gpp.timeline import Timeline
 
@@ -50,7 +51,14 @@ class Strategy:
         return plan
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
-        """The simulated timeline of one training step of `plan` under this strategy's schedule."""
+        """The simulated timeline of one training step of `plan` under this strategy's schedule.
+
+        Args:
+            record: False for the metrics alone, as a planner wants them.
+        """
+        if not record and can_score(plan):
+            orders = [self.schedule.order(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)]
+            return score(plan, self._problem(problem), orders)
         return simulate(lower(plan, problem.graph, self.schedule), plan, self._problem(problem), record=record)
 
     def lower(self, plan: Plan, graph: OpGraph) -> Program:

@@ -35,6 +35,10 @@ class Distributed(AbstractEngine):
     def needs_weights(self) -> bool:
         return True
 
+    @property
+    def one_stage(self) -> bool:
+        return False
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         cores = len(os.sched_getaffinity(0))
         if plan.num_devices > cores:

@@ -48,6 +48,11 @@ class AbstractEngine(ABC):
     def needs_weights(self) -> bool:
         """Whether the job must hold initial weights, hence a model that is really built."""
 
+    @property
+    @abstractmethod
+    def one_stage(self) -> bool:
+        """Whether the engine runs the whole model on one device, whatever the strategy."""
+
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""

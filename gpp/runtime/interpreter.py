@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -17,13 +17,13 @@ class Interpreter:
     """Runs a device's actions of one program.
 
     Args:
-        reduce_params: gradient group -> the device's own parameters in the group's order.
+        reduce_params: gradient group -> the device's own parameters in the group's order, and the group's size.
         update: the optimizer step.
         synchronize: waits for the accelerator, so that an event's end is the end of its kernels.
     """
 
     def __init__(self, actions: Sequence[Action], runner: StageRunner, transport: AbstractTransport, *,
-                 reduce_params: dict[int, list[torch.nn.Parameter]], update: Callable[[], None],
+                 reduce_params: Mapping[int, tuple[list[torch.nn.Parameter], int]], update: Callable[[], None],
                  synchronize: Callable[[], None] | None = None, pending_limit: int | None = None) -> None:
         self.runner, self.transport, self.update, self.synchronize = runner, transport, update, synchronize
         self.reduce_params, self.pending_limit = reduce_params, pending_limit
@@ -74,7 +74,7 @@ class Interpreter:
         return self.runner.send(action.kind[1], action.microbatch, action.peer_stage, action.peer_device, action.lo, action.hi, last)
 
     def _reduce(self, action: Action, last: bool) -> int:
-        params = self.reduce_params[action.microbatch]
+        params, n = self.reduce_params[action.microbatch]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         self.transport.reduce(action.microbatch, flat)
@@ -83,7 +83,8 @@ class Interpreter:
             param.grad = flat[at: at + param.numel()].view_as(param)
             at += param.numel()
         self._sync()
-        return flat.numel() * flat.element_size()
+        # What a ring moves over each member's link: the same measure as the simulator's.
+        return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
 
     def _update(self, action: Action, last: bool) -> int:
         self.update()

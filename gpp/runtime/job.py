@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,33 +19,18 @@ from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.models.dotted import resolve
 from gpp.plan import Plan
 from gpp.program import Program
 from gpp.values import from_json, to_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """A config object as data: its class by dotted path, and its fields."""
-
-    type: str
-    fields: dict[str, Any]
-
-
-def describe(value: Any) -> Described:
-    """The description from which `restore` builds an equal object."""
-    cls = type(value)
-    return Described(type=f"{cls.__module__}.{cls.__qualname__}",
-                     fields={f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init})
-
-
-def restore(description: Described) -> Any:
-    """The object that `describe` described; its class must be a dataclass of an importable module."""
-    module, _, name = description.type.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+def restore(description: Mapping[str, Any]) -> Any:
+    """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass."""
+    cls = resolve(description["_target_"], field="job")
     if not dataclasses.is_dataclass(cls):
-        raise InvalidConfig("job", description.type, "must name a dataclass", "write the job again")
-    return from_json(cls, to_json(description.fields))
+        raise InvalidConfig("job", description["_target_"], "must name a dataclass", "write the job again")
+    return from_json(cls, json.dumps({k: v for k, v in description.items() if k not in ("_target_", "source")}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +50,9 @@ class Settings:
     minibatch_size: int
     dtype: str
     seed: int
-    optimizer: Described
-    data: Described
-    model: Described
+    optimizer: dict[str, Any]
+    data: dict[str, Any]
+    model: dict[str, Any]
     evaluate_every: int = 0
     train_samples: int = 0
     evaluation_samples: int = 0

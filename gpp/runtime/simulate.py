@@ -22,6 +22,10 @@ class Simulate(AbstractEngine):
     def needs_weights(self) -> bool:
         return False
 
+    @property
+    def one_stage(self) -> bool:
+        return False
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         return ()
 

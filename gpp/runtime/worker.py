@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -65,11 +66,11 @@ class Worker:
         self.optimizer = self.spec.build(trainable) if trainable else None
         model, data = restore(settings.model), restore(settings.data)
         self.samples: dict[str, Samples] = {
-            split: data.load(split, model, settings.seed, settings.dtype) for split in ("train", "test")} if self.module.inputs else {}
-        self.num_train = job.settings.train_samples
+            split: data.load(split, model, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")} if self.module.inputs else {}
+        self.num_train = settings.train_samples
         self.runner = self._runner(self.module, job.program, train=True)
         groups = reduce_groups(plan, job.graph)
-        mine = {g: [self.params[name] for name in group.params if name in self.params]
+        mine = {g: ([self.params[name] for name in group.params], len(group.devices))
                 for g, group in enumerate(groups) if device_id in group.devices}
         self.synchronize = torch.cuda.synchronize if device.type == "cuda" else None
         self.training = Interpreter(job.program.actions[device_id], self.runner, transport, reduce_params=mine,
@@ -150,10 +151,10 @@ class Worker:
         for step in range(settings.steps):
             # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
             self.runner.meter = meter if step == 0 else None
-            _write(out, self.train_step(step))
+            write_line(out, self.train_step(step))
             done = step + 1
             if self.evaluation and (done == settings.steps or settings.evaluate_every and done % settings.evaluate_every == 0):
-                _write(out, {"evaluated": done, **self.evaluate()})
+                write_line(out, {"evaluated": done, **self.evaluate()})
         activations = meter.peak_bytes if meter else 0
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self.static_bytes() + activations
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
@@ -188,7 +189,8 @@ def _layouts(plan: Plan, job: Job, module: StageModule, stage: int) -> tuple[dic
     return incoming, outgoing, returning_in, returning_out
 
 
-def _write(out: TextIO, record: dict[str, Any]) -> None:
+def write_line(out: TextIO, record: dict[str, Any]) -> None:
+    """One JSON line, visible to the controller at once."""
     out.write(json.dumps(record) + "\n")
     out.flush()
 
@@ -215,39 +217,43 @@ def _connect(job: Job, run_dir: Path, rank: int, world: int) -> None:
                             init_method="env://" if external else f"file://{(run_dir / 'ranks' / 'rendezvous').resolve()}")
 
 
-def main(run_dir: Path) -> int:
-    """Run this process's share of the job below `run_dir`; the exit code says whether it ended well."""
+def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
+    """Run this process's share of a job and end the process; what goes wrong is written down for the controller."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (run_dir / "ranks").mkdir(exist_ok=True)
     _die_with_parent()
+    code = 0
     try:
         job = Job.load(run_dir)
         torch.set_num_threads(job.settings.threads)
-        devices = sorted(job.plan.stage_of_device)
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
             torch.cuda.set_device(device)
-        _connect(job, run_dir, rank, world)
-        rank_of = {d: r for r, d in enumerate(devices)}
-        transport = TorchTransport(job.plan, job.graph, device=devices[rank], rank_of=rank_of, backend=job.settings.backend)
-        worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport)
-        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-            worker.run(out)
-        # Nobody closes a connection that another rank still reads from.
-        dist.barrier()
-        dist.destroy_process_group()
+        run(job, run_dir, rank, world, device)
     except Exception as error:
         report = {"rank": rank, "time": time.time(), "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         (run_dir / "ranks" / f"rank_{rank}.error.json").write_text(json.dumps(report))
         traceback.print_exc()
-        return 1
-    return 0
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A process group left open by a failure would block the interpreter's normal exit.
+    os._exit(code)
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    devices = sorted(job.plan.stage_of_device)
+    _connect(job, run_dir, rank, world)
+    transport = TorchTransport(job.plan, job.graph, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)},
+                               backend=job.settings.backend)
+    worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport)
+    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        worker.run(out)
+    # Nobody closes a connection that another rank still reads from.
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.stdout.flush()
-    code = main(Path(sys.argv[1]))
-    # A process group left open by a failure would block the interpreter's normal exit.
-    sys.stderr.flush()
-    os._exit(code)
+    guarded(Path(sys.argv[1]), _run)

@@ -1,0 +1,36 @@
+"""The reference: the user's own module, eager, whole mini-batches, one device, no graph and no messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from gpp.plan import Plan
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Single(AbstractEngine):
+    """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal."""
+
+    name: str = "single"
+
+    @property
+    def needs_weights(self) -> bool:
+        return True
+
+    @property
+    def one_stage(self) -> bool:
+        return True
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import collect, run_workers
+
+        run_workers("gpp.runtime.single_worker", job, run_dir, 1, progress)
+        return collect(job, run_dir, 1)

@@ -1,0 +1,58 @@
+"""The planners' fast score equals the simulator on the lowered program."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpp.cluster import Device, Link, uniform
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.plan import make_plan
+from gpp.program import check_program, reduce_groups
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.passes import lower
+from gpp.scoring import can_score, score
+from gpp.simulator import simulate
+
+DEVICE = Device(kind="cpu", memory_bytes=1e15, peak_flop_per_s={"float32": 1}, memory_bandwidth_bytes_per_s=1)
+
+
+def random_dag(rng: random.Random, num_ops: int) -> OpGraph:
+    tensors = []
+    for op in range(1, num_ops):
+        for producer in sorted(rng.sample(range(op), k=min(op, rng.choice([1, 1, 2])))):
+            tensors.append(Tensor(name=f"t{producer}_{op}", producer=producer, consumers=(op,), bytes_per_sample=rng.uniform(0, 4),
+                                  differentiable=rng.random() < 0.8))
+    params = tuple(Param(name=f"w{i}", num_bytes=rng.randint(1, 50)) for i in range(num_ops))
+    # One weight tied between the first and the last operator.
+    ops = tuple(Op(name=f"o{i}", forward_flops=rng.uniform(0.5, 2), backward_flops=rng.uniform(0.5, 3), saved_bytes=rng.uniform(1, 9),
+                   params=(f"w{i}",) + (("w0",) if i == num_ops - 1 else ())) for i in range(num_ops))
+    return OpGraph(name="random", ops=ops, tensors=tuple(tensors), params=params)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_score_equals_simulation(seed: int) -> None:
+    rng = random.Random(seed)
+    num_ops = rng.randint(2, 8)
+    graph = random_dag(rng, num_ops)
+    cluster = uniform(name="c", num_nodes=3, devices_per_node=8, device=DEVICE, intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
+                      inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3))
+    schedule = rng.choice([OneFOneB(), GPipe()])
+    problem = Problem(graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=24, in_flight=schedule.in_flight)
+    b = rng.choice([2, 4, 6])
+    plan = make_plan(problem, "test", [(1 << op, rng.randint(1, min(3, b))) for op in range(num_ops)], b, chain=rng.random() < 0.3)
+    plan.validate(problem)
+    assert can_score(plan)
+    program = lower(plan, graph, schedule)
+    check_program(program, reduce_groups(plan, graph))
+    slow = simulate(program, plan, problem).metrics
+    fast = score(plan, problem, [schedule.order(plan, s, 24 // b) for s in range(len(plan.stages))]).metrics
+    assert fast.iteration_s == pytest.approx(slow.iteration_s, rel=1e-12)
+    assert fast.bubble_fraction == pytest.approx(slow.bubble_fraction, abs=1e-12)
+    assert fast.peak_memory_bytes == slow.peak_memory_bytes
+    assert fast.communication_bytes == pytest.approx(slow.communication_bytes, abs=1)
+    assert fast.max_in_flight_samples == slow.max_in_flight_samples
