@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -103,6 +104,5 @@ def bce_with_logits(outputs: Any, targets: Tensor) -> Tensor:
 def accuracy(outputs: Any, targets: Tensor) -> Tensor:
     """Share of right answers in 0..1: the largest of logits [B, ..., C], or the sign when targets are bool."""
     y = prediction(outputs).detach()
-    right = (y > 0).view_as(targets) == targets if targets.dtype.is_floating_point is False and y.numel() == targets.numel() \
-        else y.argmax(-1) == targets
+    right = (y > 0).view_as(targets) == targets if targets.dtype == torch.bool else y.argmax(-1) == targets
     return right.float().mean()

@@ -1,0 +1,87 @@
+"""What every data set promises; free of torch until samples are loaded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel, describe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SPLITS = ("train", "test")
+TARGET = "target:"  # prefix of a target's name, so that a target may be called like an input
+
+
+class Samples(ABC):
+    """The samples of one split, by index."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def fetch(self, indices: Sequence[int] | Tensor, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """The named tensors of the samples at `indices`, on the CPU.
+
+        Args:
+            indices: B positions in 0 .. len - 1; a range of a mini-batch gives the same samples on every rank.
+            names: input names and `target:NAME`; only these are read. None for all.
+
+        Returns:
+            By name, [B, *spec.shape]: floats in the dtype asked of `load`, integers as int64, truths as bool.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractData(ABC):
+    """A data set as its settings."""
+
+    @abstractmethod
+    def check(self, model: AbstractModel) -> None:
+        """Refuse a model that this data set cannot feed, before any process starts.
+
+        Raises:
+            InvalidConfig: says what does not match.
+        """
+
+    @abstractmethod
+    def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
+        """The samples of a split for a model's inputs and targets.
+
+        Args:
+            split: `train` or `test`.
+            seed: of the run; equal seeds give equal samples.
+            dtype: of floats, as `float32`.
+        """
+
+    def key(self) -> dict[str, Any]:
+        """Plain content that builds it again: `gpp.models.dotted.construct(data.key()) == data`."""
+        return describe(self)
+
+
+def check_split(split: str) -> None:
+    """Refuse anything but `train` and `test`.
+
+    Raises:
+        InvalidConfig: it is neither.
+    """
+    if split not in SPLITS:
+        raise InvalidConfig("split", split, f"must be one of {', '.join(SPLITS)}", "split=train")
+
+
+def check_names(names: Collection[str] | None, known: Collection[str]) -> list[str]:
+    """`names` in a fixed order, all of `known` for None.
+
+    Raises:
+        InvalidConfig: one is not known.
+    """
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        fix = "name inputs as the model does, targets as target:NAME"
+        raise InvalidConfig("names", unknown, f"the data set has {', '.join(known)}", fix)
+    return [name for name in known if names is None or name in names]

@@ -1,0 +1,95 @@
+"""The handwritten digits that scikit-learn ships: 1797 images of 8 x 8 pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from gpp.data.base import TARGET, AbstractData, Samples, check_split
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUM_PIXELS, NUM_CLASSES = 64, 10
+MAX_INTENSITY = 16
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits(AbstractData):
+    """Images scaled to 0..1. The split is stratified by class and the same for every seed.
+
+    Args:
+        test_fraction: share of each class held out; 0.2 gives 1437 and 360 images.
+    """
+
+    test_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.test_fraction, (int, float)) or not 0 < self.test_fraction < 1:
+            raise InvalidConfig("data.test_fraction", self.test_fraction, "must be a number in 0 < x < 1", "test_fraction=0.2")
+
+    def check(self, model: AbstractModel) -> None:
+        _names(model)
+
+    def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
+        import numpy as np
+
+        from gpp.data.table import Table
+
+        check_split(split)
+        image, digit = _names(model)
+        table = _read()
+        labels = table[:, NUM_PIXELS].astype(np.int64)
+        rows = np.flatnonzero(_held_out(labels, self.test_fraction) == (split == "test"))
+        images = (table[rows, :NUM_PIXELS] / MAX_INTENSITY).reshape(len(rows), *model.inputs()[image].shape)
+        return Table(len(rows), {image: lambda: images, TARGET + digit: lambda: labels[rows]}, dtype)
+
+
+def _names(model: AbstractModel) -> tuple[str, str]:
+    """The model's names for the image and its class."""
+    inputs, targets = model.inputs(), model.targets()
+    fits = len(inputs) == 1 and all(spec.dtype == "float" and spec.num_elements == NUM_PIXELS for spec in inputs.values())
+    if not fits or len(targets) != 1 or any(spec.dtype != "int" or (spec.high or 0) < NUM_CLASSES for spec in targets.values()):
+        rule = f"takes {', '.join(inputs)} and {', '.join(targets)}, but data=digits has 64 pixels and one of 10 classes"
+        raise InvalidConfig("model", model.name, rule, "data=synthetic, which fits every model")
+    return next(iter(inputs)), next(iter(targets))
+
+
+def _read() -> np.ndarray:
+    """[1797, 65]: 64 intensities in 0..16, then the class.
+
+    The file is read without importing scikit-learn, which takes seconds where this takes milliseconds.
+    """
+    import numpy as np
+
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidConfig("data", "digits", "needs scikit-learn, which ships the images", "pip install scikit-learn")
+    file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        return np.loadtxt(file, delimiter=",", dtype=np.float32)
+    from sklearn.datasets import load_digits  # the file has moved within scikit-learn
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target]).astype(np.float32)
+
+
+def _held_out(labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Which rows are for testing: [num_rows], bool. Largest remainders bring the total to ceil(fraction * num_rows)."""
+    import numpy as np
+
+    counts = np.bincount(labels, minlength=NUM_CLASSES)
+    quota = counts * fraction
+    held = np.floor(quota).astype(int)
+    missing = int(np.ceil(quota.sum())) - held.sum()
+    held[np.argsort(held - quota, kind="stable")[:missing]] += 1
+    rng = np.random.default_rng(0)
+    mask = np.zeros(len(labels), dtype=bool)
+    for digit, num_held in enumerate(held):
+        mask[rng.permutation(np.flatnonzero(labels == digit))[:num_held]] = True
+    return mask

@@ -1,0 +1,51 @@
+"""A data set of the user's own, or of any library, named by the dotted path of what builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from gpp.data.base import AbstractData, Samples, check_split
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel
+from gpp.models.dotted import check_dotted, origin, resolve
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported(AbstractData):
+    """`factory(**args, **train_args)` for training, `factory(**args, **test_args)` for testing.
+
+    The factory returns a map-style torch Dataset whose items are `(inputs, targets)` or one dict of both.
+    Each of `inputs` and `targets` is a dict by the model's names, a tuple in the model's order, or, when there
+    is only one, the value itself.
+
+    Args:
+        factory: dotted path of a class or function.
+        args, train_args, test_args: its keyword arguments.
+    """
+
+    factory: str
+    args: dict[str, Any] = field(default_factory=dict)
+    train_args: dict[str, Any] = field(default_factory=dict)
+    test_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_dotted(self.factory, field="data.factory")
+        for name in ("train_args", "test_args"):
+            twice = sorted(set(self.args) & set(getattr(self, name)))
+            if twice:
+                raise InvalidConfig(f"data.{name}", twice, "are in data.args, too", "give each argument once")
+
+    def check(self, model: AbstractModel) -> None:
+        origin(self.factory, field="data.factory")
+
+    def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
+        from gpp.data.items import Items
+
+        check_split(split)
+        extra = self.train_args if split == "train" else self.test_args
+        dataset = resolve(self.factory, field="data.factory")(**self.args, **extra)
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise InvalidConfig("data.factory", self.factory, "must return a map-style Dataset", "give it __len__ and __getitem__")
+        return Items(dataset, model, dtype)

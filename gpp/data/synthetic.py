@@ -1,0 +1,113 @@
+"""Made-up samples of any model's shapes, with something in them to learn.
+
+Every sample has a hidden vector z. Inputs are z seen through a random projection, with noise; targets are
+linear in z. So the loss falls for any model that can find z, and no file is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, final
+from zlib import crc32
+
+from gpp.data.base import TARGET, AbstractData, Samples, check_split
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUM_HIDDEN = 8  # length of z
+MAX_CLASSES = 16  # classes that occur among the targets; a vocabulary of 50 000 could not be learned from 1000 samples
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic(AbstractData):
+    """Sample i is a function of seed, split and i alone, whatever the number of samples, ranks or micro-batches.
+
+    Args:
+        num_samples, num_test_samples: of the two splits.
+        noise: standard deviation of the noise on float inputs, beside a signal of 1.
+    """
+
+    num_samples: int = 1024
+    num_test_samples: int = 256
+    noise: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "num_test_samples"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidConfig(f"data.{name}", value, "must be an integer of at least 1", f"{name}=1024")
+        if not isinstance(self.noise, (int, float)) or self.noise < 0:
+            raise InvalidConfig("data.noise", self.noise, "must not be negative", "noise=0.5")
+
+    def check(self, model: AbstractModel) -> None:
+        pass  # any shape can be made up
+
+    def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
+        from gpp.data.table import Table
+
+        check_split(split)
+        num_samples = self.num_samples if split == "train" else self.num_test_samples
+        draw = _Draw(seed=seed, split=split, num_samples=num_samples, noise=self.noise)
+        columns: dict[str, Callable[[], np.ndarray]] = {}
+        for name, spec in model.inputs().items():
+            columns[name] = partial(draw.input, name, spec)
+        for name, spec in model.targets().items():
+            columns[TARGET + name] = partial(draw.target, TARGET + name, spec)
+        return Table(num_samples, columns, dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draw:
+    seed: int
+    split: str
+    num_samples: int
+    noise: float
+
+    def input(self, name: str, spec: TensorSpec) -> np.ndarray:
+        """[num_samples, *spec.shape]. A bool input is True throughout: a mask that hides nothing."""
+        import numpy as np
+
+        shape = (self.num_samples, *spec.shape)
+        if spec.dtype == "bool":
+            return np.ones(shape, dtype=bool)
+        if spec.dtype == "int":
+            # The sign of a projection of z chooses the lower or the upper half of the values.
+            upper = self._signal(name, spec.num_elements).reshape(shape) > 0
+            uniform = self._rng(name, self.split).random(shape)
+            return np.minimum((uniform + upper) * spec.high / 2, spec.high - 1).astype(np.int64)
+        width = spec.shape[-1] if spec.shape else 1
+        signal = self._signal(name, width).reshape(self.num_samples, *[1] * (len(spec.shape) - 1), width)
+        noise = self._rng(name, self.split).standard_normal((self.num_samples, *(spec.shape or (1,))), dtype=np.float32)
+        return (signal + np.float32(self.noise) * noise).reshape(shape)
+
+    def target(self, name: str, spec: TensorSpec) -> np.ndarray:
+        """[num_samples, *spec.shape]: linear in z for floats, its sign for truths, the largest of several for classes."""
+        import numpy as np
+
+        shape = (self.num_samples, *spec.shape)
+        if spec.dtype == "float":
+            return self._signal(name, spec.num_elements).reshape(shape)
+        if spec.dtype == "bool":
+            return self._signal(name, spec.num_elements).reshape(shape) > 0
+        num_classes = min(spec.high, MAX_CLASSES)
+        return self._signal(name, spec.num_elements * num_classes).reshape(*shape, num_classes).argmax(-1).astype(np.int64)
+
+    def _signal(self, name: str, width: int) -> np.ndarray:
+        """z through a projection that both splits share: [num_samples, width], variance about 1."""
+        import numpy as np
+
+        z = self._rng("z", self.split).standard_normal((self.num_samples, NUM_HIDDEN), dtype=np.float32)
+        projection = self._rng(name, "projection").standard_normal((NUM_HIDDEN, width), dtype=np.float32)
+        return z @ projection / np.float32(NUM_HIDDEN**0.5)
+
+    def _rng(self, *words: str) -> np.random.Generator:
+        import numpy as np
+
+        return np.random.default_rng([self.seed, *(crc32(word.encode()) for word in words)])
