@@ -1,0 +1,75 @@
+"""metrics.jsonl: one line per step and per evaluation, readable while the run goes on. Every run writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
+from gpp.report.result import finite
+
+
+class JsonlRecord(AbstractRecord):
+    """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        self._warnings: list[str] = []
+        self._file = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", buffering=1, encoding="utf-8")
+        except OSError as error:
+            self._warnings.append(f"metrics are not written: {error}")
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._warnings)
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
+        except OSError as error:
+            self._warnings.append(f"metrics are no longer written: {error}")
+            self.finish()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._write({"step": step, **values})
+
+    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self._write({"step": step, "eval": dict(values)})
+
+    def log_html(self, path: Path, name: str = "report") -> None:
+        pass  # the page is a file of the run already
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
+
+    def log_file(self, path: Path) -> None:
+        pass
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._warnings.append(f"metrics may be incomplete: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jsonl(AbstractLogger):
+    """`name` in the run directory; a file from an earlier attempt is replaced."""
+
+    name: str = "metrics.jsonl"
+
+    def start(self, run: RunInfo) -> JsonlRecord:
+        return JsonlRecord(run.run_dir / self.name)

@@ -1,0 +1,48 @@
+"""No tracker: metrics.jsonl and the report remain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
+
+
+class NoRecord(AbstractRecord):
+    """Keeps nothing."""
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def log_eval(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def log_html(self, path: Path, name: str = "report") -> None:
+        pass
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
+
+    def log_file(self, path: Path) -> None:
+        pass
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLogger(AbstractLogger):
+    """Writes nothing beyond what every run writes."""
+
+    def start(self, run: RunInfo) -> NoRecord:
+        return NoRecord()
