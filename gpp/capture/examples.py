@@ -1,0 +1,56 @@
+"""From a model's settings to its capture and its initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gpp.capture import capture, initial_state
+from gpp.graph.captured import Captured
+from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.losses import loss, metric
+
+EXAMPLE_BATCH = 4
+"""At least 2: torch.export specialises sizes 0 and 1."""
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    """Build and call modules under a default floating-point type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def example(spec: TensorSpec, dtype: str, device: str) -> torch.Tensor:
+    """A tensor [EXAMPLE_BATCH, *shape] of the kind that `spec` describes; zeros."""
+    kind = {"float": getattr(torch, dtype), "int": torch.int64, "bool": torch.bool}[spec.dtype]
+    return torch.zeros((EXAMPLE_BATCH, *spec.shape), dtype=kind, device=device)
+
+
+def capture_model(model: AbstractModel, *, dtype: str) -> Captured:
+    """Capture a model with its loss and metric on the meta device: no memory for its weights.
+
+    Raises:
+        CaptureError: names the operation and the user's line.
+    """
+    with default_dtype(dtype):
+        with torch.device("meta"):
+            network = model.build().train()
+        inputs = {name: example(spec, dtype, "meta") for name, spec in model.inputs().items()}
+        targets = {name: example(spec, dtype, "meta") for name, spec in model.targets().items()}
+        metrics = {model.metric: metric(model.metric)} if model.metric else {}
+        return capture(network, inputs, targets, loss(model.loss), metrics, name=model.name)
+
+
+def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants of a freshly built model."""
+    torch.manual_seed(seed)
+    with default_dtype(dtype):
+        network = model.build()
+    return initial_state(network, captured)

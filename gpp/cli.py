@@ -1,0 +1,212 @@
+"""The command line: Hydra in, an `Experiment` and a `Recorder` out. Nothing else in the project knows Hydra."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+GROUPS = {"model": "Models", "strategy": "Strategies", "cluster": "Clusters", "engine": "Engines", "data": "Data", "cost": "Cost models",
+          "optimizer": "Optimizers", "logger": "Loggers", "experiment": "Presets (+experiment=NAME)"}
+EXAMPLES = """\
+Examples:
+  python run.py                                                  plan and train the default model on this machine
+  python run.py model=mmt_small strategy=sequential              pick parts
+  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
+  python run.py model=mmt cluster=summit_8x4 mode=plan           plan the paper's model for 32 devices; needs none
+  python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
+"""
+
+Story = Callable[[Any, Any], None]
+
+
+def main(story: Story) -> None:
+    """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _stop("run.py is the controller and starts the workers itself. Fix: python run.py "
+              + " ".join(shlex.quote(word) for word in sys.argv[1:])
+              + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)")
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text())
+        return
+    # Hydra prints its own words for a bad configuration; with this it raises, and ours name the fix.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def task(cfg: DictConfig) -> None:
+        codes.append(_run(story, cfg))
+
+    try:
+        task()
+    except (HydraException, OmegaConfBaseException) as error:
+        _stop(_explain(error))
+    sys.exit(max(codes, default=0) if len(codes) < 2 else int(any(code not in (0, 3) for code in codes)))
+
+
+def _stop(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _run(story: Story, cfg: Any) -> int:
+    """One job: instantiate, record, run; returns its exit code."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import InstantiationException
+    from hydra.types import RunMode
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+    from rich.text import Text
+
+    from gpp.errors import GppError
+    from gpp.report.result import result_dict, write_json
+    from gpp.report.terminal import make_console
+
+    hydra_cfg = HydraConfig.get()
+    run_dir = Path(hydra_cfg.runtime.output_dir)
+    multirun = hydra_cfg.mode == RunMode.MULTIRUN
+    console = make_console()
+    overrides = list(hydra_cfg.overrides.task)
+    if multirun and (done := _done(run_dir)) is not None:
+        console.print(Text(f"skip {' '.join(overrides)}: {done} in {os.path.relpath(run_dir)}", style="dim"))
+        return 3 if done == "infeasible" else 0
+    if multirun:
+        console.rule(f"job {hydra_cfg.job.num}: {' '.join(overrides)}", align="left")
+    choices = hydra_cfg.runtime.choices
+    try:
+        experiment = instantiate(cfg, _convert_="all")
+    except (InstantiationException, GppError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
+        message = str(cause) if isinstance(cause, GppError) else _explain(error)
+        write_json(run_dir / "result.json", result_dict(status="failed", reason=message, model=choices.model, strategy=choices.strategy,
+                                                        cluster=choices.cluster, engine=choices.engine, seed=cfg.get("seed", 0)))
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    from gpp.recording import Recorder
+
+    recorder = Recorder(
+        experiment=experiment, run_dir=run_dir, console=console, config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+        command=shlex.join(["python", "run.py", *_config_options(), *overrides]), group=Path(hydra_cfg.sweep.dir).name if multirun else None)
+    with recorder:
+        story(experiment, recorder)
+    if not multirun:
+        _latest(run_dir)
+    return recorder.exit_code
+
+
+def _config_options() -> list[str]:
+    """`-cd DIR -cn NAME` of the present command line, which a job's overrides do not repeat."""
+    out: list[str] = []
+    words = sys.argv[1:]
+    for i, word in enumerate(words):
+        if word in ("-cd", "--config-dir", "-cn", "--config-name") and i + 1 < len(words):
+            out += [word, words[i + 1]]
+    return [*out, "hydra.mode=RUN"] if out else out
+
+
+def _done(run_dir: Path) -> str | None:
+    """Status of a job that need not run again."""
+    try:
+        status = json.loads((run_dir / "result.json").read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return status if status in ("ok", "infeasible") else None
+
+
+def _latest(run_dir: Path) -> None:
+    """Point outputs/latest at the run, where the run lies below an outputs folder."""
+    outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
+    if outputs is None:
+        return
+    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
+    os.replace(new, link)
+
+
+def _sweep_id(config_name: str) -> str:
+    """A name for a sweep that the same command line gives again."""
+    words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+    return config_name if config_name != "config" and not words else f"{config_name}-{digest}"
+
+
+def _explain(error: BaseException) -> str:
+    """A composition error in one line: what was written, what exists, the nearest name."""
+    text = str(error)
+    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, name = match.groups()
+        known = options(group)
+        near = get_close_matches(name, known, n=1, cutoff=0.3)
+        return f"{group}={name}: no such option. Fix: {group}={near[0] if near else ' | '.join(known)} (all: {', '.join(known)})"
+    if match := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text):
+        key = match.group(1)
+        full = re.search(r"full_key: (\S+)", text)
+        key = full.group(1) if full and full.group(1).endswith(key) else key
+        known = keys()
+        near = get_close_matches(key, known, n=1, cutoff=0.4) or get_close_matches(key.split(".")[-1], known, n=1, cutoff=0.4)
+        return f"{key}: no such setting. Fix: {near[0] if near else 'see python run.py --cfg job for all settings'}"
+    return " ".join(text.split()).removesuffix(".") + ". Fix: see python run.py --help"
+
+
+def options(group: str) -> list[str]:
+    """Names of a group's options."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def keys() -> list[str]:
+    """Root keys and groups, and the settings inside the default options, as dotted paths."""
+    out = set(GROUPS)
+    for path in CONF.rglob("*.yaml"):
+        prefix = [] if path.parent == CONF else list(path.parent.relative_to(CONF).parts)
+        nested: list[str] = []
+        for line in path.read_text().splitlines():
+            match = re.match(r"^( *)([a-z]\w*):", line)
+            if match and prefix[:1] != ["experiment"]:
+                nested = [*nested[: len(match.group(1)) // 2], match.group(2)]
+                out.add(".".join([*prefix, *nested]))
+    return sorted(out)
+
+
+def help_text() -> str:
+    """What `--help` prints: every option with the first line of its file."""
+    lines = ["Graph pipeline parallelism: plan, simulate, train and compare models with branches.", "",
+             "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists", "", EXAMPLES]
+    for group, title in GROUPS.items():
+        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
+        for name in options(group):
+            first = (CONF / group / f"{name}.yaml").read_text().split("\n", 1)[0]
+            lines.append(f"  {name:<20} {first.removeprefix('# ').removeprefix('#') if first.startswith('#') else ''}")
+        lines.append("")
+    lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
+    return "\n".join(lines)
+
+
+class SweepReport:
+    """Hydra callback: the table, results.csv, summary.json and report.html at the end of a multirun."""
+
+    def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
+        from gpp.report.sweep import write_sweep
+        from gpp.report.terminal import comparison_table, make_console
+
+        folder = Path(config.hydra.sweep.dir)
+        results = write_sweep(folder)
+        console = make_console()
+        console.print(comparison_table(results, console.width))
+        console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+        _latest(folder)

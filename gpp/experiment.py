@@ -1,0 +1,194 @@
+"""One run as a value: its fields are the root keys of the configuration, its methods the steps of the story.
+
+    capture → coarsen → problem → plan → job → execute
+
+`run.py` (through `gpp.cli`) tells the story with a recorder around it; `gpp.train` tells it from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpp.cluster import Cluster
+from gpp.cost.base import AbstractCostModel
+from gpp.cost.problem import Problem
+from gpp.data.base import AbstractData
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured, capture_key, load_cached, store
+from gpp.graph.coarsen import coarsen
+from gpp.graph.op_graph import OpGraph
+from gpp.models.base import AbstractModel, describe
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan import Plan, make_plan
+from gpp.planners.sequential import Sequential
+from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.job import Job, Settings
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.timeline import Metrics
+from gpp.values import from_json
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float64", "bfloat16")
+MODES = ("train", "plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What the user asked for.
+
+    Args:
+        mode: `train`, or `plan` to stop after the prediction.
+        steps: optimizer steps.
+        minibatch_size: samples between two optimizer steps.
+        microbatch_size: None leaves it to the planner.
+        evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        graph: `max_ops`, the number of operators to coarsen to.
+        plan: path of a plan.json to run instead of planning.
+        cache_dir: where captured graphs and profiles are kept.
+    """
+
+    name: str
+    model: AbstractModel
+    data: AbstractData
+    cluster: Cluster
+    cost: AbstractCostModel
+    strategy: Strategy
+    engine: AbstractEngine
+    optimizer: AbstractOptimizer
+    logger: Any
+    steps: int
+    minibatch_size: int
+    cache_dir: str
+    mode: str = "train"
+    microbatch_size: int | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    evaluate_every: int = 0
+    graph: Mapping[str, int] | None = None
+    plan: str | None = None
+    final_weights: bool = True
+
+    def __post_init__(self) -> None:
+        def check(field: str, ok: bool, rule: str, fix: str) -> None:
+            if not ok:
+                raise InvalidConfig(field, getattr(self, field), rule, fix)
+
+        def whole(value: object, low: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+        check("steps", whole(self.steps, 1), "must be an integer of at least 1", "set steps=100")
+        check("minibatch_size", whole(self.minibatch_size, 1), "must be an integer of at least 1", "set minibatch_size=64")
+        check("seed", whole(self.seed, 0), "must be an integer of at least 0", "set seed=0")
+        check("evaluate_every", whole(self.evaluate_every, 0), "must be an integer of at least 0", "set evaluate_every=0")
+        check("dtype", self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}", "set dtype=float32")
+        check("mode", self.mode in MODES, f"must be one of {', '.join(MODES)}", "set mode=train")
+        if not whole(self.max_ops, 1):
+            raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
+        # A batch that the micro-batch does not divide is refused before anything is captured.
+        b = self.microbatch_size
+        if b is not None and (not whole(b, 1) or self.minibatch_size % b):
+            near = max((d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0 and d <= (b if whole(b, 1) else 1)), default=1)
+            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}")
+
+    @property
+    def max_ops(self) -> int:
+        return (self.graph or {}).get("max_ops", 64)
+
+    @property
+    def trains(self) -> bool:
+        """Whether an engine is to run the plan for real."""
+        return self.mode == "train" and self.engine.needs_weights
+
+    def captured(self) -> Captured:
+        """The captured model with its loss; from the cache, without torch, if it was captured before."""
+        key = capture_key({**self.model.key(), "dtype": self.dtype})
+        folder = Path(self.cache_dir) / "graphs"
+        found = load_cached(key, folder)
+        if found is None:
+            from gpp.capture.examples import capture_model
+
+            found = capture_model(self.model, dtype=self.dtype)
+            store(key, found, folder)
+        return found
+
+    def op_graph(self, captured: Captured) -> OpGraph:
+        """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
+        return coarsen(captured.graph, self.max_ops)
+
+    def problem(self, captured: Captured, graph: OpGraph) -> Problem:
+        """The planning problem; measures the operators first if the cost model is a profile."""
+        cost = self.cost
+        if hasattr(cost, "measured"):
+            cost = cost.measured(captured, graph, self.cluster, self.minibatch_size)
+        return Problem(graph=graph, cluster=self.cluster, cost=cost, minibatch_size=self.minibatch_size,
+                       microbatch_size=self.microbatch_size, optimizer_state_factor=self.optimizer.state_factor)
+
+    def make_plan(self, problem: Problem) -> Plan:
+        """The plan to run: the user's own file, the engine's only one, or the strategy's.
+
+        Raises:
+            Infeasible: no plan fits.
+            InvalidPlan: the user's file is no plan for this model.
+        """
+        if self.plan is not None:
+            path = Path(self.plan)
+            if not path.is_file():
+                raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+            plan = from_json(Plan, path.read_bytes())
+        elif self.engine.one_stage:
+            plan = make_plan(problem, "single", [(problem.graph.all_mask, 1)], problem.minibatch_size)
+        else:
+            return self.strategy.plan(problem)
+        plan.validate(problem)
+        return plan
+
+    def baseline(self, problem: Problem) -> dict[str, Metrics]:
+        """The prediction of `sequential` on the same problem, to stand beside the plan's own."""
+        if self.engine.one_stage or (isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)):
+            return {}
+        sequential = Strategy(name="sequential", planner=Sequential(), schedule=OneFOneB())
+        try:
+            plan = sequential.plan(problem)
+        except Exception as error:
+            if getattr(error, "exit_code", None) != 3:
+                raise
+            return {}
+        return {"sequential": sequential.predict(plan, problem, record=False).metrics}
+
+    def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
+        """Everything the workers need; refuses data that cannot feed the model or the batch."""
+        self.data.check(self.model)
+        sizes = {"train": 0, "test": 0}
+        if self.trains:
+            sizes = {split: len(self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in sizes}
+            if self.minibatch_size > sizes["train"]:
+                raise InvalidConfig("minibatch_size", self.minibatch_size, f"must be at most the number of training samples, {sizes['train']}",
+                                    f"set minibatch_size={sizes['train']} or less, or use more data")
+        held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        cuda = self.cluster.devices[0].kind == "cuda"
+        settings = Settings(
+            steps=self.steps, minibatch_size=self.minibatch_size, dtype=self.dtype, seed=self.seed,
+            optimizer=describe(self.optimizer), data=describe(self.data), model=describe(self.model),
+            evaluate_every=self.evaluate_every, train_samples=sizes["train"], evaluation_samples=held_out,
+            backend="nccl" if cuda else "gloo", device_kind=self.cluster.devices[0].kind,
+            interface=getattr(self.engine, "interface", "lo"), timeout_s=getattr(self.engine, "timeout_s", 600.0),
+            final_weights=self.final_weights)
+        evaluation = self.strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None
+        return Job(settings=settings, captured=captured, graph=problem.graph, cluster=self.cluster, plan=plan,
+                   program=self.strategy.lower(plan, problem.graph), evaluation=evaluation)
+
+    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
+        """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
+        from gpp.capture.examples import initial_weights
+
+        return initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+
+    def with_plan(self, path: str) -> Experiment:
+        """The same experiment under a given plan."""
+        return replace(self, plan=path)

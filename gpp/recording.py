@@ -1,0 +1,170 @@
+"""What a run leaves behind and shows: terminal, result.json, timeline, trace, metrics, report, tracker.
+
+The contract of a run directory (docs/architecture.md) is written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.text import Text
+
+from gpp.errors import GppError, Infeasible, WorkerFailed
+from gpp.experiment import Experiment
+from gpp.graph.op_graph import OpGraph
+from gpp.graph.series_parallel import branches
+from gpp.loggers.base import AbstractRecord, RunInfo
+from gpp.loggers.jsonl import Jsonl
+from gpp.plan import Plan
+from gpp.report.record import RunRecord
+from gpp.report.result import result_dict, write_json, write_text
+from gpp.report.run_report import run_report
+from gpp.report.terminal import StepProgress, show_plan, show_result
+from gpp.report.trace import build_trace
+from gpp.runtime.engine import Outcome, Progress
+from gpp.timeline import Metrics, Timeline
+from gpp.values import to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timelines:
+    """timeline.json: what was predicted and what was measured."""
+
+    predicted: Timeline | None
+    measured: Timeline | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """A context manager around one run. Whatever ends the run, result.json and report.html are written.
+
+    Args:
+        config: the resolved configuration, for the tracker.
+        command: the command line that reproduces the run.
+        group: the sweep's name, None outside one.
+    """
+
+    experiment: Experiment
+    run_dir: Path
+    console: Console
+    config: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    group: str | None = None
+    exit_code: int = 0
+    status: str = "ok"
+    reason: str | None = None
+    plan: Plan | None = None
+    graph: OpGraph | None = None
+    predicted: Timeline | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    baseline: dict[str, Metrics] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _records: list[AbstractRecord] = field(default_factory=list)
+    _losses: list[float] = field(default_factory=list)
+    _evaluations: list[dict[str, Any]] = field(default_factory=list)
+    _began: float = field(default_factory=time.time)
+
+    def __enter__(self) -> Self:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def warn(self, *warnings: str) -> None:
+        """Say at once, and again in the report."""
+        for warning in warnings:
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+    def planned(self, graph: OpGraph, plan: Plan, predicted: Timeline, baseline: dict[str, Metrics]) -> None:
+        """Show the plan and its prediction; start the tracker if something is to be trained."""
+        self.graph, self.plan, self.predicted, self.baseline = graph, plan, predicted, baseline
+        show_plan(self.console, self._run())
+
+    def progress(self) -> Progress:
+        """Start the trackers and the progress bar; what it returns is called while the job runs."""
+        info = RunInfo(run_dir=self.run_dir, name=self.experiment.name, config=self.config, group=self.group,
+                       tags=(self.experiment.model.name, self.experiment.strategy.name))
+        self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
+        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.steps))
+
+        def on_step(step: int, loss: float, samples_per_s: float) -> None:
+            self._losses.append(loss)
+            bar.update(step, loss, samples_per_s)
+            for record in self._records:
+                record.log(step - 1, {"loss": loss, "samples_per_s": samples_per_s})
+
+        def on_evaluation(values: dict[str, Any]) -> None:
+            self._evaluations.append(values)
+            for record in self._records:
+                record.log_eval(values["step"], {name: value for name, value in values.items() if name != "step"})
+
+        return Progress(on_step=on_step, on_evaluation=on_evaluation)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is not None:
+            self._failed(error)
+        self._write()
+        self._stack.close()
+        return isinstance(error, (Exception, KeyboardInterrupt)) or error is None
+
+    def _failed(self, error: BaseException) -> None:
+        self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
+        self.exit_code = error.exit_code if isinstance(error, GppError) else 1
+        self.reason = str(error) or type(error).__name__
+        if isinstance(error, WorkerFailed):
+            if error.traceback:
+                self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
+            self.console.print(Text(f"worker {error.rank} failed first; the other workers were stopped", style="bold"))
+        elif isinstance(error, KeyboardInterrupt):
+            self.reason = "interrupted"
+        elif not isinstance(error, GppError):
+            # Not something that the user wrote: our own bug, which its traceback helps to find.
+            self.reason = f"{type(error).__name__}: {error}"
+            self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
+
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        e, losses = self.experiment, list(self.outcome.losses) or self._losses
+        evaluations = list(self.outcome.evaluations) or self._evaluations
+        final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
+        return result_dict(
+            status=self.status, reason=self.reason, model=e.model.name, strategy=e.strategy.name, cluster=e.cluster.name,  # type: ignore[arg-type]
+            engine=e.engine.name, seed=e.seed, plan=self.plan, num_ops=self.graph.num_ops if self.graph else None,
+            predicted=self.predicted.metrics if self.predicted else None,
+            measured=self.outcome.measured.metrics if self.outcome.measured else None, loss=losses,
+            final_metric={name.removeprefix("metric:"): value for name, value in final.items()})
+
+    def _run(self) -> RunRecord:
+        return RunRecord(
+            result=self.result(), plan=self.plan, graph=self.graph, cluster=self.experiment.cluster,
+            branches=branches(self.graph) if self.graph else (), predicted=self.predicted, measured=self.outcome.measured,
+            losses=list(self.outcome.losses) or self._losses, evals=list(self.outcome.evaluations) or self._evaluations,
+            warnings=tuple(self.warnings), command=self.command, baseline_predicted=self.baseline)
+
+    def _write(self) -> None:
+        run = self._run()
+        write_json(self.run_dir / "result.json", run.result)
+        timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
+        write_text(self.run_dir / "timeline.json", to_json(timelines))
+        named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
+        write_json(self.run_dir / "trace.json", build_trace(named, self.plan))
+        write_text(self.run_dir / "report.html", run_report(run))
+        for record in self._records:
+            record.log_html(self.run_dir / "report.html")
+            record.log_file(self.run_dir / "trace.json")
+            record.finish({key: run.result[key] for key in ("status", "predicted", "measured", "final_metric")})
+            self.warnings += [warning for warning in record.warnings if warning not in self.warnings]
+        hints = [hint for record in self._records for hint in record.hints]
+        self._stack.close()
+        paths = [("report", self.run_dir / "report.html"), ("trace", self.run_dir / "trace.json"), ("result", self.run_dir / "result.json")]
+        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)

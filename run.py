@@ -1,0 +1,43 @@
+"""Plan a model with branches as a graph of pipeline stages, run it, and show measured beside predicted.
+
+    python run.py                                   the default model on this machine
+    python run.py --help                            what there is to choose from
+
+    model ──► OpGraph ──┐
+    cluster ────────────┼──► Planner ──► Plan ──► Schedule ──► Program ──► Engine ──► Timeline ──► report, loggers
+    cost ───────────────┘
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpp.cli import main
+
+if TYPE_CHECKING:
+    from gpp.experiment import Experiment
+    from gpp.recording import Recorder
+
+
+def story(experiment: Experiment, recorder: Recorder) -> None:
+    """Compose → plan → lower → execute → record."""
+    captured = experiment.captured()
+    recorder.warn(*captured.warnings)
+
+    graph = experiment.op_graph(captured)
+    problem = experiment.problem(captured, graph)
+
+    plan = experiment.make_plan(problem)
+    predicted = experiment.strategy.predict(plan, problem)
+    recorder.planned(graph, plan, predicted, experiment.baseline(problem))
+
+    job = experiment.job(captured, problem, plan)
+    job.save(recorder.run_dir, experiment.weights(captured) if experiment.trains else None)
+
+    if experiment.trains:
+        recorder.warn(*experiment.engine.check(plan))
+        recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
+
+
+if __name__ == "__main__":
+    main(story)
