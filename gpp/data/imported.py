@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from gpp.data.base import AbstractData, Samples, check_split
@@ -22,18 +22,18 @@ class Imported(AbstractData):
 
     Args:
         factory: dotted path of a class or function.
-        args, train_args, test_args: its keyword arguments.
+        args, train_args, test_args: its keyword arguments; null for none.
     """
 
     factory: str
-    args: dict[str, Any] = field(default_factory=dict)
-    train_args: dict[str, Any] = field(default_factory=dict)
-    test_args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] | None = None
+    train_args: dict[str, Any] | None = None
+    test_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_dotted(self.factory, field="data.factory")
         for name in ("train_args", "test_args"):
-            twice = sorted(set(self.args) & set(getattr(self, name)))
+            twice = sorted(set(self.args or {}) & set(getattr(self, name) or {}))
             if twice:
                 raise InvalidConfig(f"data.{name}", twice, "are in data.args, too", "give each argument once")
 
@@ -45,7 +45,7 @@ class Imported(AbstractData):
 
         check_split(split)
         extra = self.train_args if split == "train" else self.test_args
-        dataset = resolve(self.factory, field="data.factory")(**self.args, **extra)
+        dataset = resolve(self.factory, field="data.factory")(**(self.args or {}), **(extra or {}))
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InvalidConfig("data.factory", self.factory, "must return a map-style Dataset", "give it __len__ and __getitem__")
         return Items(dataset, model, dtype)

@@ -65,7 +65,7 @@ def _unknown(path: str, field: str, prefix: str, name: str, parent: Any) -> Inva
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Words for the fix of an unknown name: the nearest known one, or where to look."""
     known = sorted(candidate for candidate in known if not candidate.startswith("_"))
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {prefix}{close[0]}"
     return f"one of {', '.join(known)}" if 0 < len(known) <= 12 else f"look at the names that {prefix or 'it '}offers"

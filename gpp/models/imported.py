@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
@@ -23,7 +23,7 @@ class Imported(AbstractModel):
     Args:
         factory: dotted path of a class or function that returns an nn.Module.
         config: dotted path of a configuration class, whose object is the factory's first argument.
-        config_args, args: keyword arguments of the two.
+        config_args, args: keyword arguments of the two; null for none.
         input_specs, target_specs: by name, `{shape: [3, 32, 32], dtype: float}`; integers also say `high`.
             Input names are the keyword arguments of the network's forward.
         outputs: fields of the returned object to keep; null keeps what the network returns. What is left out,
@@ -33,8 +33,8 @@ class Imported(AbstractModel):
     name: str = "imported"
     factory: str
     config: str | None = None
-    config_args: dict[str, Any] = field(default_factory=dict)
-    args: dict[str, Any] = field(default_factory=dict)
+    config_args: dict[str, Any] | None = None
+    args: dict[str, Any] | None = None
     input_specs: dict[str, dict[str, Any]]
     target_specs: dict[str, dict[str, Any]]
     outputs: tuple[str, ...] | None = None
@@ -58,8 +58,8 @@ class Imported(AbstractModel):
         factory = resolve(self.factory, field="model.factory")
         positional = ()
         if self.config is not None:
-            positional = (_call(resolve(self.config, field="model.config"), "model.config_args", (), self.config_args),)
-        network = _call(factory, "model.args", positional, self.args)
+            positional = (_call(resolve(self.config, field="model.config"), "model.config_args", (), self.config_args or {}),)
+        network = _call(factory, "model.args", positional, self.args or {})
         return network if self.outputs is None else keep_outputs(network, self.outputs)
 
     def inputs(self) -> dict[str, TensorSpec]:

@@ -32,13 +32,14 @@ class Tower(nn.Module):
         self.row, self.column = row, column
         self.embed = nn.Linear(16, settings.hidden)
         self.layers = nn.ModuleList(ResidualLayer(settings.hidden) for _ in range(settings.num_layers))
+        self.norm = nn.LayerNorm(settings.hidden)
 
     def forward(self, image: Tensor) -> Tensor:
         pixels = image[:, self.row : self.row + 4, self.column : self.column + 4]
         x_BD = self.embed(pixels.flatten(1))
         for layer in self.layers:
             x_BD = layer(x_BD)
-        return x_BD
+        return self.norm(x_BD)
 
 
 class DigitsNetwork(nn.Module):

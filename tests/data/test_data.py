@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from gpp.data.digits import Digits
+from gpp.data.imported import Imported
+from gpp.data.synthetic import Synthetic
+from gpp.errors import InvalidConfig
+from gpp.models.base import TensorSpec
+from gpp.models.bridge_tower import BridgeTower
+from gpp.models.digits import Digits as DigitsModel
+from gpp.models.dlrm import DLRM
+from gpp.models.dotted import construct
+from gpp.models.losses import loss
+from gpp.models.mmt import MMT
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+SMALL_DLRM = DLRM(num_dense=2, num_sparse=2, num_dense_features=8, hidden=32, num_rows=50, embedding=4, bag=3, num_top_layers=1)
+SMALL_MMT = MMT(num_branches=2, num_layers=1, hidden=32, sequence=6, num_heads=2, ffn=64)
+SMALL_BRIDGE = BridgeTower(
+    num_layers=2,
+    num_cross_layers=1,
+    hidden=32,
+    num_heads=2,
+    ffn=64,
+    vocabulary=40,
+    text_sequence=5,
+    image_size=8,
+    patch_size=4,
+    num_classes=4,
+)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Items of several forms for the digits model."""
+
+    def __init__(self, form: str, length: int = 6, size: int = 8) -> None:
+        self.form, self.length, self.size = form, length, size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int):
+        image = np.full((self.size, self.size), index, dtype=np.float64)
+        forms = {
+            "pair": (image, index),
+            "tuples": ((image,), (index,)),
+            "dicts": ({"image": image, "more": 0}, {"digit": index}),
+            "flat": {"image": torch.from_numpy(image), "target:digit": index},
+            "bare": image,
+            "lacking": {"image": image},
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("name", ["synthetic", "digits", "imported"])
+def test_options_build(name):
+    extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        data = instantiate(compose(overrides=[f"+data={name}", *extra]), _convert_="all")["data"]
+    assert construct(json.loads(json.dumps(data.key()))) == data
+    data.check(DigitsModel())
+    assert len(data.load("train", DigitsModel(), seed=0, dtype="float32")) > 0
+
+
+@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=lambda model: model.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_synthetic_has_the_models_shapes(model, dtype):
+    samples = Synthetic(num_samples=40).load("train", model, seed=1, dtype=dtype)
+    batch = samples.fetch([3, 1, 4])
+    specs = model.inputs() | {f"target:{name}": spec for name, spec in model.targets().items()}
+    kinds = {"float": getattr(torch, dtype), "int": torch.int64, "bool": torch.bool}
+    assert set(batch) == set(specs)
+    for name, spec in specs.items():
+        assert batch[name].shape == (3, *spec.shape) and batch[name].dtype == kinds[spec.dtype]
+        if spec.dtype == "int":
+            everything = samples.fetch(range(40), {name})[name]
+            assert everything.min() >= 0 and everything.max() < spec.high
+
+
+def test_synthetic_is_a_function_of_seed_and_index():
+    data = Synthetic(num_samples=40)
+    first, again = (data.load("train", SMALL_DLRM, seed=1, dtype="float32") for _ in range(2))
+    part = again.fetch(torch.tensor([7, 9]), {"dense_1"})
+    assert set(part) == {"dense_1"}
+    torch.testing.assert_close(part["dense_1"], first.fetch(range(5, 10))["dense_1"][[2, 4]], rtol=0, atol=0)
+    longer = Synthetic(num_samples=60).load("train", SMALL_DLRM, seed=1, dtype="float32").fetch([7])
+    for name, value in first.fetch([7]).items():
+        torch.testing.assert_close(longer[name], value)
+    for other in (data.load("train", SMALL_DLRM, seed=2, dtype="float32"), data.load("test", SMALL_DLRM, seed=1, dtype="float32")):
+        assert not torch.equal(other.fetch([7])["dense_1"], first.fetch([7])["dense_1"])
+
+
+@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=lambda model: model.name)
+def test_synthetic_can_be_learned(model):
+    samples = Synthetic(num_samples=1024).load("train", model, seed=0, dtype="float32")
+    held_out = Synthetic().load("test", model, seed=0, dtype="float32").fetch(range(256))
+    torch.manual_seed(0)
+    network, measure = model.build(), loss(model.loss)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def value(batch):
+        targets = {name.removeprefix("target:"): t for name, t in batch.items() if name.startswith("target:")}
+        return measure(network(**{name: t for name, t in batch.items() if not name.startswith("target:")}), targets)
+
+    before = value(held_out).item()
+    for step in range(64):
+        optimizer.zero_grad()
+        value(samples.fetch(range(step % 32 * 32, step % 32 * 32 + 32))).backward()
+        optimizer.step()
+    assert value(held_out).item() < 0.8 * before
+
+
+def test_digits_split():
+    train, test = (Digits().load(split, DigitsModel(), seed=0, dtype="float64") for split in ("train", "test"))
+    assert (len(train), len(test)) == (1437, 360)
+    everything = [samples.fetch(range(len(samples))) for samples in (train, test)]
+    images = torch.cat([part["image"] for part in everything])
+    assert images.dtype == torch.float64 and images.shape == (1797, 8, 8)
+    assert images.min() == 0 and images.max() == 1
+    counts = everything[1]["target:digit"].bincount()
+    assert counts.min() >= 34 and counts.max() <= 37
+    other_seed = Digits().load("test", DigitsModel(), seed=5, dtype="float64").fetch(range(360))
+    assert torch.equal(other_seed["image"], everything[1]["image"])
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    parts = [Digits().load(split, DigitsModel(), seed=0, dtype="float32") for split in ("train", "test")]
+    batches = [part.fetch(range(len(part))) for part in parts]
+    pairs = [pair for batch in batches for pair in zip(batch["image"], batch["target:digit"], strict=True)]
+    rows = {(*image.flatten().mul(16).int().tolist(), int(digit)) for image, digit in pairs}
+    assert rows == {(*map(int, image), int(digit)) for image, digit in zip(bunch.data, bunch.target, strict=True)}
+
+
+def test_digits_refuse_other_models():
+    with pytest.raises(InvalidConfig, match="data=synthetic"):
+        Digits().check(SMALL_MMT)
+
+
+@pytest.mark.parametrize("form", ["pair", "tuples", "dicts", "flat"])
+def test_imported_items(form):
+    data = Imported(factory=f"{__name__}.Pairs", args={"form": form}, train_args={"length": 9})
+    train, test = (data.load(split, DigitsModel(), seed=0, dtype="float32") for split in ("train", "test"))
+    assert (len(train), len(test)) == (9, 6)
+    batch = train.fetch([2, 5])
+    assert batch["image"].dtype == torch.float32 and batch["image"][:, 0, 0].tolist() == [2, 5]
+    assert batch["target:digit"].dtype == torch.int64 and batch["target:digit"].tolist() == [2, 5]
+    assert set(train.fetch(torch.tensor([1]), {"target:digit"})) == {"target:digit"}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"form": "bare"}, "must be a dict or"),
+        ({"form": "lacking"}, "target:digit"),
+        ({"form": "pair", "size": 7}, r"shape \[7, 7\]"),
+    ],
+)
+def test_imported_items_that_do_not_fit(args, words):
+    samples = Imported(factory=f"{__name__}.Pairs", args=args).load("train", DigitsModel(), seed=0, dtype="float32")
+    with pytest.raises(InvalidConfig, match=words):
+        samples.fetch([0])
+
+
+def test_refusals():
+    with pytest.raises(InvalidConfig, match="split"):
+        Synthetic().load("valid", SMALL_MMT, seed=0, dtype="float32")
+    with pytest.raises(InvalidConfig, match=r"data\.num_samples"):
+        Synthetic(num_samples=0)
+    with pytest.raises(InvalidConfig, match=r"data\.test_fraction"):
+        Digits(test_fraction=1.0)
+    with pytest.raises(InvalidConfig, match="give each argument once"):
+        Imported(factory="a.b", args={"x": 1}, test_args={"x": 2})
+    with pytest.raises(InvalidConfig, match="map-style"):
+        Imported(factory="builtins.object").load("train", DigitsModel(), seed=0, dtype="float32")
+    with pytest.raises(InvalidConfig, match="target:NAME"):
+        Digits().load("test", DigitsModel(), seed=0, dtype="float32").fetch([0], {"digit"})
+
+
+def test_masks_hide_nothing():
+    from gpp.data.synthetic import _Draw
+
+    assert _Draw(seed=0, split="train", num_samples=3, noise=0.0).input("mask", TensorSpec(shape=(4,), dtype="bool")).all()

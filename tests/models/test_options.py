@@ -1,0 +1,141 @@
+"""Every option of conf/model builds, and does what its spec says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.models.base import describe
+from gpp.models.dotted import construct
+from gpp.models.losses import loss, metric
+
+OPTIONS = sorted(file.stem for file in (Path(__file__).resolve().parents[2] / "conf" / "model").glob("*.yaml"))
+ABSTRACT = ["imported"]  # has no default factory
+PAPER = ["bridge_tower", "candle_uno", "dlrm", "mmt"]
+SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
+
+
+def needs(name: str) -> None:
+    if name == "clip_imported":
+        pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_sizes_run_forward_and_backward(name, model_option, draw):
+    needs(name)
+    model = model_option(name)
+    torch.manual_seed(0)
+    network = model.build()
+    assert sum(parameter.numel() for parameter in network.parameters()) < 5e6
+    inputs, targets = draw(model.inputs(), 6), draw(model.targets(), 6)
+    value = loss(model.loss)(network(**inputs), targets)
+    assert value.shape == () and value.isfinite()
+    value.backward()
+    trained = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    assert trained and all(grad.isfinite().all() for grad in trained)
+    if model.metric is not None:
+        assert 0 <= metric(model.metric)(network(**inputs), targets) <= 1
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, model_option, draw):
+    needs(name)
+    model = model_option(name)
+    torch.manual_seed(0)
+    network = model.build().double()
+    inputs, targets = draw(model.inputs(), 6), draw(model.targets(), 6)
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+
+    def part(rows: slice) -> torch.Tensor:
+        outputs = network(**{key: value[rows] for key, value in inputs.items()})
+        return loss(model.loss)(outputs, {key: value[rows] for key, value in targets.items()})
+
+    torch.testing.assert_close(part(slice(0, 6)), (2 * part(slice(0, 2)) + 4 * part(slice(2, 6))) / 6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_initial_weights_follow_the_seed(name, model_option):
+    needs(name)
+    model = model_option(name)
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(model.build().state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("name", PAPER + SMALL)
+def test_description_reads_back_equal(name, model_option):
+    needs(name)
+    model = model_option(name)
+    key = json.loads(json.dumps(model.key()))
+    assert construct(key) == model
+    assert key == model.key()
+    assert set(key) == set(describe(model)) | {"source"}
+    assert model.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        # 32 layers of 12.6M, the norms of the four branches, a head of 4097
+        ("mmt", 32 * (12 * 1024**2 + 13 * 1024) + 4 * 2048 + 4 * 1024 + 1),
+        # towers 470M, tables 448M, first top layer 301M, three more
+        ("dlrm", 28 * (4096**2 + 4096) + 7 * 64_000_000 + 73_472 * 4096 + 4096 + 3 * (4096**2 + 4096) + 4097),
+        # towers: first layers of 15580 inputs in all, then three of 4096; head 28672 -> 4192 four times -> 1
+        ("candle_uno", 15_580 * 4096 + 21 * 4096**2 + 28 * 4096 + 28_672 * 4192 + 3 * 4192**2 + 4 * 4192 + 4193),
+    ],
+)
+def test_paper_sizes(name, total, model_option):
+    model = model_option(name)
+    with torch.device("meta"):
+        network = model.build()
+        inputs = {
+            key: torch.zeros((2, *spec.shape), dtype=torch.int64 if spec.dtype == "int" else None)
+            for key, spec in model.inputs().items()
+        }
+    assert sum(parameter.numel() for parameter in network.parameters()) == total
+    assert all(parameter.is_meta for parameter in network.parameters())
+    assert network(**inputs).shape[0] == 2
+
+
+def test_paper_sizes_of_the_dossier(model_option):
+    """GraphPipe, appendix A.2: about 403M for MMT; DLRM's concatenation is 73,472 wide."""
+    with torch.device("meta"):
+        mmt, dlrm = model_option("mmt").build(), model_option("dlrm").build()
+    branches = sum(parameter.numel() for parameter in mmt.branches.parameters())
+    assert branches == pytest.approx(403e6, rel=0.005)
+    assert dlrm.top.layers[0].in_features == 73_472
+    assert sum(parameter.numel() for parameter in dlrm.dense_towers.parameters()) == pytest.approx(470e6, rel=0.005)
+
+
+def test_module_paths_read_as_the_model_does(model_option):
+    paths = dict(model_option("mmt_small").build().named_modules())
+    assert {"branches.0.layers.3.attention", "head"} <= set(paths)
+
+
+def test_default_dtype_is_the_callers(model_option):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        dtypes = {parameter.dtype for parameter in model_option("digits").build().parameters()}
+    finally:
+        torch.set_default_dtype(before)
+    assert dtypes == {torch.float64}
+
+
+def test_dropout_acts_in_training_only(model_option, draw):
+    model = model_option("mmt_small", "model.dropout=0.5")
+    network, inputs = model.build(), draw(model.inputs(), 2)
+    assert not torch.equal(network(**inputs), network(**inputs))
+    network.eval()
+    assert torch.equal(network(**inputs), network(**inputs))
+
+
+def test_first_line_of_every_option_says_what_it_is():
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    for file in [*(conf / "model").glob("*.yaml"), *(conf / "data").glob("*.yaml")]:
+        assert file.read_text().startswith("# "), file
