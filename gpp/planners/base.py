@@ -1,0 +1,45 @@
+"""What a planner promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.plan import Plan
+from gpp.timeline import Timeline
+
+Predict = Callable[[Plan], Timeline]
+"""The simulated timeline of a plan under the schedule that will run it."""
+
+
+class AbstractPlanner(ABC):
+    """Cuts a graph into stages and deals out the devices. Settings are the fields of the dataclass."""
+
+    @abstractmethod
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        """The plan with the best predicted iteration time that the planner finds.
+
+        Args:
+            problem: graph, cluster, cost model, batch.
+            predict: scores a candidate; only `metrics.iteration_s` is read.
+
+        Returns:
+            A valid plan: it passes `Plan.validate(problem)`. It may leave devices idle.
+
+        Raises:
+            Infeasible: no plan in this planner's space fits the memory; names the tightest constraint.
+            InvalidConfig: the problem is not for this planner.
+        """
+
+
+def check_at_least(field: str, value: int, least: int) -> None:
+    """Refuse a planner's setting that is no integer of at least `least`.
+
+    Raises:
+        InvalidConfig: with the field's full name.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidConfig(f"strategy.planner.{field}", value, f"must be an integer of at least {least}",
+                            f"set strategy.planner.{field}={max(least, 1)}")

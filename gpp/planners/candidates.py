@@ -1,0 +1,225 @@
+"""Finished candidates: a lower bound on their iteration time, and the best one so far.
+
+The bound holds for synchronous schedules that keep no more than the plan's samples in flight and do a
+whole backward at a time (GPipe, 1F1B). Under other schedules it only decides which candidates are
+worth a simulation; what wins is always the best prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpp.errors import InvalidPlan
+from gpp.graph.op_graph import bits
+from gpp.plan import Plan, make_plan, topological_order
+from gpp.planners.base import Predict
+from gpp.planners.stage_costs import StageCosts
+
+Parts = tuple[tuple[int, int], ...]
+"""(operator mask, number of devices) for each stage, in stage order."""
+
+MARGIN = 1 - 1e-9
+"""A candidate must be better than the best by more than rounding."""
+
+
+class Candidate(NamedTuple):
+    """A partition with device counts and a micro-batch size, known to fit.
+
+    Args:
+        bound_s: no schedule finishes an iteration sooner.
+        depth: stages on the longest path.
+    """
+
+    bound_s: float
+    depth: int
+    microbatch_size: int
+    chain: bool
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The stage of a candidate that lacks most memory, in units of its device's memory."""
+
+    mask: int
+    need_bytes: float
+    have_bytes: float
+
+    @property
+    def scale(self) -> float:
+        return self.need_bytes / self.have_bytes
+
+
+class Assessor:
+    """Puts partitions into stage order, checks their memory on the devices that they will get, bounds their time."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.problem, self.graph, self.cluster = costs, costs.problem, costs.graph, costs.cluster
+        self._inputs: dict[int, int] = {}
+        self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
+        self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._static: dict[int, tuple[float, float]] = {}
+
+    def assess(self, parts: Sequence[tuple[int, int]], microbatch_size: int, *, chain: bool = False) -> Candidate | Shortage | None:
+        """A candidate; what it lacks, if it does not fit; None if its stages form a cycle.
+
+        Args:
+            parts: in any order, or for a chain in the chain's order.
+        """
+        edges = self._edges(parts)
+        if chain:
+            order = list(range(len(parts)))
+        else:
+            succ: list[set[int]] = [set() for _ in parts]
+            for a, b in edges:
+                succ[a].add(b)
+            try:
+                order = topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+            except InvalidPlan:
+                return None
+        ordered = tuple(parts[p] for p in order)
+        position = {p: s for s, p in enumerate(order)}
+        nexts: list[list[int]] = [[] for _ in parts]
+        for a, b in edges:
+            nexts[position[a]].append(position[b])
+        if chain:
+            for s in range(len(parts) - 1):
+                if s + 1 not in nexts[s]:
+                    nexts[s].append(s + 1)
+        depth = [1] * len(parts)
+        for s in reversed(range(len(parts))):
+            depth[s] += max((depth[t] for t in nexts[s]), default=0)
+        return self._shortage(ordered, microbatch_size, depth) or Candidate(
+            self._bound_s(ordered, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered)
+
+    def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        edges = []
+        for q, (mask, _) in enumerate(parts):
+            inputs = self._inputs.get(mask)
+            if inputs is None:
+                inputs = 0
+                for op in bits(mask):
+                    inputs |= self.graph.predecessors[op]
+                inputs = self._inputs[mask] = inputs & ~mask
+            edges += [(p, q) for p, (other, _) in enumerate(parts) if inputs & other]
+        return edges
+
+    def _shortage(self, parts: Parts, b: int, depth: list[int]) -> Shortage | None:
+        worst: Shortage | None = None
+        most, device = self.problem.minibatch_size // b, 0
+        for (mask, count), d in zip(parts, depth, strict=True):
+            have = min(self.cluster.devices[i].memory_bytes for i in range(device, device + count)) * self.costs.memory_scale
+            device += count
+            static, kept, grads = self.problem.amounts(mask)
+            in_flight = most if self.problem.in_flight == "all" else min(d, most)
+            samples = b // count
+            need = static + kept * samples * in_flight + grads * samples
+            if need > have and (worst is None or need / have > worst.scale):
+                worst = Shortage(mask, need, have)
+        return worst
+
+    def _stage_s(self, mask: int, b: int, devices: range) -> tuple[float, float]:
+        key = (mask, b, len(devices), None if self.cluster.homogeneous else devices)
+        if key not in self._times:
+            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
+        return self._times[key]
+
+    def _transfers_s(self, a: tuple[int, range], b: tuple[int, range], microbatch_size: int) -> tuple[float, float]:
+        """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
+
+        An edge of data without gradients has no way back: minus infinity.
+        """
+        key = (a[0], b[0])
+        if key not in self._bytes:
+            tensors = self.problem.crossing(*key)
+            back = [t.bytes_per_sample for t in tensors if t.differentiable]
+            self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
+        forward, backward = self._bytes[key]
+        few, many = sorted((len(a[1]), len(b[1])))
+        # Replicas that do not line up share a range between two messages; the larger has half of it.
+        samples = microbatch_size / many if many % few == 0 else microbatch_size / many / 2
+        nodes = self.cluster.nodes
+        near = {nodes[i] for i in a[1]} & {nodes[i] for i in b[1]}
+        links = [self.cluster.intra_node] if near else []
+        links += [self.cluster.inter_node] if len({nodes[i] for i in (*a[1], *b[1])}) > 1 else []
+        return (min(link.transfer_s(forward * samples) for link in links),
+                min(link.transfer_s(backward * samples) for link in links))
+
+    def _bound_s(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> float:
+        """No iteration is shorter than, at any stage: the way in, all micro-batches, the way out, the update.
+
+        Its micro-batches take their compute time, or as many round trips to the farthest sink as its
+        samples in flight force one after the other.
+        """
+        problem, count = self.problem, len(parts)
+        num_microbatches = problem.minibatch_size // b
+        ends = [0]
+        for _, r in parts:
+            ends.append(ends[-1] + r)
+        devices = [range(ends[s], ends[s + 1]) for s in range(count)]
+        times = [self._stage_s(mask, b, devices[s]) for s, (mask, _) in enumerate(parts)]
+        moves = {(s, t): self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b)
+                 for s in range(count) for t in nexts[s]}
+        trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
+        for s in reversed(range(count)):
+            trip[s] += max((trip[t] + sum(moves[s, t]) for t in nexts[s]), default=0.0)
+        bound = 0.0
+        for s in range(count):
+            in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
+            forward, backward = times[s]
+            busy = max(num_microbatches * (forward + backward), -(-num_microbatches // in_flight) * trip[s])
+            bound = max(bound, way_in[s] + busy + max(way_out[s], self._update_s(parts[s][0], devices[s])))
+            for t in nexts[s]:
+                way_in[t] = max(way_in[t], way_in[s] + forward + moves[s, t][0])
+                way_out[t] = max(way_out[t], way_out[s] + backward + moves[s, t][1])
+        return bound
+
+    def _update_s(self, mask: int, devices: range) -> float:
+        """Gradient all-reduce over the fastest link, and the optimizer's step."""
+        if mask not in self._static:
+            trainable = self.problem.param_bytes(mask)[0]
+            self._static[mask] = trainable, self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
+        trainable, update = self._static[mask]
+        if len(devices) < 2 or not trainable:
+            return update
+        return self.cluster.allreduce_s(trainable, tuple(devices)) + update
+
+
+class Search:
+    """The best plan so far, by predicted iteration time; ties go to the one that was tried first."""
+
+    def __init__(self, assessor: Assessor, planner: str, predict: Predict) -> None:
+        self.assessor, self.planner, self.predict = assessor, planner, predict
+        self.best: Plan | None = None
+        self.best_s = float("inf")
+        self.num_simulated = 0
+        self._seen: set[tuple[int, bool, Parts]] = set()
+
+    def worth(self, bound_s: float) -> bool:
+        """Whether something that takes `bound_s` at least could still win."""
+        return bound_s < self.best_s * MARGIN
+
+    def simulate(self, candidate: Candidate) -> float | None:
+        """Predicted seconds of a candidate that could win; None if it could not, or was tried before."""
+        key = (candidate.microbatch_size, candidate.chain, candidate.parts)
+        if not self.worth(candidate.bound_s) or key in self._seen:
+            return None
+        self._seen.add(key)
+        plan = make_plan(self.assessor.problem, self.planner, candidate.parts, candidate.microbatch_size,
+                         chain=candidate.chain, ordered=True)
+        seconds = self.predict(plan).metrics.iteration_s
+        self.num_simulated += 1
+        if seconds < self.best_s * MARGIN:
+            self.best, self.best_s = plan, seconds
+        return seconds
+
+    def simulate_all(self, candidates: Sequence[Candidate], limit: int) -> None:
+        """Simulate candidates by ascending bound until none can win or `limit` simulations are spent."""
+        stop = self.num_simulated + limit
+        for candidate in sorted(candidates):
+            if self.num_simulated >= stop or not self.worth(candidate.bound_s):
+                break
+            self.simulate(candidate)

@@ -1,0 +1,136 @@
+"""Times and bytes of candidate stages, tabulated: what `Problem` says, fast enough for a search.
+
+A stage of the search is an operator mask with a number of replicas; which devices it will get is not
+known yet. On a heterogeneous cluster the tables therefore hold the slowest device's time and the
+smallest device's memory; a finished candidate is judged on its own devices (see `candidates`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import bits
+
+UNLIMITED = 1 << 30
+"""A depth that no pipeline reaches."""
+
+
+class Option(NamedTuple):
+    """One number of replicas of a stage.
+
+    Args:
+        num_replicas: devices.
+        time_s: of one micro-batch, forward plus backward, or its border's transfers if they take longer.
+        compute_s: of one micro-batch, forward plus backward.
+        max_depth: longest pipeline from here on, this stage included, whose micro-batches in flight fit.
+    """
+
+    num_replicas: int
+    time_s: float
+    compute_s: float
+    max_depth: int
+
+
+class StageCosts:
+    """Tables of one problem.
+
+    Args:
+        replication: whether a stage may have several replicas (every divisor of b up to the devices).
+        memory_scale: factor on every device's memory; above 1 to ask what would fit.
+    """
+
+    def __init__(self, problem: Problem, *, replication: bool = True, memory_scale: float = 1.0) -> None:
+        self.problem, self.memory_scale = problem, memory_scale
+        self.graph, self.cluster = problem.graph, problem.cluster
+        self.limit_bytes = problem.memory_limit_bytes * memory_scale
+        self.microbatch_sizes = problem.microbatch_sizes()
+        most = self.cluster.num_devices if replication else 1
+        self.replicas = {b: tuple(r for r in range(1, min(most, b) + 1) if b % r == 0) for b in self.microbatch_sizes}
+        self._row = {s: i for i, s in enumerate(sorted({b // r for b, rs in self.replicas.items() for r in rs}))}
+        devices = self.cluster.devices
+        kinds = sorted({devices.index(device) for device in devices}) if not self.cluster.homogeneous else [0]
+        times = [[problem.op_times(samples, device) for device in kinds] for samples in self._row]
+        shape = (len(self._row), self.graph.num_ops)
+        self.forward_s = np.array([np.max([t.forward_s for t in row], axis=0) for row in times]).reshape(shape)
+        self.backward_s = np.array([np.max([t.backward_s for t in row], axis=0) for row in times]).reshape(shape)
+        self._total_s = self.forward_s + self.backward_s
+        one_node = len(set(self.cluster.nodes)) == 1
+        self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
+        self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._compute: dict[int, list[float]] = {}
+        self._border: dict[int, tuple[float, float, int]] = {}
+
+    def labels(self) -> list[tuple[float, ...]]:
+        """What tells operators apart in time: their column of the tables."""
+        return [(*self.forward_s[:, op].tolist(), *self.backward_s[:, op].tolist()) for op in range(self.graph.num_ops)]
+
+    def op_seconds(self) -> list[float]:
+        """Forward plus backward of each operator for the smallest tabulated micro-batch."""
+        return self._total_s[0].tolist()
+
+    def row(self, samples: int) -> int:
+        """Row of the tables for a number of samples on one device."""
+        return self._row[samples]
+
+    def compute_s(self, mask: int, samples: int) -> float:
+        """Forward plus backward seconds of a set for `samples` samples on one device."""
+        row = self._compute.get(mask)
+        if row is None:
+            row = self._compute[mask] = self._total_s[:, list(bits(mask))].sum(axis=1).tolist()
+        return row[self._row[samples]]
+
+    def border(self, mask: int) -> tuple[float, float, int]:
+        """Bytes per sample that a stage receives and sends in a micro-batch, both passes, and its number of tensors."""
+        if mask not in self._border:
+            receive = send = 0.0
+            count = 0
+            for i in self.graph.touching(mask):
+                tensor, consumers = self.graph.tensors[i], self.graph.consumer_masks[i]
+                inside = mask >> tensor.producer & 1
+                if inside and consumers & ~mask:
+                    send += tensor.bytes_per_sample
+                    receive += tensor.bytes_per_sample * tensor.differentiable
+                    count += 1
+                elif not inside:
+                    receive += tensor.bytes_per_sample
+                    send += tensor.bytes_per_sample * tensor.differentiable
+                    count += 1
+            self._border[mask] = receive, send, count
+        return self._border[mask]
+
+    def max_depth(self, mask: int, microbatch_size: int, num_replicas: int) -> int:
+        """Longest pipeline from this stage on that fits the smallest device; 0 if not even one micro-batch does."""
+        problem = self.problem
+        static, kept, grads = problem.amounts(mask)
+        samples = microbatch_size // num_replicas
+        room = self.limit_bytes - static - grads * samples
+        most = problem.minibatch_size // microbatch_size
+        if static + kept * samples * most + grads * samples <= self.limit_bytes:
+            return UNLIMITED
+        if problem.in_flight == "all":
+            return 0
+        depth = max(0, min(most, int(room / (kept * samples)) + 1)) if kept else 0
+        # The same expression as `Problem.stage_memory`, so rounding cannot make them disagree.
+        while depth and static + kept * samples * depth + grads * samples > self.limit_bytes:
+            depth -= 1
+        return depth
+
+    def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
+        """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""
+        key = (mask, microbatch_size)
+        found = self._options.get(key)
+        if found is None:
+            receive, send, count = self.border(mask)
+            per_sample = max(receive, send) / self.link.bandwidth_bytes_per_s
+            out = []
+            for r in self.replicas[microbatch_size]:
+                depth = self.max_depth(mask, microbatch_size, r)
+                if depth:
+                    samples = microbatch_size // r
+                    compute = self.compute_s(mask, samples)
+                    out.append(Option(r, max(compute, per_sample * samples if count else 0.0), compute, depth))
+            found = self._options[key] = tuple(out)
+        return found
