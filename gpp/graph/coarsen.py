@@ -56,9 +56,6 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
 
     Raises:
         InvalidConfig: `max_ops` is below 1.
-
-    Example:
-        `stem -> {a1 -> a2, b1 -> b2} -> head` with `max_ops=4` becomes `stem -> {a, b} -> head`.
     """
     if not isinstance(max_ops, int) or max_ops < 1:
         raise InvalidConfig("graph.max_ops", max_ops, "must be an integer of at least 1", "set graph.max_ops=128")
@@ -200,12 +197,13 @@ class _Groups:
         self.scope[into] = scopes[0][:_common(scopes)]
 
     def shrink(self, cap: int, dust: int) -> None:
-        """Everything that is free under `cap`: chains, light regions, and dust beside them."""
+        """Everything that is free under `cap`: light regions, chains, and dust beside them."""
         changed = True
         while changed:
+            changed = self._merge_regions(min(cap, _REGION))
             for line in self._lines():
                 self._merge_chain(line, cap)
-            changed = self._merge_regions(min(cap, _REGION)) or self._sweep(dust)
+            changed |= self._sweep(dust, cap)
 
     def _lines(self) -> list[list[int]]:
         """Groups of equal inc, each line in its (total) order."""
@@ -247,9 +245,10 @@ class _Groups:
             offer(i, right[i])
 
     def _waits(self, u: int, v: int, cap: int) -> bool:
-        """Whether u or v belongs, by module, to neighbours that a larger cap will let it join."""
+        """Whether a larger cap will let u or v (dust, if one is dust to the other) join neighbours of a deeper module."""
         depth = _common([self.scope[u], self.scope[v]])
-        for g in (u, v):
+        light, heavy = sorted((u, v), key=self.size)
+        for g in (light,) if self.size(light) << _DUST_SHIFT <= self.size(heavy) else (u, v):
             around = self.neighbours(g, self.graph.successors) + self.neighbours(g, self.graph.predecessors)
             closer = [n for n in around if _common([self.scope[g], self.scope[n]]) > depth]
             if closer and self.size(g, *closer) > cap:
@@ -299,7 +298,7 @@ class _Groups:
         seen = {(self.before[p] & ~inside, self.after[p] & ~inside) for p in parts}
         return inside if len(seen) == 1 and all(side[g] & self.members[p] for p in parts) else 0
 
-    def _sweep(self, dust: int) -> bool:
+    def _sweep(self, dust: int, cap: int) -> bool:
         """Merge dust that is an arm of its own (a mask, a constant) into its only next or previous group."""
         changed = False
         for g in sorted(self.members):
@@ -309,8 +308,9 @@ class _Groups:
             lasts = [p for p in self.neighbours(g, self.graph.predecessors) if self.before[g] == self.before[p] | self.members[p]]
             if target := nexts + lasts:
                 best = max(target, key=lambda t: _common([self.scope[g], self.scope[t]]))
-                self.merge([g, best])
-                changed = True
+                if not self._waits(g, best, cap):
+                    self.merge([g, best])
+                    changed = True
         return changed
 
     def glue(self, cap: int, max_ops: int) -> None:
@@ -379,7 +379,7 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
     tensors.sort(key=lambda tensor: tensor.producer)
     ops = tuple(_merged(name, [graph.ops[i] for i in part], [weight[i] for i in part])
                 for name, part in zip(names, parts, strict=True))
-    return OpGraph(name=graph.name, ops=ops, tensors=tuple(tensors), params=graph.params, dtype=graph.dtype)
+    return replace(graph, ops=ops, tensors=tuple(tensors))
 
 
 def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:

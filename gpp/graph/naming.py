@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 # Members below this share of a group's heaviest do not take part in its name.
@@ -47,8 +47,16 @@ def _group_name(paths: list[tuple[str, ...]], inside: Counter[tuple[str, ...]]) 
     prefix = paths[0][:depth]
     if inside[prefix] == len(paths):
         return ".".join(prefix) or "model"
-    own = list(dict.fromkeys(path[depth] for path in paths if len(path) > depth))
-    return ".".join((*prefix, _short(own))) if own else ".".join(prefix)
+    parts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for path in paths:
+        if len(path) > depth:
+            parts[path[depth]].append(path)
+    whole = all(inside[(*prefix, part)] == len(members) for part, members in parts.items())
+    if whole or len(parts) > 3:
+        own = _short(list(parts))
+    else:
+        own = "+".join(_group_name(members, inside).removeprefix(".".join((*prefix, ""))) for members in parts.values())
+    return ".".join((*prefix, own))
 
 
 def _short(own: list[str]) -> str:
