@@ -1,0 +1,226 @@
+"""Capture: any `nn.Module` with its loss and metrics becomes a `Captured`.
+
+Example, an input that forks (two towers that meet in a sum) becomes an operator graph with a fork:
+
+    tower_a ─┐
+             ├─► add ─► loss
+    tower_b ─┘
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gpp.capture.draft import Draft, Drafts, read
+from gpp.capture.measure import Facts, measure
+from gpp.capture.merge import Groups, Merger
+from gpp.capture.trace import Loss, trace
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured, Node
+from gpp.graph.op_graph import Op, OpGraph, Param
+from gpp.graph.op_graph import Tensor as GraphTensor
+
+MEASURED_BATCH = 8
+
+# operator name -> kind; the first pattern that fits decides
+_KINDS = (
+    (r"attention", "attention"), (r"embedding", "embedding"), (r"conv", "conv"), (r"norm", "norm"), (r"loss", "loss"),
+    (r"linear|matmul|\bmm\b|bmm|einsum|addmm|bilinear", "linear"), (r"lstm|gru|rnn", "recurrent"), (r"dropout", "dropout"),
+    (r"relu|gelu|silu|sigmoid|tanh|softmax|elu", "activation"), (r"pool", "pool"),
+    (r"view|reshape|transpose|permute|slice|select|getitem|expand|squeeze|flatten|chunk|split|contiguous|clone|cat|stack", "shape"),
+)
+
+
+def capture(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], targets: Tensor | Mapping[str, Tensor],
+            loss: Loss, metrics: Mapping[str, Loss] | None = None, *, name: str, batch: int | None = None) -> Captured:
+    """Capture model, loss and metrics in training mode.
+
+    Parameters may be on the meta device, then nothing of their size is allocated.
+
+    Args:
+        inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
+        targets: example targets, batch first; a single tensor is named `target`.
+        loss: (outputs, targets) -> scalar mean over the samples; `targets` is the tensor itself where
+            there is one target, else the dict.
+        metrics: name -> function like `loss`.
+        name: of the model.
+        batch: size to capture at if the model works at a single batch size only; default: the examples'.
+
+    Raises:
+        CaptureError: cannot be captured; names the operation, the user's line and the fix.
+        InvalidConfig: unusable examples.
+    """
+    named = {"target": targets} if isinstance(targets, Tensor) else dict(targets)
+    if batch is not None and batch < 1:
+        raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
+    traced = trace(model, inputs, named, loss, metrics or {}, batch=batch)
+    return assemble(read(traced, model), name=name, inputs=traced.inputs, batch=traced.batch,
+                    warnings=(*traced.warnings, *_unused(model, traced.program)))
+
+
+def assemble(drafts: Drafts, *, name: str, inputs: tuple[str, ...], batch: int | None, warnings: tuple[str, ...],
+             facts: dict[str, Facts] | None = None, measured_batch: int | None = None) -> Captured:
+    """Operators and their costs from drafts; `facts` only where they were measured elsewhere (hand-written blocks)."""
+    size = measured_batch or batch or MEASURED_BATCH
+    known = facts or measure(drafts.drafts, drafts.results["loss"], size)
+    groups = Merger(drafts.drafts, known, drafts.results).merge()
+    for draft in drafts.drafts:
+        if draft.kind != "param":
+            draft.requires_grad = known[draft.name].requires_grad
+    graph = _Costs(drafts, known, groups, size).graph(name)
+    kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.kind == "input"]
+    noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _has_switch(draft.target)]
+    notes = tuple(f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
+                  for draft in noisy)
+    return Captured(name=name, nodes=tuple(_node(draft) for draft in kept), inputs=inputs, results=drafts.results, graph=graph,
+                    constants={key: value for key, value in drafts.constants.items() if key in groups.live}, batch=batch,
+                    aliases=drafts.aliases, warnings=(*warnings, *dict.fromkeys(notes)))
+
+
+def _node(draft: Draft) -> Node:
+    return Node(**{slot: getattr(draft, slot) for slot in Node.__slots__})
+
+
+def _has_switch(target: str) -> bool:
+    return bool(re.search(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu", target))
+
+
+def _unused(model: nn.Module, program: Any) -> tuple[str, ...]:
+    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    read = {spec.target.removeprefix("model.") for spec in program.graph_signature.input_specs
+            if spec.target and spec.arg.name in used}
+    tensors = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in read}
+    return tuple(f"parameter {n} is read by no operation; it gets no gradient"
+                 for n, p in model.named_parameters() if id(p) not in tensors)
+
+
+class _Costs:
+    """Names, kinds, costs per sample and edges of the operators. `batch`: samples that `facts` are for."""
+
+    def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: Groups, batch: int) -> None:
+        self.drafts, self.facts, self.groups, self.batch = drafts, facts, groups, batch
+        self.draft = {draft.name: draft for draft in drafts.drafts}
+        self.index = {draft.name: i for i, draft in enumerate(drafts.drafts)}
+        self.maker = {}
+        for draft in drafts.drafts:
+            for storage in facts[draft.name].storages:
+                self.maker.setdefault(storage, draft)
+        self.closures = [self._closure(names) for names in groups.groups]
+
+    def _needs(self, name: str) -> list[str]:
+        return Merger.needs(self.draft[name])
+
+    def _closure(self, names: list[str]) -> list[str]:
+        """A group's nodes with the free nodes and leaves that they need, in execution order."""
+        seen, todo = set(names), list(names)
+        while todo:
+            for need in self._needs(todo.pop()):
+                if need not in seen and (self.draft[need].free or self.draft[need].kind not in ("call", "block")):
+                    seen.add(need)
+                    todo.append(need)
+        return sorted(seen, key=self.index.__getitem__)
+
+    def graph(self, name: str) -> OpGraph:
+        """The operator graph."""
+        saved, kept = self._saved()
+        names = self._names()
+        charged: set[str] = set()
+        ops = []
+        for number, closure in enumerate(self.closures):
+            # a free node is computed once per stage; charging its first reader keeps the sum right
+            own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
+            charged.update(own)
+            facts = [self.facts[n] for n in own]
+            ops.append(Op(
+                name=names[number], kind=self._kind(number), nodes=tuple(self.groups.groups[number]),
+                forward_flops=sum(f.forward_flops for f in facts) / self.batch,
+                backward_flops=sum(f.backward_flops for f in facts) / self.batch,
+                traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
+                num_kernels=sum(not f.view for f in facts), saved_bytes=kept[number] / self.batch,
+                params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param")))
+        params = tuple(self._param(draft) for draft in self.drafts.drafts
+                       if draft.kind == "param" and any(draft.target in op.params for op in ops))
+        floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
+        inputs = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
+        dtype = floats.most_common(1)[0][0] if floats else (inputs or ["float32"])[0]
+        return OpGraph(name=name, ops=tuple(ops), tensors=self._tensors(saved), params=params, dtype=dtype or "float32")
+
+    def _param(self, draft: Draft) -> Param:
+        others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
+        return Param(name=draft.target, num_bytes=self.facts[draft.name].num_bytes, trainable=draft.requires_grad, aliases=others)
+
+    def _saved(self) -> tuple[set[int], dict[int, float]]:
+        """Storages kept for backward, and the bytes that each operator answers for.
+
+        A storage that an operator made is its own; one made inside a call or by a free node is the
+        first keeper's; of a user input every keeper holds a copy of what it reads.
+        """
+        seen: set[int] = set()
+        kept: dict[int, float] = defaultdict(float)
+        of_input: dict[tuple[int, int], int] = {}
+        for number, closure in enumerate(self.closures):
+            for name in closure:
+                for storage, view_bytes, storage_bytes in self.facts[name].saved:
+                    maker = self.maker.get(storage)
+                    if maker is not None and maker.kind == "input":
+                        of_input[number, storage] = max(of_input.get((number, storage), 0), view_bytes)
+                    elif storage not in seen:
+                        seen.add(storage)
+                        kept[self.groups.producer.get(maker.name, number) if maker else number] += storage_bytes
+        for (number, _), amount in of_input.items():
+            kept[number] += amount
+        return seen, kept
+
+    def _tensors(self, saved: set[int]) -> tuple[GraphTensor, ...]:
+        producer, readers = self.groups.producer, defaultdict(set)
+        for unit, number in producer.items():
+            for need in self._needs(unit):
+                if need in producer and producer[need] != number:
+                    readers[need].add(number)
+        out = []
+        for name in sorted(readers, key=self.index.__getitem__):
+            facts = self.facts[name]
+            out.append(GraphTensor(name=name, producer=producer[name], consumers=tuple(sorted(readers[name])),
+                                   bytes_per_sample=facts.num_bytes / self.batch, saved=bool(set(facts.storages) & saved),
+                                   differentiable=facts.requires_grad))
+        return tuple(out)
+
+    def _main(self, number: int) -> Draft:
+        """The node that an operator is named after: the loss, else most FLOPs, else the first that computes."""
+        own = self.groups.groups[number]
+        if self.drafts.results["loss"] in own:
+            return self.draft[self.drafts.results["loss"]]
+        named = [n for n in own if not self.draft[n].free]
+        return self.draft[max(named, key=lambda n: (self.facts[n].forward_flops, not self.facts[n].view, -self.index[n]))]
+
+    def _kind(self, number: int) -> str:
+        main = self._main(number)
+        if main.name == self.drafts.results["loss"]:
+            return "loss"
+        if main.kind == "block":
+            return "block"
+        return next((kind for pattern, kind in _KINDS if re.search(pattern, main.target)), "elementwise")
+
+    def _names(self) -> list[str]:
+        mains = [self._main(number) for number in range(len(self.groups.groups))]
+        modules = {draft.module for draft in self.drafts.drafts}
+        shared = Counter(main.module for main in mains)
+        taken: Counter[str] = Counter()
+        out: list[str] = []
+        for main in mains:
+            path, short = main.module, main.target.split(".")[1] if main.kind == "call" else main.name
+            parent = not path or any(other.startswith(path + ".") for other in modules)
+            if main.name == self.drafts.results["loss"]:
+                wish = "loss"
+            elif main.kind == "block" or not (parent or shared[path] > 1):
+                wish = path
+            else:
+                wish = f"{path}.{short}" if path else short
+            taken[wish] += 1
+            out.append(wish if taken[wish] == 1 else f"{wish}#{taken[wish]}")
+        return out

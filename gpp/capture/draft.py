@@ -1,0 +1,265 @@
+"""From an exported program to a flat list of node drafts: symbolic sizes turned into expressions,
+`torch.no_grad` regions inlined, tied weights under one name, user paths without the wrapper's prefix."""
+
+from __future__ import annotations
+
+import base64
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+
+from gpp.capture.codec import GETITEM, UnknownSize, encode, expression_of, size
+from gpp.capture.trace import Traced, where_of
+from gpp.errors import CaptureError
+
+# checks that torch adds while tracing; they compute nothing
+_CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}
+_KINDS = {InputKind.PARAMETER: "param", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant",
+          InputKind.USER_INPUT: "input"}
+_MAX_CONSTANT_BYTES = 1 << 20
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """A node while it is being made; fields as in `gpp.graph.captured.Node`, plus `where` (the user's line)."""
+
+    name: str
+    kind: str
+    target: str
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[Any, ...] | None = None
+    dtype: str | None = None
+    batch_dim: int | None = None
+    module: str = ""
+    free: bool = False
+    after: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    no_grad: bool = False
+    requires_grad: bool = False
+    persistent: bool = True
+    where: str = ""
+
+
+@dataclass(kw_only=True)
+class Drafts:
+    """All drafts in execution order, the results' nodes, constants and tied names (see `Captured`)."""
+
+    drafts: list[Draft]
+    results: dict[str, str]
+    constants: dict[str, str | None]
+    aliases: dict[str, str]
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Other names of tied parameters and buffers, each with the first name, in the model's order.
+
+    Ties are found by identity of the tensor object, which also holds on the meta device, and for real
+    tensors also by identical storage, shape and offset.
+    """
+    canonical: dict[Any, str] = {}
+    aliases = {}
+    both = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in both:
+        key: Any = id(tensor)
+        if not tensor.is_meta and tensor.numel() and tensor.untyped_storage().data_ptr():
+            key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if canonical.setdefault(key, name) != name:
+            aliases[name] = canonical[key]
+    return aliases
+
+
+def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | None:
+    """Position of the dimension that is the batch; None where samples cannot be told apart.
+
+    At a fixed batch size sizes are plain numbers: the first dimension of that size is taken.
+    """
+    if shape is None:
+        return None
+    if fixed is not None:
+        return next((i for i, extent in enumerate(shape) if extent == fixed), None)
+    symbolic = [i for i, extent in enumerate(shape) if not isinstance(extent, int)]
+    return symbolic[0] if len(symbolic) == 1 and shape[symbolic[0]] == "b" else None
+
+
+def read(traced: Traced, model: nn.Module) -> Drafts:
+    """Drafts of every node of the exported program, dead ones included.
+
+    Raises:
+        CaptureError: autocast or another higher-order operator, a size that depends on the data.
+    """
+    return _Reader(traced, model).read()
+
+
+class _Reader:
+    """State of one reading: encoded values of the program's nodes by (graph, node)."""
+
+    def __init__(self, traced: Traced, model: nn.Module) -> None:
+        self.traced, self.aliases = traced, tied_names(model)
+        self.drafts: list[Draft] = []
+        self.constants: dict[str, str | None] = {}
+        self.taken: set[str] = set()
+
+    def read(self) -> Drafts:
+        """See the function `read`."""
+        program = self.traced.program
+        values: dict[torch.fx.Node, Any] = {}
+        users = iter(self.traced.inputs)
+        leaves: dict[tuple[str, str], str] = {}
+        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            if spec.kind not in _KINDS:
+                raise CaptureError(f"the model holds a {spec.kind.name} ({spec.target}), which cannot be captured")
+            kind = _KINDS[spec.kind]
+            target = next(users) if kind == "input" else (spec.target or "").removeprefix("model.")
+            target = self.aliases.get(target, target)
+            if (kind, target) not in leaves:
+                leaves[kind, target] = self._leaf(kind, target, node, spec)
+            values[node] = {"ref": leaves[kind, target]}
+        outputs = self._emit(program.graph_module, values, no_grad=False)
+        results = {}
+        for name, output in zip(self.traced.results, outputs, strict=True):
+            results[name] = self._result(name, output)
+        return Drafts(drafts=self.drafts, results=results, constants=self.constants, aliases=self.aliases)
+
+    def _leaf(self, kind: str, target: str, node: torch.fx.Node, spec: Any) -> str:
+        value = node.meta["val"]
+        draft = self._add(target, kind=kind, target=target, value=value, where="")
+        draft.persistent = spec.persistent is not False
+        if kind == "param":
+            draft.requires_grad = self._trainable(spec.target)
+        if kind == "constant":
+            self.constants[draft.name] = _stored(self.traced.program.constants.get(spec.target))
+        return draft.name
+
+    def _trainable(self, target: str) -> bool:
+        return self.traced.program.state_dict[target].requires_grad
+
+    def _name(self, wish: str) -> str:
+        name, number = wish, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wish}_{number}"
+        self.taken.add(name)
+        return name
+
+    def _add(self, wish: str, *, value: Any, **fields: Any) -> Draft:
+        """A new draft with shape and dtype of `value`."""
+        draft = Draft(name=self._name(wish), **fields)
+        if isinstance(value, Tensor):
+            try:
+                draft.shape = tuple(expression_of(extent) for extent in value.shape)
+            except UnknownSize as error:
+                raise CaptureError(f"{draft.target} at {draft.where} makes a tensor whose size is {error}. Fix: mask instead of "
+                                   "selecting (torch.where), or use hand-written blocks (gpp.capture.blocks)") from error
+            draft.dtype = str(value.dtype).removeprefix("torch.")
+            draft.batch_dim = batch_dimension(draft.shape, self.traced.batch)
+        self.drafts.append(draft)
+        return draft
+
+    def _emit(self, owner: torch.nn.Module, values: dict[torch.fx.Node, Any], *, no_grad: bool) -> list[Any]:
+        """Append drafts for the graph of `owner`; returns its encoded outputs."""
+        for node in owner.graph.nodes:  # type: ignore[attr-defined]
+            if node.op == "output":
+                return [encode(item, self._lookup(values, node)) for item in node.args[0]]
+            if node.op == "call_function":
+                self._call(owner, node, values, no_grad)
+        raise CaptureError("the exported graph has no output")
+
+    def _lookup(self, values: dict[torch.fx.Node, Any], user: torch.fx.Node) -> Callable[[torch.fx.Node], Any]:
+        def lookup(node: torch.fx.Node) -> Any:
+            found = values[node]
+            if isinstance(found, UnknownSize):
+                raise CaptureError(f"{user.target} at {where_of(user.meta.get('stack_trace'))} uses {found}. Fix: keep it a tensor "
+                                   "(no .item(), no int()), or describe the model by hand-written blocks (gpp.capture.blocks)")
+            return found
+        return lookup
+
+    def _call(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> None:
+        target, value, where = node.target, node.meta.get("val"), where_of(node.meta.get("stack_trace"))
+        lookup = self._lookup(values, node)
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            values[node] = self._region(owner, node, values, no_grad)
+            return
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            try:
+                values[node] = size(expression_of(value))
+            except UnknownSize as error:
+                values[node] = error
+            return
+        if isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] in _CHECKS:
+            return
+        if target is operator.getitem and isinstance(values.get(node.args[0]), list):
+            values[node] = values[node.args[0]][node.args[1]]
+            return
+        if target is not operator.getitem and not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
+                               "Fix: describe the model by hand-written blocks (gpp.capture.blocks)")
+        name = GETITEM if target is operator.getitem else str(target)
+        kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
+        draft = self._add(node.name, value=value, kind="call", target=name, where=where, args=encode(node.args, lookup),
+                          kwargs=kwargs, module=_module_path(node), no_grad=no_grad)
+        values[node] = {"ref": draft.name}
+
+    def _region(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> list[Any]:
+        """Inline a `torch.no_grad` (or enable_grad) region."""
+        kind = node.target.name() if callable(getattr(node.target, "name", None)) else str(node.target)  # type: ignore[union-attr]
+        place = self._place(owner, node)
+        if "autocast" in kind:
+            raise CaptureError(f"torch.autocast at {place} cannot be captured: a cut could fall inside its region. "
+                               "Fix: remove it and set dtype=bfloat16")
+        if "set_grad_enabled" not in kind:
+            raise CaptureError(f"the higher-order operator {kind} at {place} cannot be captured. "
+                               "Fix: describe the model by hand-written blocks (gpp.capture.blocks)")
+        enabled, inner, *operands = node.args
+        region = getattr(owner, inner.target)  # type: ignore[union-attr]
+        lookup = self._lookup(values, node)
+        placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
+        local = {p: encode(operand, lookup) for p, operand in zip(placeholders, operands, strict=True)}
+        return self._emit(region, local, no_grad=not enabled)
+
+    def _place(self, owner: torch.nn.Module, node: torch.fx.Node) -> str:
+        """Where a region stands: the call itself has no stack trace, its first inner node has one."""
+        for argument in node.args:
+            if isinstance(argument, torch.fx.Node) and argument.op == "get_attr":
+                inner = getattr(owner, str(argument.target))
+                for step in inner.graph.nodes:
+                    if step.meta.get("stack_trace"):
+                        return where_of(step.meta["stack_trace"])
+        return where_of(node.meta.get("stack_trace"))
+
+    def _result(self, name: str, output: Any) -> str:
+        """Node of an output; one that is not a scalar tensor made by a call is refused or copied."""
+        found = {draft.name: draft for draft in self.drafts}.get(output.get("ref", "")) if isinstance(output, dict) else None
+        if found is None:
+            raise CaptureError(f"{name} does not depend on the model's tensors (it is {output!r}). Fix: return a scalar tensor")
+        if found.shape != ():
+            raise CaptureError(f"{name} has shape {found.shape}. Fix: return a scalar, the mean over the samples")
+        return found.name
+
+
+
+
+def _module_path(node: torch.fx.Node) -> str:
+    """Path of the innermost user module; the wrapper's own scope is the loss."""
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if not path.startswith("_")]
+    path = re.sub(r"@\d+", "", stack[-1]) if stack else ""
+    if path == "model":
+        return ""
+    return path.removeprefix("model.") if path.startswith("model.") else "loss"
+
+
+def _stored(tensor: Tensor | None) -> str | None:
+    """Base64 of a constant's bytes; None where it is too large or has no value."""
+    if tensor is None or tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_sparse:
+        return None
+    if tensor.numel() * tensor.element_size() > _MAX_CONSTANT_BYTES:
+        return None
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return base64.b64encode(flat.numpy().tobytes()).decode()

@@ -1,0 +1,198 @@
+"""Generate a stage's code: nodes become a `torch.fx` graph, and that becomes a Python function."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
+from gpp.errors import CaptureError
+from gpp.graph.captured import OPERATIONS, Node
+
+_TWO_OPERANDS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "truediv": operator.truediv, "mod": operator.mod,
+    "pow": operator.pow, "max": torch.sym_max, "min": torch.sym_min,
+}
+_PATH = re.compile(r"\w+(\.\w+)*")
+
+
+class Root(nn.Module):
+    """Tree of the parameters and buffers that a stage uses, under their full names."""
+
+    def _holder(self, path: str) -> tuple[nn.Module, str]:
+        # names end up in generated code
+        if not _PATH.fullmatch(path):
+            raise CaptureError(f"{path!r} is not the name of a parameter or buffer")
+        *prefix, name = path.split(".")
+        module: nn.Module = self
+        for part in prefix:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+        return module, name
+
+    def add(self, node: Node, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]) -> None:
+        """An empty parameter, buffer or constant; one that a block has brought stays."""
+        module, name = self._holder(node.target)
+        if name in module._parameters or name in module._buffers:
+            return
+        dtype = dtype_of(node.dtype or "float32")
+        tensor = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtypes.get(dtype, dtype), device=device)
+        if node.kind == "param":
+            module.register_parameter(name, nn.Parameter(tensor, requires_grad=node.requires_grad))
+        else:
+            module.register_buffer(name, tensor, persistent=node.kind == "buffer" and node.persistent)
+
+    def add_block(self, node: Node, make: Callable[[], nn.Module] | None, device: torch.device,
+                  dtypes: dict[torch.dtype, torch.dtype]) -> None:
+        """A hand-written block, made by `make` or else by the factory that its node names."""
+        module, name = self._holder(node.name)
+        if make is None:
+            make = functools.partial(import_factory(node.target), *node.kwargs.get("args", []), **node.kwargs.get("kwargs", {}))
+        block = make().to(device)
+        for tensor in (*block.parameters(), *block.buffers()):
+            tensor.data = tensor.data.to(dtypes.get(tensor.dtype, tensor.dtype))
+        module.add_module(name, block)
+
+    def block(self, name: str) -> nn.Module:
+        """A block by name."""
+        return self.get_submodule(name)
+
+    def get(self, path: str) -> Tensor:
+        """A parameter or buffer by its full name."""
+        module, name = self._holder(path)
+        return getattr(module, name)
+
+    def owned(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers, non-persistent ones too, tied ones once."""
+        yield from self.named_parameters()
+        yield from self.named_buffers()
+
+
+def import_factory(path: str) -> Callable[..., nn.Module]:
+    """The function at a dotted path.
+
+    Raises:
+        CaptureError: no such function.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CaptureError(f"the block factory {path} cannot be imported: {error}. Fix: give the dotted path of an importable "
+                           "function or class") from error
+
+
+class Emitter:
+    """Builds the code of one pass, node by node in execution order.
+
+    Args:
+        training: else arguments that switch training behaviour are switched off.
+        batch: the only batch size that the code is for; None for any.
+    """
+
+    def __init__(self, root: Root, *, device: torch.device, dtypes: dict[torch.dtype, torch.dtype], training: bool,
+                 batch: int | None) -> None:
+        self.root, self.device, self.dtypes, self.training = root, device, dtypes, training
+        self.graph = fx.Graph()
+        self.batch = self.graph.placeholder("batch")
+        self.values: dict[str, fx.Node] = {}
+        self.sizes: dict[str, Any] = {}
+        self.no_grad = False
+        self.outer_mode: fx.Node | None = None
+
+    def placeholder(self, name: str) -> None:
+        """An argument: a user input or a received tensor."""
+        self.values[name] = self.graph.placeholder(re.sub(r"\W", "_", name))
+
+    def attribute(self, node: Node) -> None:
+        """A parameter, buffer or constant."""
+        self.values[node.name] = self.graph.get_attr(node.target)
+
+    def skip(self, node: Node) -> None:
+        """Leave an in-place update out: its value is the tensor that it would have written."""
+        self.values[node.name] = self.values[node.args[0]["ref"]]
+
+    def call(self, node: Node) -> None:
+        """A call of an operator or a block."""
+        if node.kind == "block":
+            args = tuple(self._decode(argument) for argument in node.args)
+            self.values[node.name] = self.graph.create_node("call_module", node.name, args)
+            return
+        if self.training:
+            self._set_mode(node.no_grad)
+        target = operator_of(node.target)
+        args = [self._decode(argument) for argument in node.args]
+        kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
+        if not self.training:
+            args, kwargs = _for_evaluation(target, args, kwargs)
+        self.values[node.name] = self.graph.call_function(target, tuple(args), kwargs)
+
+    def finish(self, outputs: list[str]) -> Callable[..., tuple[Tensor, ...]]:
+        """The function (root, batch, *placeholders) -> outputs by node name."""
+        if self.training:
+            self._set_mode(False)
+        self.graph.output(tuple(self.values[name] for name in outputs))
+        return type(fx.GraphModule(self.root, self.graph, "Stage")).forward
+
+    def _decode(self, value: Any) -> Any:
+        return decode(value, ref=self.values.__getitem__, number=self._size, device=self.device, dtypes=self.dtypes)
+
+    def _size(self, expression: Any) -> Any:
+        """A number computed from the batch argument; equal expressions are computed once."""
+        if expression == "b":
+            return self.batch
+        if not isinstance(expression, list):
+            return expression
+        if expression[0] not in OPERATIONS:
+            raise CaptureError(f"unknown operation in the size expression {expression!r}")
+        key = repr(expression)
+        if key not in self.sizes:
+            kind, *operands = expression[0], *(self._size(operand) for operand in expression[1:])
+            if kind == "float":
+                self.sizes[key] = self.graph.call_function(torch.sym_float, (operands[0],))
+            else:
+                value = operands[0]
+                for operand in operands[1:]:
+                    value = self.graph.call_function(_TWO_OPERANDS[kind], (value, operand))
+                self.sizes[key] = value
+        return self.sizes[key]
+
+    def _set_mode(self, no_grad: bool) -> None:
+        """Switch autograd where a no_grad region begins or ends."""
+        if no_grad == self.no_grad:
+            return
+        if self.outer_mode is None:
+            self.outer_mode = self.graph.call_function(torch.is_grad_enabled)
+        self.graph.call_function(torch._C._set_grad_enabled, (False if no_grad else self.outer_mode,))
+        self.no_grad = no_grad
+
+
+def _for_evaluation(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of a call with training behaviour switched off.
+
+    Normalisation without running statistics uses those of the batch in evaluation too, as torch's modules do.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return args, kwargs
+    given = bound_arguments(target, args, kwargs)
+    off: dict[str, Any] = {}
+    if not ("running_mean" in given and given["running_mean"] is None):
+        off = {name: False for name in ("train", "training", "use_input_stats") if name in given}
+    if "dropout_p" in given:
+        off["dropout_p"] = 0.0
+    args, kwargs = list(args), dict(kwargs)
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name in off:
+            if position < len(args):
+                args[position] = off[argument.name]
+            elif argument.name in kwargs or argument.default_value != off[argument.name]:
+                kwargs[argument.name] = off[argument.name]
+    return args, kwargs

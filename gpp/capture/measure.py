@@ -1,0 +1,214 @@
+"""What every node costs and which storages it shares, found by running all of them once on fake tensors.
+
+Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.draft import Draft
+from gpp.errors import CaptureError
+from gpp.graph.captured import evaluate, references
+
+_RECURRENT = ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """Of one node, for the whole batch measured. Bytes and FLOPs are absolute, not per sample.
+
+    Args:
+        storages: of its outputs; leaves included.
+        reads: storages of its tensor arguments.
+        writes: storages that it writes in place (running statistics included).
+        schema_writes: the operator's own schema says that it writes.
+        view: makes no new data.
+        parts: number of outputs when they come as a tuple, else None.
+        saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
+    """
+
+    storages: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    schema_writes: bool = False
+    view: bool = False
+    random: bool = False
+    parts: int | None = None
+    num_bytes: int = 0
+    requires_grad: bool = False
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    traffic_bytes: int = 0
+    saved: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identity of a tensor's storage, valid while somebody holds it."""
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def backpropagates(drafts: list[Draft], loss: str) -> set[str]:
+    """Names of the nodes through which a gradient of the loss may flow back."""
+    needed = {loss}
+    for draft in reversed(drafts):
+        writer = draft.kind == "call" and writes(operator_of(draft.target))
+        if (draft.name in needed or writer) and not draft.no_grad and ".detach" not in draft.target:
+            needed.update(references([*draft.args, *draft.kwargs.values()]))
+            needed.add(draft.name)
+    return needed
+
+
+def measure(drafts: list[Draft], loss: str, batch: int) -> dict[str, Facts]:
+    """Facts of every node at a batch size.
+
+    Raises:
+        CaptureError: a node does not run at this batch size.
+    """
+    return _Run(drafts, loss, batch).run()
+
+
+class _Run:
+    """One pass over the nodes; keeps every value, so that storage identities stay unique."""
+
+    def __init__(self, drafts: list[Draft], loss: str, batch: int) -> None:
+        self.drafts, self.batch = drafts, batch
+        self.needed = backpropagates(drafts, loss)
+        self.values: dict[str, Any] = {}
+        self.facts: dict[str, Facts] = {}
+        self.kept: list[Tensor] = []
+        self.flops: dict[Any, tuple[float, float]] = {}
+        self.weights: set[int] = set()
+
+    def run(self) -> dict[str, Facts]:
+        """See `measure`."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            for draft in self.drafts:
+                if draft.kind == "call":
+                    self._call(draft)
+                else:
+                    self._leaf(draft)
+            for name, facts in self.facts.items():
+                facts.requires_grad = any(tensor.requires_grad for tensor in _tensors(self.values[name]))
+        return self.facts
+
+    def _leaf(self, draft: Draft) -> None:
+        shape = [evaluate(extent, self.batch) for extent in draft.shape or ()]
+        value = torch.empty(shape, dtype=dtype_of(draft.dtype or "float32"), device="cpu", requires_grad=draft.requires_grad)
+        self.values[draft.name] = value
+        self.facts[draft.name] = Facts(storages=(storage_of(value),), num_bytes=_bytes([value]))
+        if draft.kind in ("param", "buffer"):
+            self.weights.add(storage_of(value))
+
+    def _call(self, draft: Draft) -> None:
+        operator = operator_of(draft.target)
+        args, kwargs = (decode(part, ref=self.values.__getitem__, number=lambda tree: evaluate(tree, self.batch),
+                               device=torch.device("cpu")) for part in (draft.args, list(draft.kwargs.values())))
+        kwargs = dict(zip(draft.kwargs, kwargs, strict=True))
+        facts = self.facts[draft.name] = Facts()
+        before = _tensors((args, kwargs))
+        facts.forward_flops, facts.backward_flops = self._count(operator, args, kwargs, draft)
+
+        def pack(tensor: Tensor) -> Tensor:
+            self.kept.append(tensor)
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.weights:
+                facts.saved.append((storage._cdata, _bytes([tensor]), storage.nbytes()))
+            return tensor
+
+        grad = not draft.no_grad and draft.name in self.needed
+        try:
+            with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor):
+                value = operator(*args, **kwargs)
+        except Exception as error:
+            raise CaptureError(f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}. "
+                               "Fix: make it work for any batch size") from error
+        self.values[draft.name] = value
+        outputs = _tensors(value)
+        facts.storages = tuple(storage_of(tensor) for tensor in outputs)
+        facts.reads = tuple(storage_of(tensor) for tensor in before)
+        facts.parts = None if isinstance(value, Tensor) else len(value)
+        facts.num_bytes = _bytes(outputs)
+        facts.random = is_random(operator, args, kwargs)
+        facts.schema_writes = writes(operator)
+        facts.writes = tuple(storage_of(tensor) for tensor in _written(operator, args, kwargs))
+        facts.view = not facts.writes and set(facts.storages) <= set(facts.reads)
+        if not facts.view:
+            facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
+
+    def _count(self, operator: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], draft: Draft) -> tuple[float, float]:
+        """Forward and backward FLOPs of a call; equal calls are counted once."""
+        leaves, spec = tree_flatten((args, kwargs))
+        grad = not draft.no_grad and draft.name in self.needed
+        describe = [(tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in leaves]
+        key = (draft.target, str(describe), str(spec), grad)
+        if key not in self.flops:
+            self.flops[key] = _count_flops(operator, leaves, spec, draft.target, grad)
+        return self.flops[key]
+
+
+def _count_flops(operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool) -> tuple[float, float]:
+    if any(part in target for part in _RECURRENT):
+        return _recurrent_flops(leaves)
+    fresh = [torch.empty_like(leaf).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    # a leaf that requires grad must not be written in place; its copy may be
+    used = [leaf.clone() if isinstance(leaf, Tensor) and writes(operator) else leaf for leaf in fresh]
+    args, kwargs = tree_unflatten(used, spec)
+    # the fused CPU attention has no FLOP formula, the plain one is counted as its matrix products
+    with sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(grad):
+        with FlopCounterMode(display=False) as forward:
+            outputs = operator(*args, **kwargs)
+        if not forward.get_total_flops():
+            return 0.0, 0.0
+        outputs = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+        inputs = [leaf for leaf in fresh if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not outputs or not inputs:
+            return float(forward.get_total_flops()), 0.0
+        with FlopCounterMode(display=False) as backward:
+            torch.autograd.grad(outputs, inputs, [torch.empty_like(tensor) for tensor in outputs], allow_unused=True)
+    return float(forward.get_total_flops()), float(backward.get_total_flops())
+
+
+def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:
+    """A recurrent layer runs as one fused kernel; every weight matrix multiplies every time step's vector."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    steps = tensors[0].shape[0] * tensors[0].shape[1]
+    forward = 2.0 * steps * sum(t.numel() for t in tensors if t.dim() == 2)
+    return forward, 2.0 * forward
+
+
+def _written(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors that a call writes in place.
+
+    Batch and instance normalisation update their running statistics although their schemas do not say so.
+    """
+    if not isinstance(operator, torch._ops.OpOverload):
+        return []
+    given = bound_arguments(operator, args, kwargs)
+    out = []
+    if writes(operator):
+        for argument in operator._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                out += _tensors(given[argument.name])
+    if "running_mean" in given and (given.get("training") or given.get("use_input_stats")):
+        out += _tensors((given["running_mean"], given["running_var"]))
+    return out

@@ -1,0 +1,270 @@
+"""Which nodes form one operator: the merges without which a cut would be impossible or wrong.
+
+Nodes that belong to no operator (`free`) are found first. The others are joined by a union-find,
+groups that ended up in a cycle are joined as well, and pure views join a neighbour. Independent
+branches are never glued together beyond that; coarsening is another matter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from gpp.capture.draft import Draft
+from gpp.capture.measure import Facts
+from gpp.graph.captured import references
+
+
+@dataclass(kw_only=True)
+class Groups:
+    """Operators as lists of node names, both in execution order, and what follows from the analysis.
+
+    Args:
+        live: nodes that the results or the buffers' updates need.
+        producer: operator that a non-free call belongs to, by node name.
+    """
+
+    groups: list[list[str]]
+    live: set[str]
+    producer: dict[str, int] = field(default_factory=dict)
+
+
+class Merger:
+    """Analysis of one model. Fills `free`, `after` and `mutates` of the drafts.
+
+    Args:
+        results: name -> node; `loss` among them.
+    """
+
+    def __init__(self, drafts: list[Draft], facts: dict[str, Facts], results: dict[str, str]) -> None:
+        self.drafts, self.facts, self.results = drafts, facts, results
+        self.draft = {draft.name: draft for draft in drafts}
+        self.index = {draft.name: i for i, draft in enumerate(drafts)}
+        self.owner_of: dict[int, Draft] = {}
+        self.touching: dict[int, list[str]] = defaultdict(list)
+        for draft in drafts:
+            for storage in dict.fromkeys((*facts[draft.name].storages, *facts[draft.name].reads, *facts[draft.name].writes)):
+                self.owner_of.setdefault(storage, draft)
+                self.touching[storage].append(draft.name)
+        self.written = {s: [n for n in names if s in facts[n].writes] for s, names in self.touching.items()
+                        if any(s in facts[n].writes for n in names)}
+        self.parent: dict[str, str] = {}
+
+    def merge(self) -> Groups:
+        """Do all of it, in the order of the module's docstring."""
+        self._order_writes()
+        live = self._live()
+        self._find_free(live)
+        self.units = [d.name for d in self.drafts if d.kind in ("call", "block") and not d.free and d.name in live]
+        self.parent = {unit: unit for unit in self.units}
+        self.inputs = {unit: [r for r in self._needs(unit) if r in self.parent] for unit in self.units}
+        self.users: dict[str, list[str]] = defaultdict(list)
+        for unit in self.units:
+            for name in self.inputs[unit]:
+                self.users[name].append(unit)
+        self._join_uncuttable()
+        self._join_writes()
+        self._join_side_results(live)
+        self._join_cycles()
+        self._join_views()
+        return self._collect(live)
+
+    @staticmethod
+    def needs(draft: Draft) -> list[str]:
+        """Nodes that must have run before: read, or written in place."""
+        return [*references([*draft.args, *draft.kwargs.values()]), *draft.after]
+
+    def _needs(self, name: str) -> list[str]:
+        return self.needs(self.draft[name])
+
+    def _order_writes(self) -> None:
+        """A node that reads a storage comes after those that have written to it before."""
+        for storage, writers in self.written.items():
+            owner = self.owner_of[storage]
+            for name in self.touching[storage]:
+                draft = self.draft[name]
+                earlier = [w for w in writers if self.index[w] < self.index[name]]
+                draft.after = tuple(dict.fromkeys((*draft.after, *earlier)))
+            if owner.kind in ("param", "buffer", "constant"):
+                for writer in writers:
+                    self.draft[writer].mutates = tuple(dict.fromkeys((*self.draft[writer].mutates, owner.target)))
+        for draft in self.drafts:
+            direct = set(references([*draft.args, *draft.kwargs.values()]))
+            draft.after = tuple(name for name in draft.after if name not in direct)
+
+    def _live(self) -> set[str]:
+        roots = [*self.results.values(), *(d.name for d in self.drafts if d.mutates)]
+        for result in self.results.values():
+            for storage in self.facts[result].storages:
+                roots += self.written.get(storage, [])
+        live: set[str] = set()
+        while roots:
+            name = roots.pop()
+            if name not in live:
+                live.add(name)
+                roots += self._needs(name)
+        return live
+
+    def _find_free(self, live: set[str]) -> None:
+        """Set `free`; starts from the most that could be and takes back what shares storage with others."""
+        bound = set(self.results.values())
+        while True:
+            uses_input: dict[str, bool] = {}
+            uses_param: dict[str, bool] = {}
+            for draft in self.drafts:
+                needs = self._needs(draft.name)
+                uses_input[draft.name] = draft.kind == "input" or any(uses_input[n] for n in needs)
+                uses_param[draft.name] = draft.kind == "param" or any(uses_param[n] for n in needs)
+                if draft.kind != "call":
+                    continue
+                facts = self.facts[draft.name]
+                preparation = not uses_param[draft.name] and not facts.forward_flops
+                draft.free = (draft.name not in bound and not facts.random and (preparation or not uses_input[draft.name])
+                              and all(self.draft[n].free or self.draft[n].kind not in ("call", "block") for n in needs))
+            taken = set()
+            for storage, writers in self.written.items():
+                inside = [w for w in writers if w in live]
+                if any(not self.draft[w].free for w in inside) or (inside and self.owner_of[storage].kind == "input"):
+                    taken.update(n for n in self.touching[storage] if self.draft[n].kind == "call")
+            if taken <= bound:
+                return
+            bound |= taken
+
+    def _find(self, name: str) -> str:
+        while self.parent[name] != name:
+            self.parent[name] = self.parent[self.parent[name]]
+            name = self.parent[name]
+        return name
+
+    def _join(self, names: list[str]) -> None:
+        """Union; the earliest node represents the group, so groups keep their place."""
+        roots = sorted({self._find(name) for name in names}, key=self.index.__getitem__)
+        for root in roots[1:]:
+            self.parent[root] = roots[0]
+
+    def _join_uncuttable(self) -> None:
+        """(i) A value whose samples cannot be told apart stays with all who read it."""
+        for unit in self.units:
+            if self.facts[unit].parts is not None or self.draft[unit].batch_dim is None:
+                self._join([unit, *self.users[unit]])
+
+    def _join_writes(self) -> None:
+        """(ii) in-place writes and (iii) buffers that somebody updates.
+
+        Readers after the last write see the final value wherever they are; those before must see the
+        old one and stay. Of a parameter, a buffer or an input every stage would have its own copy, so
+        all who touch it stay together.
+        """
+        for storage, writers in self.written.items():
+            owner = self.owner_of[storage]
+            touching = [n for n in self.touching[storage] if n in self.parent]
+            writing = [w for w in writers if w in self.parent]
+            if owner.kind in ("call", "block"):
+                if writing:
+                    last = max(self.index[w] for w in writing)
+                    self._join([n for n in touching if self.index[n] <= last])
+                continue
+            self._join([*touching, *(unit for unit in self.units if self._reads_freely(unit, set(self.touching[storage])))])
+
+    def _reads_freely(self, unit: str, names: set[str]) -> bool:
+        """Whether a unit depends on one of `names` through free nodes."""
+        todo, seen = list(self._needs(unit)), set()
+        while todo:
+            name = todo.pop()
+            if name in seen or not self.draft[name].free:
+                continue
+            if name in names:
+                return True
+            seen.add(name)
+            todo += self._needs(name)
+        return False
+
+    def _join_side_results(self, live: set[str]) -> None:
+        """(iv) What only metrics need joins the loss; what only buffers need joins the maker of its input."""
+        loss = self.results["loss"]
+        for_loss = self._closure([loss])
+        for_metrics = self._closure([node for name, node in self.results.items() if name != "loss"])
+        self._join([loss, *(unit for unit in self.units if unit in for_metrics - for_loss)])
+        for unit in self.units:
+            if unit not in for_loss | for_metrics and not self.users[unit] and self._find(unit) == unit:
+                self._join([unit, self.inputs[unit][-1] if self.inputs[unit] else loss])
+
+    def _closure(self, roots: list[str]) -> set[str]:
+        seen: set[str] = set()
+        todo = list(roots)
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo += self._needs(name)
+        return seen
+
+    def _graph(self) -> nx.DiGraph:
+        graph = nx.DiGraph()
+        graph.add_nodes_from(dict.fromkeys(self._find(unit) for unit in self.units))
+        for unit in self.units:
+            for name in self.inputs[unit]:
+                if self._find(name) != self._find(unit):
+                    graph.add_edge(self._find(name), self._find(unit))
+        return graph
+
+    def _join_cycles(self) -> None:
+        for component in list(nx.strongly_connected_components(self._graph())):
+            self._join(list(component))
+
+    def _join_views(self) -> None:
+        """(v) A pure view joins its producer if that has no other reader, else its only reader, else it stays."""
+        members: dict[str, list[str]] = defaultdict(list)
+        for unit in self.units:
+            members[self._find(unit)].append(unit)
+        graph = self._graph()
+        for group in list(members):
+            if not all(self.facts[unit].view for unit in members[group]) or set(self.results.values()) & set(members[group]):
+                continue
+            before, behind = list(graph.predecessors(group)), list(graph.successors(group))
+            if len(before) == 1 and list(graph.successors(before[0])) == [group]:
+                target = before[0]
+            elif len(behind) == 1:
+                target = behind[0]
+            else:
+                continue
+            self._contract(graph, group, target)
+            members[target] = members.pop(group) + members[target]
+
+    def _contract(self, graph: nx.DiGraph, group: str, target: str) -> None:
+        """Move a group into a neighbour, which keeps its name in `graph`."""
+        for name in list(graph.predecessors(group)):
+            if name != target:
+                graph.add_edge(name, target)
+        for name in list(graph.successors(group)):
+            if name != target:
+                graph.add_edge(target, name)
+        graph.remove_node(group)
+        self.parent[group] = target
+
+    def _collect(self, live: set[str]) -> Groups:
+        members: dict[str, list[str]] = defaultdict(list)
+        for unit in self.units:
+            members[self._find(unit)].append(unit)
+        graph = self._graph()
+        first = {group: self.index[units[0]] for group, units in members.items()}
+        order = list(nx.lexicographical_topological_sort(graph, key=first.__getitem__))
+        out = Groups(groups=[members[group] for group in order], live=live)
+        out.producer = {unit: number for number, units in enumerate(out.groups) for unit in units}
+        for draft in self.drafts:
+            if draft.free and draft.mutates and draft.name in live:
+                out.groups[self._home(draft, out)].append(draft.name)
+        for units in out.groups:
+            units.sort(key=self.index.__getitem__)
+        return out
+
+    def _home(self, draft: Draft, out: Groups) -> int:
+        """Operator to which a free update of a buffer belongs: one of the same module, else the nearest one."""
+        def nearness(unit: str) -> tuple[int, int]:
+            a, b = draft.module.split("."), self.draft[unit].module.split(".")
+            common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            same = draft.module == self.draft[unit].module
+            return (-len(a) - 1 if same else -common, abs(self.index[unit] - self.index[draft.name]))
+        return out.producer[min(out.producer, key=nearness)]

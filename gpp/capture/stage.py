@@ -1,0 +1,282 @@
+"""A stage's module, cut from a `Captured`.
+
+`forward(batch, values)` runs generated code (a `torch.fx` graph), not an interpreter. Parameters and
+buffers keep their full original names, so a stage's state dict is a part of the model's.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpp.capture.codec import dtype_of, is_random, operator_of, writes
+from gpp.capture.emit import Emitter, Root
+from gpp.errors import CaptureError
+from gpp.graph.captured import Captured, Node, node_references
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What a received or sent tensor looks like.
+
+    Args:
+        shape: sizes without the batch dimension.
+        batch_dim: where the batch dimension goes in.
+        differentiable: a gradient of the loss may flow back through it; in a receiving stage that does
+            not use it differentiably, its gradient is None.
+    """
+
+    shape: tuple[int, ...]
+    batch_dim: int
+    dtype: torch.dtype
+    differentiable: bool
+
+
+class StageModule(nn.Module):
+    """One stage of a captured model; made by `build_stage`.
+
+    Args:
+        inputs: user inputs and targets that it needs, by name.
+        receives: tensors from other stages, named after the nodes that make them.
+        sends: own tensors that other stages need.
+        results: names of the results it makes (`loss`, `metric:NAME`); the metrics in evaluation only.
+        has_random: its training pass draws random numbers.
+    """
+
+    inputs: tuple[str, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    results: tuple[str, ...]
+    has_random: bool
+
+    def __init__(self, cut: _Cut, root: Root, *, training: bool) -> None:
+        super().__init__()
+        self._share(root)
+        object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
+        self._cut = cut
+        self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
+        self.has_random = training and cut.has_random
+        self._run, self._reads, self._makes = cut.compile(root, training=training)
+        self._keeps_mode = training and cut.has_no_grad
+        self._blocks = tuple(root.block(name) for name in cut.blocks)
+        self.training = training
+
+    def _share(self, root: Root) -> None:
+        self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
+
+    def forward(self, batch: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Run the stage.
+
+        Args:
+            batch: samples in this micro-batch.
+            values: by name, what `inputs` and `receives` list; more is ignored.
+
+        Returns:
+            Tensors by name: `sends`, and of the results `loss` (training) or all (evaluation).
+        """
+        for block in self._blocks:
+            block.train(self.training)
+        with torch.set_grad_enabled(torch.is_grad_enabled()) if self._keeps_mode else nullcontext():
+            made = self._run(self._root, batch, *[values[name] for name in self._reads])
+        return dict(zip(self._makes, made, strict=True))
+
+    def eval_module(self) -> StageModule:
+        """The same parameters and buffers with evaluation semantics: dropout off, running statistics used, metrics made."""
+        return StageModule(self._cut, self._root, training=False)
+
+    def spec(self, name: str) -> TensorSpec:
+        """What tensor `name` (an input, received or sent) looks like.
+
+        Raises:
+            CaptureError: its samples cannot be told apart, so it cannot cross a border.
+        """
+        return self._cut.spec(name)
+
+    def load(self, mapping: Mapping[str, Tensor]) -> None:
+        """Copy parameters, buffers and constants from a mapping by full name (canonical name of tied weights).
+
+        Raises:
+            CaptureError: a name is missing or has another shape.
+        """
+        with torch.no_grad():
+            for name, tensor in self._root.owned():
+                if name in mapping:
+                    value = mapping[name]
+                elif self._cut.captured.constants.get(name) is not None:
+                    continue
+                else:
+                    raise CaptureError(f"the state has no tensor {name}. Fix: save it with initial_state(model, captured)")
+                if value.shape != tensor.shape:
+                    raise CaptureError(f"{name} has shape {tuple(value.shape)} in the state, the model's has {tuple(tensor.shape)}")
+                tensor.copy_(value)
+
+
+class _Cut:
+    """Which nodes a stage runs and what crosses its border."""
+
+    def __init__(self, captured: Captured, nodes: Iterable[str], device: torch.device,
+                 dtypes: dict[torch.dtype, torch.dtype]) -> None:
+        self.captured, self.device, self.dtypes = captured, device, dtypes
+        self.node_of = captured.node_of
+        self.order = {node.name: i for i, node in enumerate(captured.nodes)}
+        self.own = set(nodes)
+        if unknown := sorted(self.own - set(self.order)):
+            raise CaptureError(f"the captured model has no nodes {', '.join(unknown[:5])}")
+        self.results = tuple(name for name, node in captured.results.items() if node in self.own)
+        roots = self._border()
+        self.train_closure, self.eval_closure = self._closure(roots, training=True), self._closure(roots, training=False)
+        both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
+        self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
+        self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
+        self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in ("param", "buffer", "constant")]
+        self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)
+        touched = [self.node_of[name] for name in self.train_closure]
+        running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
+        self.has_no_grad = any(node.no_grad for node in running)
+        self.has_random = bool(self.blocks) or any(is_random(operator_of(n.target), n.args, n.kwargs) for n in running)
+
+    def _foreign(self, node: Node) -> bool:
+        return node.kind in ("call", "block") and not node.free and node.name not in self.own
+
+    def _border(self) -> list[str]:
+        """Fill `sends`; returns what every pass must compute because others need it (results excluded)."""
+        sends, roots = set(), set()
+        for node in self.captured.nodes:
+            if not self._foreign(node):
+                continue
+            for name in node_references(node):
+                if name in self.own and not self.node_of[name].free:
+                    sends.add(name)
+            # the reader sees what these have written into a sent tensor
+            roots.update(name for name in node.after if name in self.own and not self.node_of[name].free)
+        self.sends = tuple(sorted(sends, key=self.order.__getitem__))
+        return sorted(sends | roots, key=self.order.__getitem__)
+
+    def dropped(self, node: Node) -> bool:
+        """Whether evaluation leaves a node out: it only updates a buffer."""
+        return bool(node.mutates) and node.kind == "call" and writes(operator_of(node.target))
+
+    def _closure(self, roots: list[str], *, training: bool) -> set[str]:
+        """Nodes that a pass touches, leaves and received tensors included."""
+        todo = list(roots)
+        for name, node in self.captured.results.items():
+            if node in self.own and (name == "loss" or not training):
+                todo.append(node)
+        own_writers = [n for n in self.own if self.node_of[n].kind == "call"
+                       and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))]
+        todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            node = self.node_of[name]
+            if self._foreign(node):
+                continue
+            todo += node_references(node)
+            todo += [n for n in node.after if (not self._foreign(self.node_of[n]))
+                     and (training or not self.dropped(self.node_of[n]))]
+        return seen
+
+    def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]:
+        """Generated function, names of its arguments, names of what it returns."""
+        closure = self.train_closure if training else self.eval_closure
+        emitter = Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=self.captured.batch)
+        reads = []
+        ordered = [self.node_of[name] for name in sorted(closure, key=self.order.__getitem__)]
+        for node in ordered:
+            if node.kind == "input" or self._foreign(node):
+                emitter.placeholder(node.name)
+                reads.append(node.target if node.kind == "input" else node.name)
+        for node in ordered:
+            if node.kind in ("param", "buffer", "constant"):
+                emitter.attribute(node)
+            elif node.kind in ("call", "block") and not self._foreign(node):
+                if not training and self.dropped(node):
+                    emitter.skip(node)
+                else:
+                    emitter.call(node)
+        results = [name for name in self.results if name == "loss" or not training]
+        run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
+        return run, tuple(reads), (*self.sends, *results)
+
+    def spec(self, name: str) -> TensorSpec:
+        """See `StageModule.spec`."""
+        node = self.node_of[name]
+        if node.batch_dim is None or node.shape is None or node.dtype is None:
+            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a border")
+        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
+        dtype = dtype_of(node.dtype)
+        return TensorSpec(shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype),
+                          differentiable=node.requires_grad)
+
+
+def build_stage(captured: Captured, nodes: Iterable[str], *, device: torch.device | str, dtype_of_floats: torch.dtype | None = None,
+                blocks: Mapping[str, Callable[[], nn.Module]] | None = None) -> StageModule:
+    """The module of the stage that holds `nodes`: the node names of all of its operators.
+
+    Parameters and buffers are empty; fill them with `StageModule.load`.
+
+    Args:
+        device: where parameters, buffers and tensors made by the stage live.
+        dtype_of_floats: replaces the floating-point type that the model was captured in.
+        blocks: makers of hand-written blocks by block name; default: each block's factory is imported.
+
+    Raises:
+        CaptureError: unknown nodes, or an operator that is not registered in this process.
+    """
+    device = torch.device(device)
+    dtypes = {} if dtype_of_floats is None else {dtype_of(captured.graph.dtype): dtype_of_floats}
+    cut = _Cut(captured, nodes, device, dtypes)
+    root = Root()
+    for name in cut.blocks:
+        root.add_block(captured.node_of[name], (blocks or {}).get(name), device, dtypes)
+    for node in cut.leaves:
+        root.add(node, device, dtypes)
+        data = captured.constants.get(node.target) if node.kind == "constant" else None
+        if data is not None:
+            _fill(root.get(node.target), node, data)
+    return StageModule(cut, root, training=True)
+
+
+def _fill(tensor: Tensor, node: Node, data: str) -> None:
+    if not data:  # a tensor without elements
+        return
+    raw = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8)
+    tensor.copy_(raw.view(dtype_of(node.dtype or "float32")).reshape(tensor.shape))
+
+
+def initial_state(model: nn.Module, captured: Captured) -> dict[str, Tensor]:
+    """All parameters, buffers (non-persistent ones too) and constants under the names that stages load them by.
+
+    Raises:
+        CaptureError: a constant whose value neither the model nor the capture holds.
+    """
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in tensors.items()}
+    for name, data in captured.constants.items():
+        node = captured.node_of[name]
+        held = _attribute(model, node.target)
+        if data is not None:
+            state[node.target] = torch.empty([int(extent) for extent in node.shape or ()], dtype=dtype_of(node.dtype or "float32"))
+            _fill(state[node.target], node, data)
+        elif isinstance(held, Tensor):
+            state[node.target] = held.detach()
+        else:
+            raise CaptureError(f"the value of the constant {name} is not known. Fix: register it as a buffer of the model")
+    return state
+
+
+def _attribute(model: nn.Module, path: str) -> Any:
+    value: Any = model
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value

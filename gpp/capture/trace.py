@@ -1,0 +1,256 @@
+"""Run `torch.export` on model + loss + metrics, and say what went wrong in the user's terms."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import linecache
+import re
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import Tensor, nn
+from torch._dynamo.exc import UserError, UserErrorType
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gpp.errors import CaptureError, InvalidConfig
+
+Loss = Callable[[Any, Any], Tensor]
+
+_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (gpp.capture.blocks)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """An exported program and what is needed to read it.
+
+    Args:
+        inputs: names of the user inputs in the order of the program's; targets as `target:NAME`.
+        results: names of the outputs in order.
+        batch: None if symbolic.
+    """
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    batch: int | None
+    warnings: tuple[str, ...]
+
+
+class Whole(nn.Module):
+    """Model, loss and metrics as one module: flat tensors in; loss and metrics out."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any], num_inputs: int, targets: tuple[str, ...],
+                 loss: Loss, metrics: Mapping[str, Loss]) -> None:
+        super().__init__()
+        self.model = model
+        if isinstance(loss, nn.Module):
+            self.loss = loss
+        # kept in a tuple so that nn.Module does not register modules among them a second time
+        self._functions = (call, num_inputs, targets, loss, tuple(metrics.values()))
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        """(loss, metric, ...), every one a scalar."""
+        call, num_inputs, names, loss, metrics = self._functions
+        outputs = call(self.model, flat[:num_inputs])
+        targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
+        if len(names) == 1:
+            targets = flat[num_inputs]
+        return tuple(function(outputs, targets) for function in (loss, *metrics))
+
+
+def named_inputs(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+                 ) -> tuple[dict[str, Tensor], Callable[..., Any]]:
+    """Inputs by name, and the function that calls a model with them given as a flat tuple.
+
+    Positional inputs get the names of the signature, or their positions where it has none.
+    """
+    if isinstance(inputs, Mapping):
+        names = tuple(inputs)
+        return dict(inputs), lambda model, flat: model(**dict(zip(names, flat, strict=True)))
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    names = tuple(signature[i] if i < len(signature) else str(i) for i in range(len(inputs)))
+    return dict(zip(names, inputs, strict=True)), lambda model, flat: model(*flat)
+
+
+def example_batch(examples: Mapping[str, Tensor]) -> int:
+    """Batch size of the example tensors.
+
+    Raises:
+        InvalidConfig: they have none, differing ones, or a batch of one sample.
+    """
+    for name, tensor in examples.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise InvalidConfig(f"inputs.{name}", type(tensor).__name__, "must be a tensor with the batch as its first dimension",
+                                "pass constants through the model's constructor")
+    sizes = {name: tensor.shape[0] for name, tensor in examples.items()}
+    if len(set(sizes.values())) != 1:
+        raise InvalidConfig("inputs", sizes, "the first dimension of every input and target must be the same batch size",
+                            "pass batch-first tensors of one batch size")
+    (size,) = set(sizes.values())
+    if size < 2:
+        raise InvalidConfig("inputs", sizes, "torch.export takes sizes 0 and 1 for constants, so the example batch must be "
+                            "at least 2", "pass two samples")
+    return size
+
+
+def resized(tensor: Tensor, batch: int) -> Tensor:
+    """The example with another batch size: cut, or its samples repeated."""
+    repeats = -(-batch // tensor.shape[0])
+    return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:batch] if repeats > 1 else tensor[:batch]
+
+
+def trace(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], targets: Mapping[str, Tensor], loss: Loss,
+          metrics: Mapping[str, Loss], *, batch: int | None) -> Traced:
+    """Export with a symbolic batch, or at a fixed batch size where the model allows no other.
+
+    Raises:
+        CaptureError: cannot be captured.
+        InvalidConfig: see `example_batch`.
+    """
+    examples, call = named_inputs(model, inputs)
+    names = (*examples, *(f"target:{name}" for name in targets))
+    tensors = dict(zip(names, (*examples.values(), *targets.values()), strict=True))
+    size = example_batch(tensors)
+    whole = Whole(model, call, len(examples), tuple(targets), loss, metrics)
+    modes = {module: module.training for module in whole.modules()}
+    notes: list[str] = []
+    try:
+        whole.train()
+        with _without_storage(whole, tensors) as flat, _annotations(notes):
+            try:
+                program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
+            except UserError as error:
+                if error.error_type != UserErrorType.CONSTRAINT_VIOLATION:
+                    raise
+                fixed = batch or size
+                notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
+                program = _export(whole, tuple(resized(tensor, fixed) for tensor in flat), None)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_explain(error)) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return Traced(program=program, inputs=names, results=("loss", *(f"metric:{name}" for name in metrics)), batch=fixed,
+                  warnings=tuple(dict.fromkeys(notes)))
+
+
+def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.ExportedProgram:
+    shapes = None if dim is None else {"flat": tuple({0: dim} for _ in flat)}
+    # on failure torch prints the whole graph before it raises; the exception says it all
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        # nn.LSTM and its kin keep their weights in a list as well; they are captured through their names
+        warnings.filterwarnings("ignore", message="The tensor attributes? .* assigned during export", category=UserWarning)
+        return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
+
+
+@contextlib.contextmanager
+def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Make a model on the meta device look like one on the CPU, so that constants made in its code fit it.
+
+    Parameters and buffers are exchanged for fake ones of the same identity (ties stay ties) and put
+    back afterwards. A model with real parameters is left alone. Yields the inputs to trace with.
+    """
+    slots = [(holder, key, value) for module in whole.modules() for holder in (module._parameters, module._buffers)
+             for key, value in holder.items() if value is not None]
+    if not any(value.is_meta for _, _, value in slots):
+        device = next((value.device for _, _, value in slots), torch.device("cpu"))
+        yield tuple(tensor.to(device) for tensor in tensors.values())
+        return
+    recurrent = [module for module in whole.modules() if isinstance(module, nn.RNNBase)]
+    flat_weights = [module._flat_weights for module in recurrent]
+    fakes: dict[int, Tensor] = {}
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with mode:
+        for holder, key, value in slots:
+            if id(value) not in fakes:
+                fake = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+                fakes[id(value)] = nn.Parameter(fake, value.requires_grad) if isinstance(value, nn.Parameter) else fake
+            holder[key] = fakes[id(value)]
+        for module in recurrent:
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+        flat = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors.values())
+    try:
+        yield flat
+    finally:
+        for holder, key, value in slots:
+            holder[key] = value
+        for module, weights in zip(recurrent, flat_weights, strict=True):
+            module._flat_weights = weights
+
+
+@contextlib.contextmanager
+def _annotations(notes: list[str]) -> Iterator[None]:
+    """See what tracing would lose silently: checkpoint annotations (noted) and custom backwards (refused)."""
+    plain = checkpointing._checkpoint_without_reentrant_generator
+
+    def note() -> None:
+        notes.append(f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; "
+                     "choose recomputation for whole stages (strategy/memory) instead")
+
+    def not_reentrant(*args: Any, **kwargs: Any) -> Any:
+        note()
+        return plain(*args, **kwargs)
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is checkpointing.CheckpointFunction:
+            note()
+            function, _, *operands = args
+            return function(*operands)
+        raise CaptureError(f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
+                           f"drop its own backward. Fix: {REWRITE}")
+
+    with mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", not_reentrant), \
+            mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
+    return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
+
+
+def _is_users(filename: str) -> bool:
+    standard = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
+    return not filename.startswith(_LIBRARY) and not standard
+
+
+def _where(frames: traceback.StackSummary) -> str:
+    """`file:line: source` of the innermost frame of the user's code."""
+    for frame in reversed(frames):
+        if _is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return "an unknown place"
+
+
+def where_of(stack_trace: str | None) -> str:
+    """`file:line: source` of the innermost user frame in the stack trace that torch keeps for a node."""
+    found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
+    for filename, line in reversed(found):
+        if _is_users(filename):
+            return f"{filename}:{line}: {linecache.getline(filename, int(line)).strip()}"
+    return "an unknown place"
+
+
+def _explain(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    what = f"{type(error).__name__}: {first}"
+    if "data-dependent" in first:
+        what = f"control flow or a size depends on a tensor's value ({first.split(' (unhinted')[0]})"
+    return f"the model cannot be captured at {_where(frames)}. {what}. Fix: {REWRITE}"

@@ -1,0 +1,187 @@
+"""A captured model as plain data: its nodes, its operator graph, and the disk cache of both.
+
+No torch here. A worker process reads a `Captured` and cuts its stage's module from it
+(`gpp.capture.stage`) without importing the user's code.
+
+Encoding of arguments (`Node.args`, `Node.kwargs`), JSON values all of them:
+
+    3, 0.5, true, null, "sum"      themselves (a non-finite float is {"float": "inf"})
+    [..]                           list or tuple
+    {"ref": "linear_1"}            the value of another node
+    {"size": ["mul", 3, "b"]}      a number that follows from the batch size b
+    {"dtype": "float32"}, {"layout": "strided"}, {"memory_format": "contiguous_format"}
+    {"device": "stage"}            whatever device the stage lives on
+
+Example, `y = relu(x @ w)`: `x` (input), `w` (param), `matmul` (call, refs x and w), `relu` (call).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from gpp.graph.op_graph import OpGraph
+from gpp.values import from_json, to_json
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One step of the captured computation, or one of its leaves.
+
+    Args:
+        target: operator (`aten.linear.default`), input name, full name of the parameter or buffer, or,
+            for a block, the dotted path of its factory.
+        shape: sizes, ints or expressions in the batch size; None where the value is a tuple of tensors.
+        dtype: name without `torch.`; None where the value is a tuple.
+        batch_dim: the only dimension of exactly batch size, if the other sizes are fixed; else None.
+        module: path of the innermost user module; `loss` for the loss and the metrics.
+        free: belongs to no operator, every stage that needs it computes its own copy: depends on
+            parameters, constants and the batch size only, or prepares user inputs (masks, indices)
+            without parameters and without FLOPs.
+        after: in-place writers that must have run before this node reads.
+        mutates: full names of the buffers and parameters that it writes.
+        no_grad: runs with autograd off.
+        requires_grad: trainable (param), or a gradient flows back through it (call, block).
+        persistent: a buffer that belongs to the state dict.
+    """
+
+    name: str
+    kind: Literal["input", "param", "buffer", "constant", "call", "block"]
+    target: str
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[Any, ...] | None = None
+    dtype: str | None = None
+    batch_dim: int | None = None
+    module: str = ""
+    free: bool = False
+    after: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    no_grad: bool = False
+    requires_grad: bool = False
+    persistent: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A model, its loss and its metrics, as nodes and as an operator graph.
+
+    Args:
+        nodes: in a topological order that is also the order of execution.
+        inputs: names of the user's inputs; a target is `target:NAME`.
+        results: `loss` and `metric:NAME`, each with the node that makes it.
+        graph: fine-grained operators; `Op.nodes` are node names, free nodes are in none of them
+            (except in-place updates of buffers, which belong to the operator of their module).
+        constants: values of tensors that the code holds outside of parameters and buffers, as base64
+            of their bytes; None where the value has to come from the model (`initial_state`).
+        batch: None if any batch size runs, else the only one that does.
+        aliases: other names of tied parameters and buffers, each with the name that counts.
+        warnings: for the user, one line each.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    results: dict[str, str]
+    graph: OpGraph
+    constants: dict[str, str | None] = field(default_factory=dict)
+    batch: int | None = None
+    aliases: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def node_of(self) -> dict[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+
+def references(value: Any) -> Iterator[str]:
+    """Names of the nodes that an encoded argument refers to, in order, repeats included."""
+    if isinstance(value, dict):
+        if "ref" in value:
+            yield value["ref"]
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+def node_references(node: Node) -> Iterator[str]:
+    """Names of the nodes whose values `node` reads."""
+    yield from references(node.args)
+    for value in node.kwargs.values():
+        yield from references(value)
+
+
+OPERATIONS = {
+    "add": lambda *terms: sum(terms),
+    "mul": lambda *factors: math.prod(factors),
+    "floordiv": lambda a, b: a // b,
+    "truediv": lambda a, b: a / b,
+    "mod": lambda a, b: a % b,
+    "pow": lambda a, b: a**b,
+    "max": max,
+    "min": min,
+    "float": float,
+}
+
+
+def evaluate(expression: Any, batch: int) -> Any:
+    """The number that an expression means at a batch size.
+
+    Raises:
+        ValueError: an unknown operation.
+
+    Example: `evaluate(["add", 1, ["mul", 3, "b"]], 4) == 13`.
+    """
+    if expression == "b":
+        return batch
+    if isinstance(expression, (list, tuple)):
+        operation, *operands = expression
+        if operation not in OPERATIONS:
+            raise ValueError(f"unknown operation {operation!r} in the size expression {expression!r}")
+        return OPERATIONS[operation](*(evaluate(operand, batch) for operand in operands))
+    return expression
+
+
+def capture_key(spec: dict[str, Any]) -> str:
+    """Content key of a capture: what describes the model and its inputs, torch's version, this format."""
+    content = {"spec": spec, "torch": importlib.metadata.version("torch"), "format": FORMAT_VERSION}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def load_cached(key: str, cache_dir: str | Path) -> Captured | None:
+    """The capture stored under `key`; None if there is none or the file is damaged."""
+    path = Path(cache_dir) / f"{key}.json"
+    try:
+        return from_json(Captured, path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def store(key: str, captured: Captured, cache_dir: str | Path) -> Path:
+    """Write a capture under `key`; other processes see the whole file or none."""
+    directory = Path(cache_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{key}.json"
+    handle, part = tempfile.mkstemp(dir=directory, suffix=".part")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(to_json(captured))
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,18 @@
+import pytest
+import torch
+from cutting import assert_cuts_exactly
+from zoo import CASES
+
+from gpp.capture import capture
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_cuts_equal_the_model(name):
+    """Loss, gradients, buffers; `normed` draws dropout too, in the order of execution, since it is a chain."""
+    torch.manual_seed(0)
+    kind, make, loss, metrics = CASES[name]
+    model = kind().double()
+    captured = capture(model, *make(3), loss, metrics, name=name)
+    assert captured.batch is None and not captured.warnings
+    # batch statistics need two samples
+    assert_cuts_exactly(captured, model, make, loss, batches=(2, 5) if name == "normed" else (1, 2, 5))
