@@ -141,18 +141,30 @@ class Wandb(AbstractLogger):
         mode, warnings = self.mode, []
         if mode == "online" and not has_key():
             mode = "offline"
-            warnings.append("logger.mode=online, but there is no wandb key: recorded offline. Run `wandb login` once, then upload with wandb sync")
+            warnings.append(
+                "logger.mode=online, but there is no wandb key: recorded offline. "
+                "Run `wandb login` once, then upload with wandb sync"
+            )
         return WandbRecord(lambda: self._open(run, mode), warnings)
 
     def _open(self, run: RunInfo, mode: str) -> Any:
         import wandb
 
         run.run_dir.mkdir(parents=True, exist_ok=True)
-        settings = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=not self.system_metrics)
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=not self.system_metrics
+        )
         opened = wandb.init(
-            project=self.project, entity=self.entity, mode=mode, name=run.name, group=self.group or run.group,
-            tags=[*self.tags, *run.tags] or None, config=finite(dict(run.config)), dir=str(run.run_dir),
-            reinit="create_new", settings=settings,
+            project=self.project,
+            entity=self.entity,
+            mode=mode,
+            name=run.name,
+            group=self.group or run.group,
+            tags=[*self.tags, *run.tags] or None,
+            config=finite(dict(run.config)),
+            dir=str(run.run_dir),
+            reinit="create_new",
+            settings=settings,
         )
         opened.define_metric("*", step_metric="step")
         return opened

@@ -29,7 +29,8 @@ def grouped_bars(
         groups: names along the axis.
         series: name, colour and one value for each group (None: no bar) of every series.
         show: a value as text.
-        limits: a line across each group; left out of the scale, and said in words, where it is LIMIT_IN_SIGHT times the bars or more.
+        limits: a line across each group; left out of the scale, and said in words, where it is LIMIT_IN_SIGHT times the bars
+            or more.
         notes: short text in place of the bars of a group that has none.
     """
     known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
@@ -65,7 +66,7 @@ def grouped_bars(
             x = centre + (i - len(series) / 2) * bar
             tall = value * scale
             out.append(rect(x + 1, base - tall, bar - 2, tall, fill, f"{group}, {name}: {show(value)}"))
-            if bar >= 30:
+            if bar >= 26:
                 out.append(label(x + bar / 2, base - tall - 4, show(value).split(" ")[0], 10, INK, "middle"))
         if all(v is None for v in values) and n < len(notes):
             out.append(label(centre, base - 6, notes[n], 10.5, LIMIT, "middle"))
@@ -74,7 +75,7 @@ def grouped_bars(
             out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
     out += _bar_legend(series, left, limit if limits else 0.0, shown_limit, show)
     full = max(left + slot * len(groups) + 8, 420.0)
-    return picture(full, height, out, title, min_width=min(full, 640.0))
+    return picture(full, height, out, title, min_width=min(full, 420.0 if len(groups) <= 4 else 640.0))
 
 
 def _value_axis(high: float, scale: float, base: float, left: float, right: float, show: Callable[[Value], str]) -> list[str]:
@@ -107,12 +108,14 @@ def line_chart(
     height: float = 230.0,
     x_name: str = "step",
     points: bool = False,
+    from_zero: bool = False,
 ) -> str:
     """Lines over a common x axis.
 
     Args:
         series: name, colour and (x, y) pairs of every line; points that are not finite break the line.
-        points: mark every value (for few of them).
+        points: mark every value (for few of them), and label the axis at theirs.
+        from_zero: start the upright axis at zero.
     """
     finite = [(x, y) for _, _, pairs in series for x, y in pairs if math.isfinite(y)]
     if not finite:
@@ -120,7 +123,7 @@ def line_chart(
     x0, x1 = min(x for x, _ in finite), max(x for x, _ in finite)
     y0, y1 = min(y for _, y in finite), max(y for _, y in finite)
     pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
-    y0, y1 = y0 - pad, y1 + pad
+    y0, y1 = 0.0 if from_zero else y0 - pad, y1 + pad
     left, right, head, foot = 64.0, 12.0, 26.0, 34.0
 
     def px(x: float) -> float:
@@ -143,7 +146,8 @@ def line_chart(
                 "end",
             )
         )
-    x_marks = [m for m in ticks(x0, x1, 6) if m == round(m)] or [x0]
+    own = sorted({x for x, _ in finite})
+    x_marks = own if points and len(own) <= 10 else [m for m in ticks(x0, x1, 6) if m == round(m)] or [x0]
     out += [label(px(mark), height - foot + 15, f"{mark:,.0f}", 10.5, MUTED, "middle") for mark in x_marks]
     out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
     x = left

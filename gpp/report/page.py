@@ -16,7 +16,8 @@ h1{font-size:24px;line-height:1.25;margin:0 0 6px}
 h2{font-size:17px;margin:34px 0 10px;padding-bottom:5px;border-bottom:1px solid #d1d5db}
 p{margin:6px 0}
 .sub{color:#4b5563}.sub b{color:#1f2937;font-weight:600}.sub span{margin-right:18px;white-space:nowrap}
-.status{display:inline-block;padding:1px 10px;border-radius:10px;font-size:13px;font-weight:600;vertical-align:middle;margin-left:8px}
+.status{display:inline-block;padding:1px 10px;border-radius:10px;font-size:13px;font-weight:600;
+vertical-align:middle;margin-left:8px}
 .ok{background:#d8f3e6;color:#00513b}.infeasible{background:#fdecc8;color:#6b3f00}.failed{background:#fde0dc;color:#8b1a10}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(210px,1fr));gap:12px;margin-top:18px}
 .card{border:1px solid #d1d5db;border-radius:8px;padding:10px 14px}

@@ -29,7 +29,7 @@ _HUES = (
     ("#a3dfca", "#4fae8e", "#00654b"),  # green
     ("#ecc2da", "#c67fa6", "#8c2f64"),  # purple
     ("#f6b8a0", "#d67a58", "#a03600"),  # vermilion
-    ("#c2c4f2", "#8583d0", "#43389a"),  # indigo
+    ("#c2c4f2", "#8f8dd8", "#43389a"),  # indigo
     ("#ece68f", "#b3a93c", "#655e00"),  # olive
     ("#b5e8f0", "#58b4c4", "#0a6577"),  # cyan
 )

@@ -39,8 +39,15 @@ def make_console(file: IO[str] | None = None, width: int | None = None, quiet: b
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
     """A table without side borders; columns are (name, `left` or `right`)."""
-    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
-                  header_style="dim")
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right", overflow="fold")
     return table
@@ -63,8 +70,16 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
         times = [text.seconds(passes.get((s, k))) for k in ("F", "B")]
         if not wide:
             times = ["/".join(text.significant(passes[s, k] * 1e3) if (s, k) in passes else "–" for k in ("F", "B"))]
-        row = [f"s{s}", _names(names, room), text.ranges(stage.devices, "d"), str(stage.microbatch_size), str(stage.in_flight), *times,
-               text.num_bytes(used), text.percent(text.quotient(used, limit))]
+        row = [
+            f"s{s}",
+            _names(names, room),
+            text.ranges(stage.devices, "d"),
+            str(stage.microbatch_size),
+            str(stage.in_flight),
+            *times,
+            text.num_bytes(used),
+            text.percent(text.quotient(used, limit)),
+        ]
         row += [text.ranges(run.plan.successors[s], "s") or "–"] if wide else []
         table.add_row(*[escape(cell) for cell in row])
     return table
@@ -84,13 +99,22 @@ def _names(names: Sequence[str], room: int) -> str:
 def show_plan(console: Console, run: RunRecord) -> None:
     """Print heading, plan table, the planner's words, and the prediction beside the baselines'."""
     result, plan = run.result, run.plan
-    console.print(Text.assemble((str(result.get("model")), "bold"), " · ", (str(result.get("strategy")), "bold cyan"),
-                                f" · {result.get('cluster')} · {result.get('engine')}"))
+    console.print(
+        Text.assemble(
+            (str(result.get("model")), "bold"),
+            " · ",
+            (str(result.get("strategy")), "bold cyan"),
+            f" · {result.get('cluster')} · {result.get('engine')}",
+        )
+    )
     if plan is None:
         return
     count = len(plan.stages)
-    console.print(f"{count} stage{'s' * (count != 1)} on {plan.num_devices} devices, depth {plan.depth}, mini-batch {plan.minibatch_size}, "
-                  f"planned in {text.seconds(plan.search_s)}", style="dim")
+    console.print(
+        f"{count} stage{'s' * (count != 1)} on {plan.num_devices} devices, depth {plan.depth}, mini-batch {plan.minibatch_size}, "
+        f"planned in {text.seconds(plan.search_s)}",
+        style="dim",
+    )
     if run.graph is not None:
         console.print(plan_table(run, console.width))
     words = Table.grid(padding=(0, 1))
@@ -105,13 +129,23 @@ def prediction_lines(run: RunRecord) -> Group:
     if run.predicted is None:
         return Group()
     own = run.predicted.metrics
-    lines = [Text.assemble("predicted  ", (text.seconds(own.iteration_s), "bold"), f" per step, {text.significant(own.throughput_samples_per_s)} "
-                           f"samples/s, bubble {text.percent(own.bubble_fraction)}")]
+    lines = [
+        Text.assemble(
+            "predicted  ",
+            (text.seconds(own.iteration_s), "bold"),
+            f" per step, {text.significant(own.throughput_samples_per_s)} "
+            f"samples/s, bubble {text.percent(own.bubble_fraction)}",
+        )
+    ]
     for name, metrics in run.baseline_predicted.items():
         speedup = text.quotient(metrics.iteration_s, own.iteration_s)
         style = "green" if speedup is not None and speedup > 1 else "yellow"
-        lines.append(Text.assemble(f"           {name}: {text.seconds(metrics.iteration_s)}, bubble {text.percent(metrics.bubble_fraction)}: ",
-                                   (f"{text.ratio(speedup)} as fast as {name}", style)))
+        lines.append(
+            Text.assemble(
+                f"           {name}: {text.seconds(metrics.iteration_s)}, bubble {text.percent(metrics.bubble_fraction)}: ",
+                (f"{text.ratio(speedup)} as fast as {name}", style),
+            )
+        )
     return Group(*lines)
 
 
@@ -124,11 +158,18 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
     """
     status, reason = str(run.result.get("status")), run.result.get("reason")
     if status != "ok":
-        console.print(Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}"))
+        console.print(
+            Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
+        )
     if run.predicted or run.measured:
         table = _table("", ("", "left"), ("predicted", "right"), ("measured", "right"), ("ratio", "right"))
         for figure in run_figures(run):
-            table.add_row(figure.name, figure.show(figure.predicted), Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio))
+            table.add_row(
+                figure.name,
+                figure.show(figure.predicted),
+                Text(figure.show(figure.measured), style="bold"),
+                text.ratio(figure.ratio),
+            )
         console.print(table)
     known = [v for v in run.losses if v is not None]
     if known:
@@ -153,12 +194,21 @@ def comparison_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH)
     for result in results:
         predicted, measured = result.get("predicted") or {}, result.get("measured") or {}
         best, status = measured or predicted, str(result.get("status"))
-        row = [str(result.get("strategy") or "–"), str(result.get("model") or "–"), text.seconds(predicted.get("iteration_s")),
-               text.seconds(measured.get("iteration_s")), text.ratio(_speedup(result, results))]
+        row = [
+            str(result.get("strategy") or "–"),
+            str(result.get("model") or "–"),
+            text.seconds(predicted.get("iteration_s")),
+            text.seconds(measured.get("iteration_s")),
+            text.ratio(_speedup(result, results)),
+        ]
         if wide:
             peaks = [v for v in (best.get("peak_memory_bytes") or {}).values() if v is not None]
             depth = (result.get("plan") or {}).get("depth")
-            row += [text.percent(best.get("bubble_fraction")), text.num_bytes(max(peaks, default=None)), "–" if depth is None else str(depth)]
+            row += [
+                text.percent(best.get("bubble_fraction")),
+                text.num_bytes(max(peaks, default=None)),
+                "–" if depth is None else str(depth),
+            ]
         style = {"ok": "green", "infeasible": "yellow"}.get(status, "red")
         table.add_row(*[escape(cell) for cell in row], Text(status + _why(result, 90 if wide else 40), style=style))
     return table
@@ -170,11 +220,12 @@ def _why(result: dict[str, Any], length: int) -> str:
     if result.get("status") == "ok" or not reason:
         return ""
     first = reason.splitlines()[0]
-    return f": {first if len(first) <= length else first[:length - 1] + '…'}"
+    return f": {first if len(first) <= length else first[: length - 1] + '…'}"
 
 
 def _speedup(result: dict[str, Any], results: Sequence[dict[str, Any]]) -> float | None:
     """Measured where both are measured, else predicted."""
+
     def alike(other: dict[str, Any], keys: tuple[str, ...]) -> bool:
         return all(other.get(key) == result.get(key) for key in keys)
 
@@ -203,7 +254,13 @@ class StepProgress:
         self._line = self._said = ""
         self._bar: Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
-            columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[facts]}"), TimeRemainingColumn()]
+            columns = [
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+            ]
             self._bar = Progress(*columns, console=console, expand=True)
             self._task = self._bar.add_task("", total=total, facts="")
 
@@ -220,7 +277,8 @@ class StepProgress:
             samples_per_s: throughput.
         """
         facts = ([] if loss is None else [f"loss {text.significant(loss, 4)}"]) + (
-            [] if samples_per_s is None else [f"{text.significant(samples_per_s)} samples/s"])
+            [] if samples_per_s is None else [f"{text.significant(samples_per_s)} samples/s"]
+        )
         if self._bar:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
             return

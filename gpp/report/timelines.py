@@ -139,8 +139,8 @@ def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: f
         x, w = LEFT + event.start_s * scale, (event.end_s - event.start_s) * scale
         shown = max(0.4, w - (0.6 if w > 3 else 0.0))
         tip = (
-            f"stage {event.stage} {event.kind}{event.microbatch}, device {event.device}: {text.seconds(event.end_s - event.start_s)}, "
-            f"{text.seconds(event.start_s)} to {text.seconds(event.end_s)}"
+            f"stage {event.stage} {event.kind}{event.microbatch}, device {event.device}: "
+            f"{text.seconds(event.end_s - event.start_s)}, {text.seconds(event.start_s)} to {text.seconds(event.end_s)}"
         )
         out.append(rect(x, y, shown, height, fill, tip))
         if tone.hatched and event.kind in COMPUTE:

@@ -20,7 +20,14 @@ from gpp.timeline import Event, Timeline
 COMPUTE_TID, COMMUNICATION_TID = 1, 100
 SOURCE_STRIDE = 100_000  # between the process ids of two sources
 MAX_FLOWS = 40_000
-NAMES = {"SF": "send outputs", "RF": "receive inputs", "SB": "send gradients", "RB": "receive gradients", "R": "reduce gradients", "U": "update"}
+NAMES = {
+    "SF": "send outputs",
+    "RF": "receive inputs",
+    "SB": "send gradients",
+    "RB": "receive gradients",
+    "R": "reduce gradients",
+    "U": "update",
+}
 
 Slice = dict[str, Any]
 
@@ -58,7 +65,10 @@ def _process(pid: int, name: str, order: int) -> list[dict[str, Any]]:
 
 
 def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tuple[str, int, int, int], Slice]:
-    """Append a slice for every event; overlapping ones go to threads of their own. Returns compute by (kind, stage, micro-batch, device)."""
+    """Append a slice for every event; overlapping ones go to threads of their own.
+
+    Returns the compute slices by (kind, stage, micro-batch, device).
+    """
     found: dict[tuple[str, int, int, int], Slice] = {}
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for event in sorted(timeline.events, key=lambda e: (e.device, e.start_s, e.end_s)):
@@ -76,8 +86,16 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
         args: dict[str, Any] = {"stage": event.stage, "microbatch": event.microbatch}
         if event.num_bytes:
             args["bytes"] = event.num_bytes
-        piece: Slice = {"ph": "X", "name": _name(event), "cat": event.kind, "pid": base + event.device, "tid": first + lane,
-                        "ts": start / 1e3, "dur": (end - start) / 1e3, "args": args}
+        piece: Slice = {
+            "ph": "X",
+            "name": _name(event),
+            "cat": event.kind,
+            "pid": base + event.device,
+            "tid": first + lane,
+            "ts": start / 1e3,
+            "dur": (end - start) / 1e3,
+            "args": args,
+        }
         out.append(piece)
         if first == COMPUTE_TID:
             found[event.kind, event.stage, event.microbatch, event.device] = piece
@@ -95,7 +113,10 @@ def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id:
     out: list[dict[str, Any]] = []
     for a, b in plan.edges:
         for message in messages(cut[a], cut[b]):
-            producer, consumer = (a, message.src_microbatch, message.src_device), (b, message.dst_microbatch, message.dst_device)
+            producer, consumer = (
+                (a, message.src_microbatch, message.src_device),
+                (b, message.dst_microbatch, message.dst_device),
+            )
             for kind, source, target in (("F", producer, consumer), (backward, consumer, producer)):
                 tail, head = slices.get((kind, *source)), slices.get((kind, *target))
                 if tail is None or head is None or len(out) >= 2 * MAX_FLOWS:
@@ -115,8 +136,11 @@ def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]
     kinds: dict[int, set[str]] = defaultdict(set)
     for event in timeline.events:
         kinds[event.stage].add(event.kind)
-    samples = {(s, piece.microbatch, piece.device): piece.hi - piece.lo for s, stage in enumerate(plan.stages)
-               for piece in pieces(stage.devices, stage.microbatch_size, plan.minibatch_size)}
+    samples = {
+        (s, piece.microbatch, piece.device): piece.hi - piece.lo
+        for s, stage in enumerate(plan.stages)
+        for piece in pieces(stage.devices, stage.microbatch_size, plan.minibatch_size)
+    }
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in timeline.events:
         last = "W" if "W" in kinds[event.stage] else "B"
@@ -134,8 +158,15 @@ def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]
             at[when] += change
         for when in sorted(at):
             total += at[when]
-            out.append({"ph": "C", "name": f"s{stage} samples in flight", "pid": base + plan.stages[stage].devices[0], "ts": when / 1e3,
-                        "args": {"samples": total}})
+            out.append(
+                {
+                    "ph": "C",
+                    "name": f"s{stage} samples in flight",
+                    "pid": base + plan.stages[stage].devices[0],
+                    "ts": when / 1e3,
+                    "args": {"samples": total},
+                }
+            )
     return out
 
 

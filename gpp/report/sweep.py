@@ -1,0 +1,247 @@
+"""The files of a sweep: results.csv, summary.json and report.html from the jobs' result.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpp.report.result import finite, write_json, write_text
+from gpp.report.text import quotient
+
+SETUP = ("model", "strategy", "cluster", "engine")
+REPEATS = ("seed", "repeat")
+LEADING = ("status", "reason", *SETUP, "seed")
+SOURCES = ("predicted", "measured")
+PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them; no columns of their own
+MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "communication_bytes")
+NO_RESULT = "no result.json: the job did not come to an end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job of a sweep.
+
+    Args:
+        name: of its directory, relative to the sweep's.
+        overrides: key -> value as given on the command line, in order.
+        result: its result.json; for a job without a readable one, status `failed` and the reason.
+    """
+
+    name: str
+    overrides: dict[str, str]
+    result: dict[str, Any]
+    has_report: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.result.get("status") == "ok"
+
+
+def parse_overrides(items: Iterable[str]) -> dict[str, str]:
+    """`["strategy=graphpipe", "+x.y=1", "~z"]` as key -> value; a deletion has the value ``."""
+    out = {}
+    for item in items:
+        key, _, value = str(item).partition("=")
+        out[key.lstrip("+~").partition("@")[0]] = value
+    return out
+
+
+def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None) -> list[Job]:
+    """The jobs of a sweep directory.
+
+    Args:
+        jobs: (directory, overrides) in order; None finds the subdirectories that hold a result.json or Hydra's
+            overrides, in natural order of their names (2 before 10).
+    """
+    if jobs is None:
+        found = [p for p in directory.glob("*") if p.is_dir() and ((p / "result.json").exists() or (p / ".hydra").is_dir())]
+        found += [
+            p.parent
+            for pattern in ("*/*/result.json", "*/*/*/result.json")
+            for p in directory.glob(pattern)
+            if not any(parent in found for parent in (p.parent, *p.parent.parents))
+        ]
+        jobs = [
+            (path, _stored_overrides(path))
+            for path in sorted(set(found), key=lambda p: _natural(str(p.relative_to(directory))))
+        ]
+    return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
+
+
+def _stored_overrides(path: Path) -> list[str]:
+    try:
+        stored = yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return []
+    return [str(item) for item in stored] if isinstance(stored, list) else []
+
+
+def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
+    overrides = parse_overrides(items)
+    try:
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+        if not isinstance(result, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        result = {"status": "failed", "reason": NO_RESULT}
+    except (OSError, ValueError) as error:
+        result = {"status": "failed", "reason": f"result.json cannot be read: {error}"}
+    for key in (*SETUP, "seed"):
+        if result.get(key) is None:
+            result[key] = overrides.get(key)
+    name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
+    return Job(name=name, overrides=overrides, result=result, has_report=(path / "report.html").exists())
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
+    if isinstance(value, Mapping):
+        return {
+            k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    return {prefix: json.dumps(value) if isinstance(value, list) else value}
+
+
+def result_rows(jobs: Sequence[Job]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows of results.csv.
+
+    Columns are result.json's dotted paths, then the overrides. An override of a result's own name (`strategy`)
+    gets a column only where its values differ, as `override.strategy`.
+    """
+    flat = [flatten(job.result) for job in jobs]
+    paths = dict.fromkeys(
+        [*LEADING, *(f"{source}.{name}" for source in SOURCES for name in MEDIANS), *(p for row in flat for p in row)]
+    )
+    inner = [path for path in paths if path not in (*LEADING, *PARTS)]
+    columns = [*LEADING, *sorted(inner, key=_path_order)]
+    rows = [{c: row.get(c) for c in columns} for row in flat]
+    for key in dict.fromkeys(key for job in jobs for key in job.overrides):
+        values = [job.overrides.get(key) for job in jobs]
+        name = key
+        if key in columns:
+            if all(value is None or str(row[key]) == value for value, row in zip(values, rows, strict=True)):
+                continue
+            name = f"override.{key}"
+        columns.append(name)
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return columns, rows
+
+
+def _path_order(path: str) -> tuple[int, list[tuple[int, int, str]]]:
+    """The contract's order of the parts; device and stage numbers ascend within."""
+    order = ("plan", *SOURCES, "loss", "final_metric")
+    head = path.partition(".")[0]
+    return (order.index(head) if head in order else len(order), _natural(path) if path.rpartition(".")[2].isdigit() else [])
+
+
+def results_csv(jobs: Sequence[Job]) -> str:
+    """results.csv as text: one row per job, in order; an unknown value is an empty cell."""
+    columns, rows = result_rows(jobs)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
+    """summary.json: one group for each setup, with medians over its ok jobs (seeds, repeats).
+
+    A setup is (model, strategy, cluster, engine) and every other override but seeds. `speedup_over_sequential` is
+    sequential's median iteration time divided by the group's, of the same model, cluster, engine and overrides (of
+    another engine where a strategy brings its own), so above 1 is faster.
+    """
+    varied = [
+        key
+        for key in dict.fromkeys(key for job in jobs for key in job.overrides)
+        if key not in (*SETUP, *REPEATS) and not key.startswith("hydra.") and len({job.overrides.get(key) for job in jobs}) > 1
+    ]
+    members: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        key = (*(job.result.get(name) for name in SETUP), *(job.overrides.get(name) for name in varied))
+        members.setdefault(key, []).append(job)
+    groups = [
+        _group(dict(zip(SETUP, key, strict=False)), dict(zip(varied, key[len(SETUP) :], strict=True)), group)
+        for key, group in members.items()
+    ]
+    for group in groups:
+        group["speedup_over_sequential"] = _speedup(group, groups)
+    return finite({"num_jobs": len(jobs), "counts": _counts(jobs), "groups": groups})
+
+
+def _counts(jobs: Sequence[Job]) -> dict[str, int]:
+    ends = [job.result.get("status") for job in jobs]
+    ok, infeasible = ends.count("ok"), ends.count("infeasible")
+    return {"ok": ok, "infeasible": infeasible, "failed": len(jobs) - ok - infeasible}
+
+
+def _group(setup: dict[str, Any], settings: dict[str, str | None], jobs: list[Job]) -> dict[str, Any]:
+    out: dict[str, Any] = {**setup, "overrides": settings, "counts": _counts(jobs), "jobs": [job.name for job in jobs]}
+    for source in SOURCES:
+        parts = [job.result[source] for job in jobs if job.ok and isinstance(job.result.get(source), dict)]
+        medians: dict[str, float | None] = {name: _median(part.get(name) for part in parts) for name in MEDIANS}
+        medians["peak_memory_bytes"] = _median(
+            max(_numbers((part.get("peak_memory_bytes") or {}).values()), default=None) for part in parts
+        )
+        out[source] = medians if parts else None
+    reasons = [str(job.result.get("reason")) for job in jobs if not job.ok and job.result.get("reason")]
+    out["reason"] = reasons[0] if reasons else None
+    return out
+
+
+def _numbers(values: Iterable[Any]) -> list[float]:
+    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = _numbers(values)
+    return statistics.median(known) if known else None
+
+
+def _speedup(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, float | None]:
+    chains = [
+        g for g in groups if g["strategy"] == "sequential" and all(g[k] == group[k] for k in ("model", "cluster", "overrides"))
+    ]
+    same = [g for g in chains if g["engine"] == group["engine"]]
+    base = (same or chains or [{}])[0]
+    return {
+        source: quotient((base.get(source) or {}).get("iteration_s"), (group[source] or {}).get("iteration_s"))
+        for source in SOURCES
+    }
+
+
+def write_sweep(
+    directory: Path | str, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None, title: str = ""
+) -> list[Job]:
+    """Write results.csv, summary.json and report.html into a sweep directory, from whatever its jobs left.
+
+    Args:
+        jobs: see `read_jobs`.
+        title: heading of the page; the directory's name by default.
+
+    Returns:
+        The jobs, in the order of the rows.
+    """
+    from gpp.report.sweep_report import sweep_report
+
+    directory = Path(directory)
+    found = read_jobs(directory, jobs)
+    summary = summarise(found)
+    write_text(directory / "results.csv", results_csv(found))
+    write_json(directory / "summary.json", summary)
+    write_text(directory / "report.html", sweep_report(found, summary, title or directory.resolve().name))
+    return found

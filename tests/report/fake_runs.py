@@ -1,0 +1,188 @@
+"""Synthetic runs: a model of N branches, a plan, and timelines from a small list scheduler."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from gpp.cluster import Cluster, Device, Link, uniform
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
+from gpp.plan import Plan, make_plan
+from gpp.report.record import RunRecord
+from gpp.report.result import result_dict
+from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+
+
+def branchy_graph(num_branches: int, depth: int = 4, trunk: int = 3) -> OpGraph:
+    """`num_branches` towers of `depth` layers that meet in a trunk; FLOPs are seconds."""
+    ops, tensors, params, ends = [], [], [], []
+    for b in range(num_branches):
+        for i in range(depth):
+            params.append(Param(name=f"branches.{b}.layers.{i}.weight", num_bytes=4_000_000))
+            ops.append(
+                Op(
+                    name=f"branches.{b}.layers.{i}",
+                    forward_flops=4e-4 * (1 + b % 3),
+                    backward_flops=8e-4 * (1 + b % 3),
+                    saved_bytes=2e6,
+                    params=(params[-1].name,),
+                )
+            )
+            if i:
+                tensors.append(
+                    Tensor(name=f"t{len(ops)}", producer=len(ops) - 2, consumers=(len(ops) - 1,), bytes_per_sample=4e5)
+                )
+        ends.append(len(ops) - 1)
+    for i in range(trunk):
+        ops.append(
+            Op(name="fusion" if i == 0 else f"head.layers.{i - 1}", forward_flops=4e-4, backward_flops=8e-4, saved_bytes=1e6)
+        )
+        producers = ends if i == 0 else [len(ops) - 2]
+        tensors += [Tensor(name=f"j{p}_{i}", producer=p, consumers=(len(ops) - 1,), bytes_per_sample=2e5) for p in producers]
+    return OpGraph(name=f"towers{num_branches}", ops=tuple(ops), tensors=tuple(tensors), params=tuple(params))
+
+
+def branches_of(graph: OpGraph) -> tuple[int | None, ...]:
+    return tuple(int(op.name.split(".")[1]) if op.name.startswith("branches") else None for op in graph.ops)
+
+
+def cluster_of(num_devices: int) -> Cluster:
+    device = Device(kind="cuda", memory_bytes=1.2e9, peak_flop_per_s={"float32": 1e13}, memory_bandwidth_bytes_per_s=9e11)
+    return uniform(
+        name=f"summit_1x{num_devices}",
+        num_nodes=1,
+        devices_per_node=num_devices,
+        device=device,
+        intra_node=Link(latency_s=1e-5, bandwidth_bytes_per_s=5e10),
+    )
+
+
+def plan_of(
+    graph: OpGraph,
+    *,
+    per_branch: int = 2,
+    trunk_devices: int = 2,
+    microbatch: int = 4,
+    minibatch: int = 32,
+    chain: bool = False,
+    in_flight: str = "depth",
+) -> tuple[Plan, Problem]:
+    """Every branch cut into `per_branch` stages, the trunk one stage on `trunk_devices`."""
+    names = [op.name for op in graph.ops]
+    parts: list[tuple[int, int]] = []
+    for b in sorted({b for b in branches_of(graph) if b is not None}):
+        ops = [i for i, name in enumerate(names) if name.startswith(f"branches.{b}.")]
+        size = -(-len(ops) // per_branch)
+        parts += [(mask_of(ops[i : i + size]), 1) for i in range(0, len(ops), size)]
+    parts.append((mask_of(i for i, name in enumerate(names) if not name.startswith("branches")), trunk_devices))
+    cluster = cluster_of(sum(count for _, count in parts))
+    problem = Problem(graph=graph, cluster=cluster, cost=Constant(), minibatch_size=minibatch, in_flight=in_flight)
+    lines = (
+        "searched 1,284 partitions at 4 micro-batch sizes in 0.21 s",
+        "branches run side by side: depth 3 instead of 9 stages, so fewer samples are in flight",
+        "the bottleneck is stage 4: a smaller one would need an operator inside branches.2 to be cut",
+    )
+    plan = make_plan(problem, "sequential" if chain else "graphpipe", parts, microbatch, chain=chain, explanation=lines)
+    return replace(plan, search_s=0.213), problem
+
+
+def fake_timeline(plan: Plan, problem: Problem, source: str = "simulate", noise: float = 0.0, seed: int = 0) -> Timeline:
+    """Greedy 1F1B: a stage prefers backward, and starts a forward while it may hold the samples."""
+    rng = random.Random(seed)
+    count = [plan.minibatch_size // stage.microbatch_size for stage in plan.stages]
+    times = [problem.stage_times(s.ops, s.microbatch_size, s.devices) for s in plan.stages]
+    done: dict[tuple[int, str, int], float] = {}
+    at, nxt = [0.0] * len(plan.stages), [[0, 0] for _ in plan.stages]
+    events: list[Event] = []
+
+    def ready(s: int, kind: str, m: int) -> float | None:
+        neighbours = plan.predecessors[s] if kind == "F" else plan.successors[s]
+        need, b = [done.get((s, "F", m))] if kind == "B" else [0.0], plan.stages[s].microbatch_size
+        for t in neighbours:
+            c = plan.stages[t].microbatch_size
+            need += [done.get((t, kind, j)) for j in range(m * b // c, -(-(m + 1) * b // c))]
+        return None if any(v is None for v in need) else max(v for v in need if v is not None)
+
+    while any(n != [c, c] for n, c in zip(nxt, count, strict=True)):
+        best = None
+        for s, (f, b) in enumerate(nxt):
+            for kind, m in (("B", b), ("F", f)):
+                full = kind == "F" and (f - b + 1) * plan.stages[s].microbatch_size > plan.stages[s].in_flight
+                when = None if m >= count[s] or full else ready(s, kind, m)
+                if when is not None and (best is None or (max(when, at[s]), kind, s) < best[:3]):
+                    best = (max(when, at[s]), kind, s, m)
+        assert best is not None, "the fake scheduler is stuck"
+        start, kind, s, m = best
+        start += 1e-4 * (noise > 0)
+        end = start + times[s][kind == "B"] * (1 + noise * rng.random())
+        for device in plan.stages[s].devices:
+            events.append(Event(device, kind, s, m, start, end))
+            if plan.successors[s] and kind == "F":
+                events.append(Event(device, "SF", s, m, end, end + 2e-4, 100_000))
+        done[s, kind, m], at[s] = end + 2e-4, end
+        nxt[s][kind == "B"] += 1
+    for s, stage in enumerate(plan.stages):
+        end = at[s]
+        if len(stage.devices) > 1:
+            events += [Event(d, "R", s, 0, end, end + 3e-3, 4_000_000) for d in stage.devices]
+            end += 3e-3
+        events += [Event(d, "U", s, 0, end, end + 1e-3) for d in stage.devices]
+    return Timeline(source=source, events=tuple(events), metrics=metrics_of(plan, problem, tuple(events), noise))
+
+
+def metrics_of(plan: Plan, problem: Problem, events: tuple[Event, ...], noise: float = 0.0) -> Metrics:
+    step = max(e.end_s for e in events)
+    memory = {
+        d: int((1 + noise) * problem.stage_memory(s.ops, s.microbatch_size, len(s.devices), s.in_flight))
+        for s in plan.stages
+        for d in s.devices
+    }
+    return Metrics(
+        iteration_s=step,
+        throughput_samples_per_s=plan.minibatch_size / step,
+        bubble_fraction=bubble_fraction(events, sorted(plan.stage_of_device), step),
+        peak_memory_bytes=memory,
+        communication_bytes=sum(e.num_bytes for e in events),
+        max_in_flight_samples={s: stage.in_flight for s, stage in enumerate(plan.stages)},
+        weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
+    )
+
+
+def make_run(num_branches: int, *, measured: bool = True, **settings: object) -> RunRecord:
+    """A whole run of the towers model."""
+    graph = branchy_graph(num_branches)
+    plan, problem = plan_of(graph, **settings)  # type: ignore[arg-type]
+    predicted = fake_timeline(plan, problem)
+    real = fake_timeline(plan, problem, "distributed", noise=0.25, seed=1) if measured else None
+    chain, other = plan_of(graph, **{**settings, "chain": True})  # type: ignore[arg-type]
+    rng = random.Random(3)
+    losses = [2.3 * 0.985**i + 0.05 * rng.random() for i in range(200)]
+    result = result_dict(
+        status="ok",
+        model=graph.name,
+        strategy=plan.planner,
+        cluster=problem.cluster.name,
+        engine="distributed",
+        seed=0,
+        plan=plan,
+        predicted=predicted.metrics,
+        measured=real.metrics if real else None,
+        loss=losses,
+        final_metric={"accuracy": 0.973, "loss": losses[-1]},
+    )
+    return RunRecord(
+        result=result,
+        plan=plan,
+        graph=graph,
+        cluster=problem.cluster,
+        branches=branches_of(graph),
+        predicted=predicted,
+        measured=real,
+        losses=losses,
+        evals=[{"step": s, "accuracy": 1 - 0.9 * 0.98**s} for s in range(0, 200, 25)],
+        warnings=("measured on shared cores: times vary by some per cent",),
+        command="python run.py model=towers strategy=graphpipe",
+        baseline_predicted={"sequential": fake_timeline(chain, other).metrics},
+    )
