@@ -1,0 +1,286 @@
+"""GraphPipe (Jeon et al., ASPLOS '25): stages that form a DAG, so that branches run side by side.
+
+The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B).
+
+Objective: the predicted iteration time. The paper minimises the slowest stage's time per sample and
+prefers less memory; here that search makes the candidates, and the prediction, which has the bubbles
+in it, decides among them.
+
+Constraints (paper, section 3):
+1. C1: stages are convex and partition the operators: every split is along the series-parallel order,
+   `PartitionSearch._splits_of`; `sp_aligned.splits` lists the same for small graphs.
+2. C2: stage edges are the tensors between stages, nothing else: `make_plan`.
+3. C3: stages hold disjoint devices, as contiguous ranges in stage order: `make_plan`.
+4. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
+5. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch:
+   `StageCosts.max_depth` in the search, `Assessor` for the finished candidate on its own devices.
+6. Bottleneck: no stage (compute, or its transfers, which overlap) takes longer than the limit:
+   `PartitionSearch._stage`.
+
+Steps of `GraphPipe.plan`:
+1. the chains of `sequential`, as a chain and with the data edges only (a chain is a partition too, so
+   the result is never predicted slower than `sequential`'s under equal settings);
+2. for every b whose bound can still win: the smallest feasible bottleneck by bisection (0.5 %), then
+   limits of up to twice that, since a shallower pipeline may finish sooner (`_bottlenecks`);
+3. candidates in the order of a lower bound on their iteration time, simulated until none can win;
+4. graphs small enough: every aligned partition and every chain with every device split, while the
+   bound can win (`_complete`), so that there the result is the optimum of the planner's space.
+   Otherwise devices and micro-batch size of the best plan are refined step by step (`_refine`).
+
+Complexity: per b and limit O(S h e) with S pairs (set, split) that the series-parallel order has (for w
+branches of n operators of equal signature O(n^3), independent of w), h depths and e entries of a front.
+
+Departures from the paper:
+* the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
+* replicas: any divisor of b, not only powers of two; devices may stay idle;
+* absorb-join and absorb-fork are explicit (the paper implies them); whole groups of branches may be absorbed;
+* more than 128 ways to count branches by class: only neighbouring classes are grouped into one stage;
+* graphs that are not series-parallel get added dependencies for the search only; the plan keeps the
+  graph's own edges;
+* a heterogeneous cluster is searched as if all devices were its slowest and smallest, then judged as it is;
+* the depth counts the stage that holds the join, which the paper's case study does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+from gpp.cost.problem import Problem
+from gpp.graph.series_parallel import Dependency, Order, critical_path, series_parallel_order
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.candidates import Assessor, Candidate, Parts, Search
+from gpp.planners.chains import depth_first_order
+from gpp.planners.infeasible import explain
+from gpp.planners.partition_search import PartitionSearch
+from gpp.planners.sequential import chain_candidates
+from gpp.planners.sp_aligned import Partition, TooMany, partitions
+from gpp.planners.stage_costs import StageCosts
+
+LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
+"""Larger bottlenecks to try, in units of the smallest feasible one."""
+
+PRECISION = 1.005
+"""The smallest feasible bottleneck is searched up to this factor."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPipe(AbstractPlanner):
+    """Best DAG of stages along the series-parallel structure of the graph.
+
+    Args:
+        replication: whether a stage may be replicated.
+        max_simulations: candidates handed to the simulator in each step for one micro-batch size.
+        max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
+    """
+
+    replication: bool = True
+    max_simulations: int = 32
+    max_candidates: int = 20_000
+
+    def __post_init__(self) -> None:
+        check_at_least("max_simulations", self.max_simulations, 1)
+        check_at_least("max_candidates", self.max_candidates, 0)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        costs = StageCosts(problem, replication=self.replication)
+        assessor = Assessor(costs)
+        search = Search(assessor, "graphpipe", predict)
+        _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
+        chains = chain_candidates(assessor)
+        search.simulate_all(chains, self.max_simulations)
+        unchained = [assessor.assess(c.parts, c.microbatch_size) for c in chains]
+        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.max_simulations)
+        self._bottlenecks(PartitionSearch(order, costs), search)
+        complete = self._complete(order, search)
+        if search.best is None:
+            raise explain(problem, self._attempt)
+        if not complete:
+            _refine(search, self.max_simulations)
+        return replace(search.best, explanation=_explanation(search, complete, added, order))
+
+    def _bottlenecks(self, partition_search: PartitionSearch, search: Search) -> None:
+        """Step 2 and 3: candidates of the dynamic program, micro-batch size by micro-batch size."""
+        costs, minibatch_size = search.assessor.costs, search.assessor.problem.minibatch_size
+        floor = {b: _bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
+        for b in sorted(floor, key=lambda b: (minibatch_size // b * floor[b], b)):
+            pool: dict[Parts, Candidate] = {}
+            for parts in _partitions_by_bottleneck(partition_search, search, b, floor[b]):
+                candidate = search.assessor.assess(parts, b)
+                if isinstance(candidate, Candidate):
+                    pool[candidate.parts] = candidate
+            search.simulate_all(list(pool.values()), self.max_simulations)
+
+    def _complete(self, order: Order, search: Search) -> bool:
+        """Step 4: everything else in the planner's space; False if that is too much."""
+        costs, graph = search.assessor.costs, search.assessor.graph
+        try:
+            aligned = partitions(order, graph.all_mask, self.max_candidates)
+        except TooMany:
+            return False
+        if 2 ** (graph.num_ops - 1) > self.max_candidates:
+            return False
+        linear = list(_intervals(depth_first_order(graph)))
+        left, pool = self.max_candidates, []
+        known = set(aligned)
+        for b in costs.microbatch_sizes:
+            spaces = itertools.chain(((tuple(sorted(p)), False) for p in aligned),
+                                     ((p, False) for p in linear if frozenset(p) not in known), ((p, True) for p in linear))
+            for masks, chain in spaces:
+                for counts in _device_splits(search, masks, b):
+                    left -= 1
+                    if left < 0:
+                        return False
+                    candidate = search.assessor.assess(tuple(zip(masks, counts, strict=True)), b, chain=chain)
+                    if isinstance(candidate, Candidate) and search.worth(candidate.bound_s):
+                        pool.append(candidate)
+        search.simulate_all(pool, len(pool))
+        return True
+
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+        """Any candidate that fits, for the explanation of an infeasible problem."""
+        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+        assessor = Assessor(costs)
+        search = PartitionSearch(series_parallel_order(problem.graph, costs.op_seconds())[2], costs)
+        for b in costs.microbatch_sizes:
+            for entry in search.solve(b, float("inf")):
+                candidate = assessor.assess(search.parts(entry.layout), b)
+                if isinstance(candidate, Candidate):
+                    return candidate
+        return next(iter(chain_candidates(assessor, any_one=True)), None)
+
+
+def _bottleneck_floor(costs: StageCosts, b: int) -> float:
+    """No partition has a faster slowest stage: all devices always busy; the slowest operator alone."""
+    every = costs.graph.all_mask
+    spread = min(costs.compute_s(every, b // r) * r for r in costs.replicas[b]) / costs.cluster.num_devices
+    alone = max(min(costs.compute_s(1 << op, b // r) for r in costs.replicas[b]) for op in range(costs.graph.num_ops))
+    return max(spread, alone)
+
+
+def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search, b: int,
+                              floor_s: float) -> Iterator[list[tuple[int, int]]]:
+    """Partitions on the way to the smallest feasible bottleneck, and at larger limits."""
+    num_microbatches = search.assessor.problem.minibatch_size // b
+    low, limit, best = floor_s, floor_s * PRECISION, None
+    total = search.assessor.costs.compute_s(search.assessor.graph.all_mask, b)
+    while best is None or best > low * PRECISION:
+        if not search.worth(num_microbatches * low):
+            return
+        front = partition_search.solve(b, limit)
+        for entry in front:
+            yield partition_search.parts(entry.layout)
+        if front:
+            best = min(entry.bottleneck_s for entry in front)
+            limit = (low * best) ** 0.5
+        elif limit == float("inf"):
+            return
+        else:
+            low = limit
+            limit = (low * best) ** 0.5 if best else (low * 1.3 if low < 2 * total else float("inf"))
+    previous = best
+    for factor in LIMITS:
+        if search.worth(num_microbatches * previous):
+            previous = best * factor
+            for entry in partition_search.solve(b, previous):
+                yield partition_search.parts(entry.layout)
+
+
+def _intervals(order: tuple[int, ...]) -> Iterator[Partition]:
+    """All ways to cut a linear order into intervals, as tuples of masks in order."""
+    n = len(order)
+    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n)):
+        ends = (0, *cuts, n)
+        yield tuple(sum(1 << op for op in order[i:j]) for i, j in itertools.pairwise(ends))
+
+
+def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of replicas of each stage that fit the cluster and could win."""
+    costs = search.assessor.costs
+    num_devices = costs.cluster.num_devices
+    if len(masks) > num_devices:
+        return
+    num_microbatches = costs.problem.minibatch_size // b
+    if costs.cluster.homogeneous:
+        choices = [[o.num_replicas for o in costs.options(mask, b) if search.worth(num_microbatches * o.compute_s)]
+                   for mask in masks]
+    else:
+        choices = [list(costs.replicas[b]) for _ in masks]
+    spare = num_devices - sum(min(c, default=num_devices + 1) for c in choices)
+    if spare < 0:
+        return
+    limited = [[r for r in c if r - c[0] <= spare] for c in choices]
+    for counts in itertools.product(*limited):
+        if sum(counts) <= num_devices:
+            yield counts
+
+
+def _refine(search: Search, limit: int) -> None:
+    """Hill-climb on the best plan's devices and micro-batch size, which the search couples to the bottleneck only."""
+    stop = search.num_simulated + limit
+    while search.num_simulated < stop:
+        before = search.best_s
+        plan = search.best
+        assert plan is not None
+        chain = _is_chain(search, plan)
+        parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
+        b = plan.stages[0].microbatch_size
+        pool = []
+        for size, counts in _neighbours(search.assessor.costs, b, [r for _, r in parts]):
+            candidate = search.assessor.assess([(mask, r) for (mask, _), r in zip(parts, counts, strict=True)], size, chain=chain)
+            if isinstance(candidate, Candidate):
+                pool.append(candidate)
+        search.simulate_all(pool, min(8, stop - search.num_simulated))
+        if search.best_s >= before:
+            return
+
+
+def _neighbours(costs: StageCosts, b: int, counts: list[int]) -> Iterator[tuple[int, list[int]]]:
+    """Another micro-batch size; one stage larger, smaller, or larger at another's cost."""
+    at = costs.microbatch_sizes.index(b)
+    for size in costs.microbatch_sizes[max(0, at - 1):at + 2]:
+        allowed = costs.replicas[size]
+        if all(r in allowed for r in counts):
+            yield size, counts
+            for s, r in enumerate(counts):
+                more = next((x for x in allowed if x > r), None)
+                if more is None:
+                    continue
+                larger = [*counts[:s], more, *counts[s + 1:]]
+                if sum(larger) <= costs.cluster.num_devices:
+                    yield size, larger
+                else:
+                    for t, other in enumerate(larger):
+                        less = next((x for x in reversed(allowed) if x < other), None)
+                        if t != s and less is not None:
+                            traded = [*larger[:t], less, *larger[t + 1:]]
+                            if sum(traded) <= costs.cluster.num_devices:
+                                yield size, traded
+
+
+def _is_chain(search: Search, plan: Plan) -> bool:
+    """Whether the plan has order edges."""
+    return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
+
+
+def _explanation(search: Search, complete: bool, added: tuple[Dependency, ...], order: Order) -> tuple[str, ...]:
+    graph, best = search.assessor.graph, search.best
+    assert best is not None
+    lines = [f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
+             f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
+             "every partition of the planner's space was considered" if complete
+             else "the space is too large to list: dynamic program over bottlenecks, then refinement of devices"]
+    if added:
+        weights = search.assessor.costs.op_seconds()
+        before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), order))
+        names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:3])
+        lines.append(f"the graph is not series-parallel: {len(added)} dependencies added for the search ({names}"
+                     f"{', ...' if len(added) > 3 else ''}); critical path {100 * (after / before - 1) if before else 0.0:+.1f} %; "
+                     "the plan itself keeps the graph's own edges")
+    if _is_chain(search, best):
+        lines.append("the best plan is a chain")
+    return tuple(lines)
