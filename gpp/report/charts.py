@@ -43,6 +43,7 @@ def grouped_bars(
     base = height - foot
     slot = min((width - left - 8) / max(1, len(groups)), 190.0)
     bar = min(34.0, slot * 0.76 / max(1, len(series)))
+    common_unit = show(top).partition(" ")[2]
     out = _value_axis(high, scale, base, left, left + slot * len(groups), show)
     for n, group in enumerate(groups):
         centre = left + slot * (n + 0.5)
@@ -67,15 +68,17 @@ def grouped_bars(
             tall = value * scale
             out.append(rect(x + 1, base - tall, bar - 2, tall, fill, f"{group}, {name}: {show(value)}"))
             if bar >= 26:
-                out.append(label(x + bar / 2, base - tall - 4, show(value).split(" ")[0], 10, INK, "middle"))
+                amount, _, unit = show(value).partition(" ")
+                words = amount if unit == common_unit else f"{amount} {unit}"
+                out.append(label(x + bar / 2, base - tall - 4, words, 10, INK, "middle"))
         if all(v is None for v in values) and n < len(notes):
             out.append(label(centre, base - 6, notes[n], 10.5, LIMIT, "middle"))
-        if shown_limit and n < len(limits) and limits[n] is not None:
-            y = base - limits[n] * scale
+        if shown_limit and n < len(limits) and (own := limits[n]) is not None:
+            y = base - own * scale
             out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
     out += _bar_legend(series, left, limit if limits else 0.0, shown_limit, show)
     full = max(left + slot * len(groups) + 8, 420.0)
-    return picture(full, height, out, title, min_width=min(full, 420.0 if len(groups) <= 4 else 640.0))
+    return picture(full, height, out, title, min_width=min(full, 420.0 if len(groups) <= 4 else 860.0))
 
 
 def _value_axis(high: float, scale: float, base: float, left: float, right: float, show: Callable[[Value], str]) -> list[str]:

@@ -8,7 +8,7 @@ from html import escape
 
 STYLE = """
 *{box-sizing:border-box}
-html{-webkit-text-size-adjust:100%}
+html{color-scheme:light;-webkit-text-size-adjust:100%}
 body{margin:0;background:#fff;color:#1f2937;font:14px/1.5 system-ui,-apple-system,'Segoe UI','DejaVu Sans',Roboto,sans-serif}
 main{max-width:1400px;margin:0 auto;padding:24px 28px 48px}
 svg{display:block;font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',Roboto,sans-serif}
@@ -25,6 +25,8 @@ vertical-align:middle;margin-left:8px}
 .card dl{display:grid;grid-template-columns:auto 1fr;gap:0 12px;margin:0;font-variant-numeric:tabular-nums}
 .card dt{color:#4b5563}.card dd{margin:0;text-align:right}.card .big{font-size:17px;font-weight:600}
 .scroll{overflow-x:auto}
+.key{display:flex;flex-wrap:wrap;gap:2px 18px;margin:4px 0 10px;font-size:12.5px;color:#4b5563}
+.key span{display:inline-flex;align-items:center;gap:6px;white-space:nowrap}
 .note{border-left:4px solid #d99a3a;background:#fdf6e8;padding:8px 14px;margin:14px 0}
 .bad{border-left-color:#b91c1c;background:#fdf0ee}
 .pair{display:flex;flex-wrap:wrap;gap:20px}.pair>*{flex:1 1 420px;min-width:0;max-width:660px}

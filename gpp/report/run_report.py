@@ -116,7 +116,7 @@ def _timelines(run: RunRecord) -> str:
     if run.plan is not None and run.graph is not None:
         tones = {s: tone(branch_of(stage, run.graph, _branches(run))) for s, stage in enumerate(run.plan.stages)}
     rows = rows_of(run.plan.stage_of_device if run.plan else {}, tones, [t for _, t in named])
-    return scroll(key() + draw_timelines(named, rows))
+    return key() + scroll(draw_timelines(named, rows))
 
 
 def _memory(run: RunRecord) -> str:

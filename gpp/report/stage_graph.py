@@ -9,7 +9,7 @@ from gpp.plan import Plan
 from gpp.report import text
 from gpp.report.layout import Box, Layout, Route, layout
 from gpp.report.palette import INK, MUTED, TRUNK, branch_of, branch_shares, tone
-from gpp.report.svg import MONO, MONO_ADVANCE, element, label, line, number, picture, rect
+from gpp.report.svg import MONO, MONO_ADVANCE, element, label, number, picture, rect, swatch
 
 HATCH, HATCH_DARK = "hatch", "hatch-dark"
 ARROW = "#64748b"
@@ -144,21 +144,12 @@ def _lines(names: tuple[str, ...], lines: int, chars: int) -> list[str]:
 
 
 def legend(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...]) -> str:
-    """Branches by colour, as an SVG element of one or more lines."""
-    present = sorted(
-        {branch for stage in plan.stages for branch in branch_shares(stage, graph, branches)},
-        key=lambda b: -1 if b is None else b,
-    )
-    items, x, y = [], 0.0, 0.0
-    for branch in present:
-        name = "trunk, or several branches" if branch is None else f"branch {branch}"
-        width = 46 + 6.4 * len(name)
-        if x + width > 1300:
-            x, y = 0.0, y + 20
+    """Branches by colour, as HTML that wraps."""
+    present = {branch for stage in plan.stages for branch in branch_shares(stage, graph, branches)}
+    items = []
+    for branch in sorted(present, key=lambda b: -1 if b is None else b):
         colours = tone(branch)
-        items += [rect(x, y + 3, 13, 12, colours.light), rect(x + 13, y + 3, 13, 12, colours.dark)]
-        items += [rect(x, y + 3, 26, 12, f"url(#{HATCH})")] if colours.hatched else []
-        items.append(label(x + 31, y + 13, name, 11))
-        x += width
-    items.append(line(0, y + 20, 0, y + 20, "none"))
-    return picture(1320, y + 20, items, "Branches by colour", min_width=600)
+        patch = rect(0, 0, 13, 12, colours.light) + rect(13, 0, 13, 12, colours.dark)
+        patch += rect(0, 0, 26, 12, f"url(#{HATCH})") if colours.hatched else ""
+        items.append(swatch("trunk, or several branches" if branch is None else f"branch {branch}", patch))
+    return f'<p class="key">{"".join(items)}</p>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from gpp.report.palette import MUTED
 
@@ -17,7 +18,7 @@ def number(value: float) -> str:
     return "0" if abs(value) < 0.05 else f"{value:.1f}".removesuffix(".0")
 
 
-def element(tag: str, content: str = "", **attributes: object) -> str:
+def element(tag: str, content: str = "", **attributes: Any) -> str:
     """One element; `_` in attribute names becomes `-`, floats are shortened, values escaped, content is taken as it is."""
     pairs = []
     for key, value in attributes.items():
@@ -27,7 +28,7 @@ def element(tag: str, content: str = "", **attributes: object) -> str:
     return f"<{tag}{''.join(pairs)}>{content}</{tag}>" if content else f"<{tag}{''.join(pairs)}/>"
 
 
-def rect(x: float, y: float, width: float, height: float, fill: str, title: str = "", **attributes: object) -> str:
+def rect(x: float, y: float, width: float, height: float, fill: str, title: str = "", **attributes: Any) -> str:
     """A filled rectangle; `title` is shown on hovering."""
     return element(
         "rect",
@@ -49,14 +50,14 @@ def label(
     fill: str = MUTED,
     anchor: str | None = None,
     title: str = "",
-    **attributes: object,
+    **attributes: Any,
 ) -> str:
     """One line of text, `y` its baseline; `anchor` is start, middle or end."""
     inner = escape(content) + (f"<title>{escape(title)}</title>" if title else "")
     return element("text", inner, x=float(x), y=float(y), font_size=float(size), fill=fill, text_anchor=anchor, **attributes)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1, **attributes: object) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1, **attributes: Any) -> str:
     """A straight line."""
     return element(
         "line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), stroke=stroke, stroke_width=float(width), **attributes
@@ -70,6 +71,11 @@ def picture(width: float, height: float, body: Sequence[str], title: str, min_wi
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" '
         f'height="{number(height)}" style="{style}" role="img" aria-label="{escape(title)}">' + "".join(body) + "</svg>"
     )
+
+
+def swatch(words: str, patch: str) -> str:
+    """An entry of a legend, as HTML: a patch of 26 by 12 pixels and what it means."""
+    return f'<span><svg viewBox="0 0 26 12" width="26" height="12" aria-hidden="true">{patch}</svg>{escape(words)}</span>'
 
 
 def ticks(low: float, high: float, count: int = 8) -> list[float]:

@@ -5,105 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from gpp.report.jobs import SETUP, Job, natural_order, read_jobs
 from gpp.report.result import finite, write_json, write_text
+from gpp.report.sweep_report import sweep_report
 from gpp.report.text import quotient
 
-SETUP = ("model", "strategy", "cluster", "engine")
 REPEATS = ("seed", "repeat")
 LEADING = ("status", "reason", *SETUP, "seed")
 SOURCES = ("predicted", "measured")
 PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them; no columns of their own
 MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "communication_bytes")
-NO_RESULT = "no result.json: the job did not come to an end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One job of a sweep.
-
-    Args:
-        name: of its directory, relative to the sweep's.
-        overrides: key -> value as given on the command line, in order.
-        result: its result.json; for a job without a readable one, status `failed` and the reason.
-    """
-
-    name: str
-    overrides: dict[str, str]
-    result: dict[str, Any]
-    has_report: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.result.get("status") == "ok"
-
-
-def parse_overrides(items: Iterable[str]) -> dict[str, str]:
-    """`["strategy=graphpipe", "+x.y=1", "~z"]` as key -> value; a deletion has the value ``."""
-    out = {}
-    for item in items:
-        key, _, value = str(item).partition("=")
-        out[key.lstrip("+~").partition("@")[0]] = value
-    return out
-
-
-def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None) -> list[Job]:
-    """The jobs of a sweep directory.
-
-    Args:
-        jobs: (directory, overrides) in order; None finds the subdirectories that hold a result.json or Hydra's
-            overrides, in natural order of their names (2 before 10).
-    """
-    if jobs is None:
-        found = [p for p in directory.glob("*") if p.is_dir() and ((p / "result.json").exists() or (p / ".hydra").is_dir())]
-        found += [
-            p.parent
-            for pattern in ("*/*/result.json", "*/*/*/result.json")
-            for p in directory.glob(pattern)
-            if not any(parent in found for parent in (p.parent, *p.parent.parents))
-        ]
-        jobs = [
-            (path, _stored_overrides(path))
-            for path in sorted(set(found), key=lambda p: _natural(str(p.relative_to(directory))))
-        ]
-    return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
-
-
-def _stored_overrides(path: Path) -> list[str]:
-    try:
-        stored = yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return []
-    return [str(item) for item in stored] if isinstance(stored, list) else []
-
-
-def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
-    overrides = parse_overrides(items)
-    try:
-        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        if not isinstance(result, dict):
-            raise ValueError("not an object")
-    except FileNotFoundError:
-        result = {"status": "failed", "reason": NO_RESULT}
-    except (OSError, ValueError) as error:
-        result = {"status": "failed", "reason": f"result.json cannot be read: {error}"}
-    for key in (*SETUP, "seed"):
-        if result.get(key) is None:
-            result[key] = overrides.get(key)
-    name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
-    return Job(name=name, overrides=overrides, result=result, has_report=(path / "report.html").exists())
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -145,7 +61,10 @@ def _path_order(path: str) -> tuple[int, list[tuple[int, int, str]]]:
     """The contract's order of the parts; device and stage numbers ascend within."""
     order = ("plan", *SOURCES, "loss", "final_metric")
     head = path.partition(".")[0]
-    return (order.index(head) if head in order else len(order), _natural(path) if path.rpartition(".")[2].isdigit() else [])
+    return (
+        order.index(head) if head in order else len(order),
+        natural_order(path) if path.rpartition(".")[2].isdigit() else [],
+    )
 
 
 def results_csv(jobs: Sequence[Job]) -> str:
@@ -236,8 +155,6 @@ def write_sweep(
     Returns:
         The jobs, in the order of the rows.
     """
-    from gpp.report.sweep_report import sweep_report
-
     directory = Path(directory)
     found = read_jobs(directory, jobs)
     summary = summarise(found)

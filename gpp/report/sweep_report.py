@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from gpp.report import text
 from gpp.report.charts import grouped_bars, line_chart
+from gpp.report.jobs import Job
 from gpp.report.page import Column, Html, link, page, scroll, section, status_mark, table
 from gpp.report.palette import MEASURED, PREDICTED, tone
-from gpp.report.sweep import Job
 
 
 def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str) -> str:

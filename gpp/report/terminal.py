@@ -30,7 +30,7 @@ WIDE = 110
 
 def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> Console:
     """The console of a run; in a pipe 120 columns wide (or `COLUMNS`), so that no table is cut to 80."""
-    file = file or sys.stdout
+    file = sys.stdout if file is None else file
     if width is None and not file.isatty():
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if columns.isdigit() and int(columns) > 0 else PIPE_WIDTH

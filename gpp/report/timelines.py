@@ -10,7 +10,7 @@ from html import escape
 from gpp.report import text
 from gpp.report.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
 from gpp.report.stage_graph import HATCH, HATCH_DARK
-from gpp.report.svg import element, label, line, number, picture, rect, tick_label, ticks
+from gpp.report.svg import element, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import COMPUTE, Event, Timeline
 
 TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
@@ -191,18 +191,15 @@ def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
 
 
 def key() -> str:
-    """What the shades mean, as an SVG element."""
-    tone, items, x = TRUNK, [], 0.0
-    for name, fill in (
-        ("forward", tone.light),
-        ("backward", tone.dark),
-        ("weight gradient", tone.mid),
-        ("reduce gradients", REDUCE),
-        ("update", UPDATE),
-        ("idle", IDLE),
-    ):
-        items += [rect(x, 3, 20, 12, fill, stroke=RULE if fill == IDLE else None), label(x + 25, 13, name, 11)]
-        x += 46 + 6.2 * len(name)
-    items += [line(x, 12, x + 20, 12, TRANSFER, 1.6), label(x + 25, 13, "transfer", 11)]
-    items.append(label(x + 95, 13, "number: micro-batch", 11))
-    return picture(1320, 20, items, "Shades by kind", min_width=700)
+    """What the shades mean, as HTML that wraps."""
+    shades = {
+        "forward": TRUNK.light,
+        "backward": TRUNK.dark,
+        "weight gradient": TRUNK.mid,
+        "reduce gradients": REDUCE,
+        "update": UPDATE,
+    }
+    items = [swatch(name, rect(0, 0, 26, 12, fill)) for name, fill in shades.items()]
+    items.append(swatch("idle", rect(0.5, 0.5, 25, 11, IDLE, stroke=RULE)))
+    items.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
+    return f'<p class="key">{"".join(items)}<span>number: micro-batch</span></p>'

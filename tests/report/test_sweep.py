@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from page_check import parse
 
+from gpp.report.jobs import Job, parse_overrides, read_jobs
 from gpp.report.record import RunRecord
-from gpp.report.sweep import Job, parse_overrides, read_jobs, summarise, write_sweep
+from gpp.report.sweep import summarise, write_sweep
 
 
 def put(directory: Path, name: str, overrides: list[str], result: dict[str, Any] | str | None) -> None:
