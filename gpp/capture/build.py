@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -59,8 +59,8 @@ def capture(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
     if batch is not None and batch < 1:
         raise InvalidConfig("batch", batch, "must be an integer of at least 1", "leave it out")
     traced = trace(model, inputs, named, loss, metrics or {}, batch=batch)
-    return assemble(read(traced, model), name=name, inputs=traced.inputs, batch=traced.batch,
-                    warnings=(*traced.warnings, *_unused(model, traced.program)))
+    captured = assemble(read(traced, model), name=name, inputs=traced.inputs, batch=traced.batch, warnings=traced.warnings)
+    return replace(captured, warnings=(*captured.warnings, *_unused(model, captured)))
 
 
 def assemble(drafts: Drafts, *, name: str, inputs: tuple[str, ...], batch: int | None, warnings: tuple[str, ...],
@@ -90,13 +90,9 @@ def _has_switch(target: str) -> bool:
     return bool(re.search(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu", target))
 
 
-def _unused(model: nn.Module, program: Any) -> tuple[str, ...]:
-    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
-    read = {spec.target.removeprefix("model.") for spec in program.graph_signature.input_specs
-            if spec.target and spec.arg.name in used}
-    tensors = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in read}
-    return tuple(f"parameter {n} is read by no operation; it gets no gradient"
-                 for n, p in model.named_parameters() if id(p) not in tensors)
+def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
+    return tuple(f"parameter {name} is read by no operation; it gets no gradient" for name, _ in model.named_parameters()
+                 if captured.aliases.get(name, name) not in captured.graph.param_of)
 
 
 class _Costs:

@@ -176,13 +176,13 @@ class _Reader:
         def lookup(node: torch.fx.Node) -> Any:
             found = values[node]
             if isinstance(found, UnknownSize):
-                raise CaptureError(f"{user.target} at {where_of(user.meta.get('stack_trace'))} uses {found}. Fix: keep it a tensor "
+                raise CaptureError(f"{user.target} at {_where(user)} uses {found}. Fix: keep it a tensor "
                                    "(no .item(), no int()), or describe the model by hand-written blocks (gpp.capture.blocks)")
             return found
         return lookup
 
     def _call(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> None:
-        target, value, where = node.target, node.meta.get("val"), where_of(node.meta.get("stack_trace"))
+        target, value, where = node.target, node.meta.get("val"), _where(node)
         lookup = self._lookup(values, node)
         if isinstance(target, torch._ops.HigherOrderOperator):
             values[node] = self._region(owner, node, values, no_grad)
@@ -195,6 +195,9 @@ class _Reader:
             return
         if isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] in _CHECKS:
             return
+        if target is torch.ops.aten.broadcast_tensors.default:
+            values[node] = [self._broadcast(node, i, values, where, no_grad) for i in range(len(value))]
+            return
         if target is operator.getitem and isinstance(values.get(node.args[0]), list):
             values[node] = values[node.args[0]][node.args[1]]
             return
@@ -206,6 +209,18 @@ class _Reader:
         draft = self._add(node.name, value=value, kind="call", target=name, where=where, args=encode(node.args, lookup),
                           kwargs=kwargs, module=_module_path(node), no_grad=no_grad)
         values[node] = {"ref": draft.name}
+
+    def _broadcast(self, node: torch.fx.Node, item: int, values: dict[torch.fx.Node, Any], where: str, no_grad: bool) -> Any:
+        """One tensor of a broadcast on its own, so that the others do not hang on it (a prediction on its target)."""
+        source = node.args[0][item]  # type: ignore[index]
+        value = node.meta["val"][item]
+        encoded = self._lookup(values, node)(source)
+        if source.meta["val"].shape == value.shape:
+            return encoded
+        shape = [size(expression_of(extent)) for extent in value.shape]
+        draft = self._add(f"{node.name}_{item}", value=value, kind="call", target="aten.expand.default", where=where,
+                          args=[encoded, shape], module=_module_path(node), no_grad=no_grad)
+        return {"ref": draft.name}
 
     def _region(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> list[Any]:
         """Inline a `torch.no_grad` (or enable_grad) region."""
@@ -231,8 +246,8 @@ class _Reader:
                 inner = getattr(owner, str(argument.target))
                 for step in inner.graph.nodes:
                     if step.meta.get("stack_trace"):
-                        return where_of(step.meta["stack_trace"])
-        return where_of(node.meta.get("stack_trace"))
+                        return _where(step)
+        return _where(node)
 
     def _result(self, name: str, output: Any) -> str:
         """Node of an output; one that is not a scalar tensor made by a call is refused or copied."""
@@ -253,6 +268,11 @@ def _module_path(node: torch.fx.Node) -> str:
     if path == "model":
         return ""
     return path.removeprefix("model.") if path.startswith("model.") else "loss"
+
+
+def _where(node: torch.fx.Node) -> str:
+    """The user's line, or at least the module (torch keeps only the lines of `forward` methods)."""
+    return where_of(node.meta.get("stack_trace")) or f"module {_module_path(node) or 'of the model'}"
 
 
 def _stored(tensor: Tensor | None) -> str | None:

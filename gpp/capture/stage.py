@@ -20,6 +20,8 @@ from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, node_references
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
@@ -227,14 +229,14 @@ def build_stage(captured: Captured, nodes: Iterable[str], *, device: torch.devic
 
     Args:
         device: where parameters, buffers and tensors made by the stage live.
-        dtype_of_floats: replaces the floating-point type that the model was captured in.
+        dtype_of_floats: replaces every floating-point type (a mix would be promoted to the widest).
         blocks: makers of hand-written blocks by block name; default: each block's factory is imported.
 
     Raises:
         CaptureError: unknown nodes, or an operator that is not registered in this process.
     """
     device = torch.device(device)
-    dtypes = {} if dtype_of_floats is None else {dtype_of(captured.graph.dtype): dtype_of_floats}
+    dtypes = {} if dtype_of_floats is None else dict.fromkeys(_FLOATS, dtype_of_floats)
     cut = _Cut(captured, nodes, device, dtypes)
     root = Root()
     for name in cut.blocks:

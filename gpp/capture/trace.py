@@ -159,6 +159,17 @@ def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.Ex
         return torch.export.export(whole, flat, dynamic_shapes=shapes, strict=False)
 
 
+def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:
+    """Export at one batch size, after a symbolic one has failed; if this fails too, the first failure is the one to tell."""
+    try:
+        return _export(whole, tuple(resized(tensor, batch) for tensor in flat), None)
+    except CaptureError:
+        raise
+    except Exception as second:
+        violated = isinstance(first, UserError) and first.error_type == UserErrorType.CONSTRAINT_VIOLATION
+        raise (second if violated else first) from None
+
+
 @contextlib.contextmanager
 def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Make a model on the meta device look like one on the CPU, so that constants made in its code fit it.
@@ -166,8 +177,8 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
     Parameters and buffers are exchanged for fake ones of the same identity (ties stay ties) and put
     back afterwards. A model with real parameters is left alone. Yields the inputs to trace with.
     """
-    slots = [(holder, key, value) for module in whole.modules() for holder in (module._parameters, module._buffers)
-             for key, value in holder.items() if value is not None]
+    slots = [(holder, key, value) for module in whole.modules() for holder in (module._parameters, module._buffers, vars(module))
+             for key, value in holder.items() if isinstance(value, Tensor)]
     if not any(value.is_meta for _, _, value in slots):
         device = next((value.device for _, _, value in slots), torch.device("cpu"))
         yield tuple(tensor.to(device) for tensor in tensors.values())
@@ -221,8 +232,11 @@ def _annotations(notes: list[str]) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
-    return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
+    """Why the batch could not be symbolic: torch's own finding, or the line that failed."""
+    if isinstance(error, UserError) and error.error_type == UserErrorType.CONSTRAINT_VIOLATION:
+        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
+        return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
+    return f"{_where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"
 
 
 def _is_users(filename: str) -> bool:
@@ -238,13 +252,13 @@ def _where(frames: traceback.StackSummary) -> str:
     return "an unknown place"
 
 
-def where_of(stack_trace: str | None) -> str:
-    """`file:line: source` of the innermost user frame in the stack trace that torch keeps for a node."""
+def where_of(stack_trace: str | None) -> str | None:
+    """`file:line: source` of the innermost user frame in the stack trace that torch keeps for a node; None without one."""
     found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
     for filename, line in reversed(found):
         if _is_users(filename):
             return f"{filename}:{line}: {linecache.getline(filename, int(line)).strip()}"
-    return "an unknown place"
+    return None
 
 
 def _explain(error: Exception) -> str:

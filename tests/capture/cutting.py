@@ -85,7 +85,8 @@ def reference(model, inputs, targets, loss):
 
 def named(captured: Captured, inputs, targets):
     """Values keyed as stages want them."""
-    flat = [*(inputs.values() if isinstance(inputs, dict) else inputs), *(targets.values() if isinstance(targets, dict) else [targets])]
+    flat = [*(inputs.values() if isinstance(inputs, dict) else inputs)]
+    flat += targets.values() if isinstance(targets, dict) else [targets]
     return dict(zip(captured.inputs, flat, strict=True))
 
 

@@ -128,7 +128,8 @@ def accuracy(outputs, targets):
 
 
 def many(outputs, targets):
-    return F.mse_loss(outputs["left"], targets["l"]) + outputs["right"][0].pow(2).mean() + outputs["right"][1].mean() * targets["r"].mean()
+    right, detached = outputs["right"]
+    return F.mse_loss(outputs["left"], targets["l"]) + right.pow(2).mean() + detached.mean() * targets["r"].mean()
 
 
 def classes(batch, num):
