@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from gpp.capture import capture, initial_state
+from gpp.capture.build import capture
+from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.losses import loss, metric

@@ -31,20 +31,16 @@ class Layout:
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    def row_shape(self, i: int) -> tuple[int, ...]:
-        return tuple(self.specs[i].shape)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors inside `buffer`, batch first."""
         if len(self.names) == 1:
             return [buffer]
         out, at = [], 0
-        for i, dtype in enumerate(self.dtypes):
-            shape = (samples, *self.row_shape(i))
-            size = _num_bytes(shape, dtype)
-            out.append(buffer[at: at + size].view(dtype).view(shape))
+        for spec in self.specs:
+            shape = (samples, *spec.shape)
+            size = _num_bytes(shape, spec.dtype)
+            out.append(buffer[at: at + size].view(spec.dtype).view(shape))
             at += -(-size // ALIGN) * ALIGN
         return out
 
@@ -53,8 +49,8 @@ class Layout:
         if not self.names:
             return torch.zeros(1, dtype=torch.uint8, device=device)
         if len(self.names) == 1:
-            return torch.empty((samples, *self.row_shape(0)), dtype=self.dtypes[0], device=device)
-        size = sum(-(-_num_bytes((samples, *self.row_shape(i)), d) // ALIGN) * ALIGN for i, d in enumerate(self.dtypes))
+            return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
+        size = sum(-(-_num_bytes((samples, *spec.shape), spec.dtype) // ALIGN) * ALIGN for spec in self.specs)
         return torch.empty(size, dtype=torch.uint8, device=device)
 
     def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
@@ -77,8 +73,7 @@ def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
     """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
     kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
-    return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept),
-                  tuple(getattr(torch, spec.dtype) for _, spec in kept))
+    return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
 
 
 @dataclass(slots=True)
@@ -216,7 +211,7 @@ class StageRunner:
         for name in self.module.results:
             if name in outputs:
                 value = outputs.pop(name)
-                self._add_result(name, value.detach() * share)
+                self._add_result(name, value.detach().double() * share)
                 loss = value * share if name == "loss" else loss
         if self.train:
             self._passes[microbatch] = _Pass(leaves, outputs, loss)

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -167,14 +167,23 @@ class Worker:
                 save_file(state, folder / f"stage_{self.stage}.safetensors")
 
 
-class _Slices:
-    """A safetensors file as the mapping that `StageModule.load` reads: only the asked-for tensors are touched."""
+class _Slices(Mapping[str, torch.Tensor]):
+    """A safetensors file as a mapping: only the tensors that are asked for are read."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self._names = frozenset(file.keys())
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
         return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _layouts(plan: Plan, job: Job, module: StageModule, stage: int) -> tuple[dict[int, Layout], ...]:

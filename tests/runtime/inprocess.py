@@ -1,0 +1,125 @@
+"""The real workers, one thread a device, over the fake transport: distributed logic without processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpp.capture.examples import capture_model, default_dtype, initial_weights
+from gpp.cluster import Device, Link, uniform
+from gpp.cost.analytical import Analytical
+from gpp.cost.problem import Problem
+from gpp.data.base import AbstractData
+from gpp.data.sampler import minibatch
+from gpp.graph.captured import Captured
+from gpp.graph.coarsen import coarsen
+from gpp.models.base import AbstractModel, describe
+from gpp.models.losses import loss
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan import Plan
+from gpp.program import check_program, reduce_groups
+from gpp.runtime.channels import FakeNetwork, FakeTransport
+from gpp.runtime.job import Job, Settings
+from gpp.runtime.worker import Worker
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.passes import lower
+
+CPU = Device(kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6)
+
+
+def problem_of(captured: Captured, num_devices: int, minibatch_size: int, *, max_ops: int = 16, **more: Any) -> Problem:
+    cluster = uniform(name="test", num_nodes=1, devices_per_node=num_devices, device=CPU,
+                      intra_node=Link(latency_s=5e-5, bandwidth_bytes_per_s=2e9))
+    return Problem(graph=coarsen(captured.graph, max_ops), cluster=cluster, cost=Analytical(), minibatch_size=minibatch_size, **more)
+
+
+def make_job(captured: Captured, problem: Problem, plan: Plan, schedule: AbstractSchedule, *, model: AbstractModel, data: AbstractData,
+             optimizer: AbstractOptimizer, steps: int, dtype: str, seed: int = 0, held_out: int = 0) -> Job:
+    plan.validate(problem)
+    program = lower(plan, problem.graph, schedule)
+    check_program(program, reduce_groups(plan, problem.graph))
+    settings = Settings(steps=steps, minibatch_size=plan.minibatch_size, dtype=dtype, seed=seed, optimizer=describe(optimizer),
+                        data=describe(data), model=describe(model), evaluation_samples=held_out,
+                        train_samples=len(data.load("train", model, seed=seed, dtype=dtype)))
+    return Job(settings=settings, captured=captured, graph=problem.graph, cluster=problem.cluster, plan=plan, program=program,
+               evaluation=lower(plan, problem.graph, ForwardOnly(), held_out) if held_out else None)
+
+
+def run(job: Job, run_dir: Path, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
+    """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
+    job.save(run_dir, weights)
+    job = Job.load(run_dir)
+    network = FakeNetwork(reduce_groups(job.plan, job.graph))
+    workers = [Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+               for d in sorted(job.plan.stage_of_device)]
+    losses = [0.0] * job.settings.steps
+    lock = threading.Lock()
+
+    def train(worker: Worker) -> None:
+        for step in range(job.settings.steps):
+            record = worker.train_step(step)
+            with lock:
+                losses[step] += record.get("loss", 0.0)
+
+    in_threads([lambda w=w: train(w) for w in workers])
+    state: dict[str, torch.Tensor] = {}
+    for worker in workers:
+        state.update(worker.module.state_dict())
+    return losses, state, workers
+
+
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Run all calls at once; the first exception of any is raised."""
+    results: list[Any] = [None] * len(calls)
+    errors: list[BaseException] = []
+
+    def guard(i: int) -> None:
+        try:
+            results[i] = calls[i]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guard, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+    return results
+
+
+def reference(model: AbstractModel, data: AbstractData, optimizer: AbstractOptimizer, weights: dict[str, torch.Tensor], *, steps: int,
+              minibatch_size: int, dtype: str, seed: int = 0) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The same training on one device in plain PyTorch, whole mini-batches."""
+    with default_dtype(dtype):
+        network = model.build().train()
+    with torch.no_grad():
+        for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+            tensor.copy_(weights[name])
+    samples = data.load("train", model, seed=seed, dtype=dtype)
+    torch_optimizer = optimizer.build(network.parameters())
+    measure, losses = loss(model.loss), []
+    for step in range(steps):
+        for group in torch_optimizer.param_groups:
+            group["lr"] = optimizer.lr * optimizer.learning_rate.factor(step, steps)
+        values = samples.fetch(minibatch(step, minibatch_size, len(samples), seed))
+        inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
+        targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
+        value = measure(network(**inputs), targets)
+        torch_optimizer.zero_grad()
+        value.backward()
+        torch_optimizer.step()
+        losses.append(value.item())
+    return losses, {name: t.detach() for name, t in network.named_parameters()}
+
+
+def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tuple[Captured, dict[str, torch.Tensor]]:
+    captured = capture_model(model, dtype=dtype)
+    return captured, initial_weights(model, captured, seed=seed, dtype=dtype)

@@ -1,0 +1,104 @@
+"""Training on stages gives the single device's losses and weights, whatever the plan."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.data.digits import Digits as DigitsData
+from gpp.data.synthetic import Synthetic
+from gpp.graph.op_graph import bits
+from gpp.models.base import AbstractModel
+from gpp.optimizers import SGD, Adam, LearningRate
+from gpp.plan import make_plan
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.conf import model_named
+from tests.runtime import inprocess
+
+MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
+
+
+@cache
+def captured(name: str):  # noqa: ANN201
+    model = model_named(name)
+    return model, *inprocess.capture(model)
+
+
+def data_of(model: AbstractModel):  # noqa: ANN201
+    return DigitsData() if model.name == "digits" else Synthetic(num_samples=64, num_test_samples=32)
+
+
+def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:  # noqa: ANN001
+    """Convex parts with an acyclic quotient: grow down-sets of a random topological order."""
+    indegree = {op: sum(1 for _ in bits(graph.predecessors[op])) for op in range(graph.num_ops)}
+    ready, order = [op for op, count in indegree.items() if not count], []
+    while ready:
+        op = ready.pop(rng.randrange(len(ready)))
+        order.append(op)
+        for after in bits(graph.successors[op]):
+            indegree[after] -= 1
+            if not indegree[after]:
+                ready.append(after)
+    cuts = sorted(rng.sample(range(1, graph.num_ops), num_parts - 1))
+    return [sum(1 << op for op in order[a:b]) for a, b in zip([0, *cuts], [*cuts, graph.num_ops], strict=True)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"{name}{seed}")
+    model, cap, weights = captured(name)
+    data = data_of(model)
+    schedule = rng.choice([OneFOneB(), GPipe()])
+    optimizer = rng.choice([SGD(lr=0.05, momentum=0.9), Adam(lr=1e-3), Adam(lr=1e-3, weight_decay=0.1, decoupled=True)])
+    problem = inprocess.problem_of(cap, 8, 16, max_ops=rng.choice([8, 16, 24]), in_flight=schedule.in_flight)
+    parts = random_partition(problem.graph, rng.randint(2, 4), rng)
+    sizes = [rng.choice([2, 4, 8]) for _ in parts]
+    plan = make_plan(problem, "test", [(mask, rng.choice([1, 1, 2])) for mask in parts], sizes, chain=rng.random() < 0.3)
+    job = inprocess.make_job(cap, problem, plan, schedule, model=model, data=data, optimizer=optimizer, steps=5, dtype="float64")
+    losses, state, _ = inprocess.run(job, tmp_path, weights)
+    expected, params = inprocess.reference(model, data, optimizer, weights, steps=5, minibatch_size=16, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for tensor_name, tensor in params.items():
+        torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
+
+
+def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
+    model, cap, weights = captured("digits")
+    data = DigitsData()
+    problem = inprocess.problem_of(cap, 4, 16)
+    rng = random.Random(1)
+    plan = make_plan(problem, "test", [(mask, 1 + (i == 0)) for i, mask in enumerate(random_partition(problem.graph, 3, rng))], 8)
+    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=SGD(lr=0.1), steps=1, dtype="float64", held_out=77)
+    _, state, workers = inprocess.run(job, tmp_path, weights)
+    found: dict[str, float] = {}
+    for shares in inprocess.in_threads([w.evaluate for w in workers]):
+        for name, value in shares.items():
+            found[name] = found.get(name, 0.0) + value
+    network = model.build().double().eval()
+    network.load_state_dict(state)
+    samples = data.load("test", model, seed=0, dtype="float64").fetch(list(range(77)))
+    with torch.no_grad():
+        logits = network(**{k: v for k, v in samples.items() if not k.startswith("target:")})
+    target = next(v for k, v in samples.items() if k.startswith("target:"))
+    assert found["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, target).item(), abs=1e-12)
+    assert found["metric:accuracy"] == pytest.approx((logits.argmax(-1) == target).double().mean().item(), abs=1e-12)
+
+
+def test_learning_rate_schedule_reaches_the_optimizer(tmp_path: Path) -> None:
+    model, cap, weights = captured("digits")
+    data = DigitsData()
+    optimizer = SGD(lr=0.1, learning_rate=LearningRate(shape="cosine", warmup_steps=2))
+    problem = inprocess.problem_of(cap, 2, 16)
+    plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 2, random.Random(3))], 4)
+    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=6, dtype="float64")
+    losses, _, _ = inprocess.run(job, tmp_path, weights)
+    expected, _ = inprocess.reference(model, data, optimizer, weights, steps=6, minibatch_size=16, dtype="float64")
+    constant, _ = inprocess.reference(model, data, SGD(lr=0.1), weights, steps=6, minibatch_size=16, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    assert losses != pytest.approx(constant, abs=1e-4)

@@ -1,0 +1,146 @@
+"""Schedules: properties of the orders, closed forms of their time, freedom from deadlock on random DAGs."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from gpp.errors import MalformedProgram
+from gpp.plan import make_plan
+from gpp.program import Action, Program, check_program, reduce_groups
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.passes import lower
+from gpp.simulator import simulate
+from tests.graphs import chain, diamond, graph, problem, two_towers
+
+SCHEDULES = [OneFOneB(), GPipe()]
+
+
+def plan_of(p, num_stages: int, b: int):  # noqa: ANN001, ANN201
+    return make_plan(p, "test", [(1 << op, 1) for op in range(num_stages)], b)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (3, 1), (5, 4), (8, 32)])
+def test_chain_takes_the_closed_form(schedule: AbstractSchedule, p: int, m: int) -> None:
+    prob = problem(chain(p), p, m, in_flight=schedule.in_flight)
+    plan = plan_of(prob, p, 1)
+    metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
+    assert metrics.iteration_s == pytest.approx((m + p - 1) * 3.0)
+    assert metrics.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
+    expected = {s: min(p - s, m) if schedule.in_flight == "depth" else m for s in range(p)}
+    assert metrics.max_in_flight_samples == expected
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_each_forward_before_its_backward_in_order(schedule: AbstractSchedule) -> None:
+    prob = problem(two_towers(3), 7, 12, in_flight=schedule.in_flight)
+    plan = plan_of(prob, 7, 2)
+    for s in range(7):
+        order = schedule.order(plan, s, 6)
+        assert [m for kind, m in order if kind == "F"] == list(range(6))
+        assert [m for kind, m in order if kind == "B"] == list(range(6))
+        assert all(order.index(("F", m)) < order.index(("B", m)) for m in range(6))
+
+
+def test_a_branch_shortens_warm_up() -> None:
+    """Two towers of 4: depth 5 as a graph, 9 as a chain; the first stage holds that many micro-batches."""
+    prob = problem(two_towers(4), 9, 32)
+    parts = [(1 << op, 1) for op in range(9)]
+    dag, line = make_plan(prob, "test", parts, 1), make_plan(prob, "test", parts, 1, chain=True)
+    assert (dag.depth, line.depth) == (5, 9)
+    times = {plan.depth: simulate(lower(plan, prob.graph, OneFOneB()), plan, prob).metrics for plan in (dag, line)}
+    assert times[5].max_in_flight_samples[0] == 5
+    assert times[9].max_in_flight_samples[0] == 9
+    assert times[5].iteration_s == pytest.approx((32 + 4) * 3)
+    assert times[9].iteration_s == pytest.approx((32 + 8) * 3)
+
+
+def test_unequal_micro_batches_of_the_paper() -> None:
+    """GraphPipe, Figure 5: micro-batches 1, 2, 4 need 10 samples in flight where a uniform 4 needs 12, and less time."""
+    prob = problem(chain(3), 3, 16)
+    parts = [(1 << op, 1) for op in range(3)]
+    mixed, even = make_plan(prob, "test", parts, [1, 2, 4]), make_plan(prob, "test", parts, 4)
+    runs = [simulate(lower(plan, prob.graph, OneFOneB()), plan, prob).metrics for plan in (mixed, even)]
+    assert list(runs[0].max_in_flight_samples.values()) == [10, 8, 4]
+    assert list(runs[1].max_in_flight_samples.values()) == [12, 8, 4]
+    assert (runs[0].iteration_s, runs[1].iteration_s) == (66.0, 72.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed: int) -> None:
+    rng = random.Random(seed)
+    n = rng.randint(1, 7)
+    edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(0, 2)))]
+    schedule = rng.choice(SCHEDULES)
+    prob = problem(graph(n, edges), 3 * n, 16, in_flight=schedule.in_flight)
+    sizes = [rng.choice([2, 4, 8, 16]) for _ in range(n)]
+    plan = make_plan(prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3)
+    plan.validate(prob)
+    program = lower(plan, prob.graph, schedule)
+    check_program(program, reduce_groups(plan, prob.graph))
+    assert Program.from_text(program.to_text()) == program
+    simulate(program, plan, prob)
+    evaluation = lower(plan, prob.graph, ForwardOnly(), rng.randint(1, 40))
+    check_program(evaluation)
+    assert {a.kind for actions in evaluation.actions.values() for a in actions} <= {"F", "SF", "RF"}
+
+
+def test_every_sample_arrives_once_forwards_and_backwards() -> None:
+    prob = problem(diamond(), 7, 24)
+    plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 1), (8, 1)], [4, 6, 2, 12])
+    program = lower(plan, prob.graph, OneFOneB())
+    for s, t in plan.edges:
+        for kind, stage, peer in (("SF", s, t), ("RF", t, s), ("SB", t, s), ("RB", s, t)):
+            samples = sorted(i for actions in program.actions.values() for a in actions
+                             if (a.kind, a.stage, a.peer_stage) == (kind, stage, peer) for i in range(a.lo, a.hi))
+            assert samples == list(range(24)), (kind, s, t)
+
+
+def test_a_deadlock_is_named_with_its_grid() -> None:
+    program = Program(num_samples=1, actions={
+        0: (Action("RB", 0, 0, 1, 1, 0, 1), Action("B", 0, 0), Action("F", 0, 0), Action("SF", 0, 0, 1, 1, 0, 1)),
+        1: (Action("RF", 1, 0, 0, 0, 0, 1), Action("F", 1, 0), Action("B", 1, 0), Action("SB", 1, 0, 0, 0, 0, 1))})
+    with pytest.raises(MalformedProgram, match=r"blocked: s0\.B0@d0, s1\.F0@d1") as info:
+        check_program(program)
+    assert ">>s0.B0@d0<<" in str(info.value)
+
+
+def test_a_receive_without_its_send_is_named() -> None:
+    program = Program(num_samples=1, actions={0: (Action("F", 0, 0),), 1: (Action("RF", 1, 0, 0, 0, 0, 1), Action("F", 1, 0))})
+    with pytest.raises(MalformedProgram, match="0 sends against 1 receives"):
+        check_program(program)
+
+
+def test_a_word_that_is_no_action_is_refused() -> None:
+    with pytest.raises(MalformedProgram, match=r"'s0\.X0@d0' is not an action"):
+        Program.from_text("samples 1\ns0.X0@d0\n")
+
+
+def test_an_edge_without_gradients_has_no_backward_traffic() -> None:
+    base = chain(2)
+    from dataclasses import replace
+
+    frozen = replace(base, tensors=(replace(base.tensors[0], differentiable=False),))
+    prob = problem(frozen, 2, 4)
+    plan = plan_of(prob, 2, 1)
+    kinds = {a.kind for actions in lower(plan, frozen, OneFOneB()).actions.values() for a in actions}
+    assert not kinds & {"SB", "RB"}
+
+
+def test_simulating_32_stages_of_512_micro_batches_takes_less_than_a_second() -> None:
+    prob = problem(chain(32), 32, 512)
+    plan = plan_of(prob, 32, 1)
+    program = lower(plan, prob.graph, OneFOneB())
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        metrics = simulate(program, plan, prob).metrics
+        best = min(best, time.perf_counter() - start)
+    assert metrics.iteration_s == pytest.approx((512 + 31) * 3)
+    assert best < 1.0
