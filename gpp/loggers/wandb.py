@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import urlparse
 
 from gpp.errors import InvalidConfig
@@ -19,7 +19,7 @@ from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
 from gpp.loggers.none import NoRecord
 from gpp.report.result import finite
 
-MODES = ("offline", "online", "disabled")
+Mode = Literal["offline", "online", "disabled"]
 
 
 class WandbRecord(AbstractRecord):
@@ -124,21 +124,24 @@ class Wandb(AbstractLogger):
 
     project: str = "gpp"
     entity: str | None = None
-    mode: str = "offline"
+    mode: Mode = "offline"
     group: str | None = None
     tags: tuple[str, ...] = ()
     system_metrics: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise InvalidConfig("logger.mode", self.mode, f"must be one of {', '.join(MODES)}", "set logger.mode=offline")
+        if self.mode not in get_args(Mode):
+            raise InvalidConfig(
+                "logger.mode", self.mode, f"must be one of {', '.join(get_args(Mode))}", "set logger.mode=offline"
+            )
         if not self.project:
             raise InvalidConfig("logger.project", repr(self.project), "must not be empty", "set logger.project=gpp")
 
     def start(self, run: RunInfo) -> AbstractRecord:
         if self.mode == "disabled":
             return NoRecord()
-        mode, warnings = self.mode, []
+        mode: Mode = self.mode
+        warnings: list[str] = []
         if mode == "online" and not has_key():
             mode = "offline"
             warnings.append(
@@ -147,7 +150,7 @@ class Wandb(AbstractLogger):
             )
         return WandbRecord(lambda: self._open(run, mode), warnings)
 
-    def _open(self, run: RunInfo, mode: str) -> Any:
+    def _open(self, run: RunInfo, mode: Mode) -> Any:
         import wandb
 
         run.run_dir.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,7 @@ def _stage_table(run: RunRecord) -> str:
         return ""
     passes = pass_seconds(run.predicted)
     columns = [
-        Column(name="stage", kind="n"),
+        Column(name="stage"),
         Column(name="modules", kind="c"),
         Column(name="devices"),
         Column(name="micro-batch", kind="n"),

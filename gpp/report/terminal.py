@@ -6,7 +6,6 @@ Only the controller prints. Colours follow `NO_COLOR` and vanish in pipes (rich 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -30,11 +29,12 @@ WIDE = 110
 
 def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> Console:
     """The console of a run; in a pipe 120 columns wide (or `COLUMNS`), so that no table is cut to 80."""
-    file = sys.stdout if file is None else file
-    if width is None and not file.isatty():
-        columns = os.environ.get("COLUMNS", "")
-        width = int(columns) if columns.isdigit() and int(columns) > 0 else PIPE_WIDTH
-    return Console(file=file, width=width, quiet=quiet, highlight=False)
+    console = Console(file=file, width=width, quiet=quiet, highlight=False)
+    if width is not None or console.is_terminal:
+        return console
+    columns = os.environ.get("COLUMNS", "")
+    given = int(columns) if columns.isdigit() else 0
+    return Console(file=file, width=given or PIPE_WIDTH, quiet=quiet, highlight=False)
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
