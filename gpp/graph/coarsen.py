@@ -30,15 +30,18 @@ import numpy as np
 
 from gpp.errors import InvalidConfig
 from gpp.graph.naming import group_names
-from gpp.graph.op_graph import Op, OpGraph, bits
+from gpp.graph.op_graph import Op, OpGraph, bits, mask_of
 
 # The nominal device that weighs operators: 10 TFLOP/s and 1 TB/s. Only ratios matter.
 _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
+# Samples of the nominal micro-batch, over which an operator's parameters are read once.
+_SAMPLES = 8
 # Weights are integers, the whole model being about 2**40, so that equal layers have exactly equal sums.
 _WHOLE = 1 << 40
 # A group of a 16th of the cap, or of its neighbour, is dust: it joins the neighbour at no loss worth a cut.
 _DUST_SHIFT = 4
 _GROWTH = 1.2
+_AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes")
 # A region heavier than this has branches worth a stage of their own.
 _REGION = _WHOLE >> 4
 
@@ -76,11 +79,8 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
 def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
     """The parallelism that coarsening took away, 0 (none) to 1.
 
-    The share, by weight, of operator pairs that could have run at the same time and no longer can:
-    0.5 means that two equal branches, the whole model, became one.
-
-    Args:
-        fine, coarse: a graph and what `coarsen` made of it.
+    The share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if two
+    equal branches, the whole model, became one. `coarse` is what `coarsen` made of `fine`.
     """
     position = {_nodes(op)[0]: i for i, op in enumerate(fine.ops)}
     group_of = np.zeros(fine.num_ops, dtype=np.intp)
@@ -106,8 +106,10 @@ def _nodes(op: Op) -> tuple[str, ...]:
 
 def _weights(graph: OpGraph) -> list[tuple[int, int]]:
     """(time, parameter bytes) of each operator, each as a share of the model's, in units of 1/2**40."""
-    times = [(op.forward_flops + op.backward_flops) / _FLOP_PER_S + 3 * op.traffic_bytes / _BYTES_PER_S for op in graph.ops]
-    sizes = [float(sum(graph.param_of[name].num_bytes for name in op.params)) for op in graph.ops]
+    amounts = graph.amounts
+    moved = amounts.traffic_bytes + (amounts.param_bytes - amounts.gathered_bytes) / _SAMPLES
+    times = ((amounts.forward_flops + amounts.backward_flops) / _FLOP_PER_S + 3 * moved / _BYTES_PER_S).tolist()
+    sizes = amounts.param_bytes.tolist()
     if not any(times):
         times = [1.0] * len(times)
     whole_time, whole_size = sum(times), sum(param.num_bytes for param in graph.params) or 1
@@ -141,6 +143,7 @@ class _Groups:
         self.weight = _weights(graph)
         self.scope = [tuple(op.name.split(".")) for op in graph.ops]
         self._fine_weight = list(self.weight)
+        self._work = mask_of(i for i, op in enumerate(graph.ops) if op.forward_flops + op.backward_flops > 0)
         self._region_weight: dict[int, int] = {}
         self._known_lines: list[list[int]] | None = None
         self._known_regions: list[tuple[int, int]] | None = None
@@ -217,23 +220,28 @@ class _Groups:
         return self._known_lines
 
     def _merge_chain(self, line: list[int], cap: int) -> None:
-        """Merge neighbours in a line: deepest common module first, then lightest, then leftmost."""
+        """Merge neighbours in a line: deepest common module first, then lightest, then leftmost.
+
+        Pairs above the cap come last: a heavy neighbour swallows what does no products (an activation, a sum).
+        """
         at, right = list(line), list(range(1, len(line) + 1))
         left = list(range(-1, len(line) - 1))
-        heap: list[tuple[int, int, int, int]] = []
+        heap: list[tuple[int, bool, int, int, int, int]] = []
 
         def offer(i: int, j: int) -> None:
             if i < 0 or j >= len(at) or self.after[at[i]] & self.before[at[j]]:
                 return
-            u, v = at[i], at[j]
-            if self.size(u, v) <= cap or min(self.size(u), self.size(v)) <= cap >> _DUST_SHIFT:
-                heapq.heappush(heap, (-_common([self.scope[u], self.scope[v]]), self.size(u, v), i, j))
+            (light, g), (heavy, _) = sorted((self.size(x), x) for x in (at[i], at[j]))
+            swallowed = self.size(at[i], at[j]) > cap
+            if not swallowed or light <= cap >> _DUST_SHIFT or (light <= heavy >> 2 and not self.members[g] & self._work):
+                depth = _common([self.scope[at[i]], self.scope[at[j]]])
+                heapq.heappush(heap, (-depth, swallowed, light if swallowed else light + heavy, i, j, light + heavy))
 
         for i in range(len(at) - 1):
             offer(i, i + 1)
         while heap:
-            _, size, i, j = heapq.heappop(heap)
-            if right[i] != j or left[j] != i or self.size(at[i], at[j]) != size or self._waits(at[i], at[j], cap):
+            *_, i, j, size = heapq.heappop(heap)
+            if right[i] != j or left[j] != i or self.size(at[i]) + self.size(at[j]) != size or self._waits(at[i], at[j], cap):
                 continue
             pair = [at[i], at[j]]
             self.merge(pair)
@@ -248,7 +256,8 @@ class _Groups:
         """Whether a larger cap will let u or v (dust, if one is dust to the other) join neighbours of a deeper module."""
         depth = _common([self.scope[u], self.scope[v]])
         light, heavy = sorted((u, v), key=self.size)
-        for g in (light,) if self.size(light) << _DUST_SHIFT <= self.size(heavy) else (u, v):
+        alone = self.size(u, v) > cap or self.size(light) << _DUST_SHIFT <= self.size(heavy)
+        for g in (light,) if alone else (u, v):
             around = self.neighbours(g, self.graph.successors) + self.neighbours(g, self.graph.predecessors)
             closer = [n for n in around if _common([self.scope[g], self.scope[n]]) > depth]
             if closer and self.size(g, *closer) > cap:
@@ -386,14 +395,6 @@ def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
     """One operator that does what `ops`, in this order, did."""
     if len(ops) == 1:
         return ops[0]
-    return Op(
-        name=name,
-        kind=ops[weight.index(max(weight))].kind,
-        forward_flops=sum(op.forward_flops for op in ops),
-        backward_flops=sum(op.backward_flops for op in ops),
-        traffic_bytes=sum(op.traffic_bytes for op in ops),
-        num_kernels=sum(op.num_kernels for op in ops),
-        saved_bytes=sum(op.saved_bytes for op in ops),
-        params=tuple(dict.fromkeys(param for op in ops for param in op.params)),
-        nodes=tuple(node for op in ops for node in _nodes(op)),
-    )
+    amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
+    return Op(name=name, kind=ops[weight.index(max(weight))].kind, params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
+              nodes=tuple(node for op in ops for node in _nodes(op)), **amounts)

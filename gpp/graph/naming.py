@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-# Members below this share of a group's heaviest do not take part in its name.
-_MINOR = 1 / 20
+# A group is named after the heaviest members that make up this share of it, and their equals.
+_MAJOR = 0.8
 
 
 def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tuple[int, ...]]) -> list[str]:
@@ -21,7 +21,7 @@ def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tup
         parts: operator ids of every group, in topological order.
     """
     paths = [tuple(name.split(".")) for name in names]
-    main = [[op for op in part if weight[op] >= _MINOR * max(weight[i] for i in part)] for part in parts]
+    main = [_main(part, weight) for part in parts]
     inside: Counter[tuple[str, ...]] = Counter(path[:depth] for ops in main for path in (paths[op] for op in ops)
                                                for depth in range(len(path) + 1))
     out: list[str] = []
@@ -38,6 +38,16 @@ def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tup
         taken.add(name)
         out.append(name)
     return out
+
+
+def _main(part: tuple[int, ...], weight: Sequence[int]) -> list[int]:
+    left = _MAJOR * sum(weight[op] for op in part)
+    least = 0
+    for least in sorted((weight[op] for op in part), reverse=True):
+        left -= least
+        if left <= 0:
+            break
+    return [op for op in part if weight[op] >= least]
 
 
 def _group_name(paths: list[tuple[str, ...]], inside: Counter[tuple[str, ...]]) -> str:

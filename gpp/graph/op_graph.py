@@ -22,12 +22,14 @@ class Param:
     """A trainable or frozen parameter under its full name.
 
     `aliases` are the other names of the same storage (tied weights); `bytes` is counted once.
+    `gathered`: a forward pass reads only the rows that its samples name (an embedding table).
     """
 
     name: str
     num_bytes: int
     trainable: bool = True
     aliases: tuple[str, ...] = ()
+    gathered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Amounts:
 
     Args:
         param_bytes: of all parameters that an operator reads.
+        gathered_bytes: of those among them that are gathered.
         trains: whether it reads a trainable parameter.
     """
 
@@ -90,6 +93,7 @@ class Amounts:
     num_kernels: np.ndarray
     saved_bytes: np.ndarray
     param_bytes: np.ndarray
+    gathered_bytes: np.ndarray
     trains: np.ndarray
 
 
@@ -234,6 +238,7 @@ class OpGraph:
             num_kernels=column("num_kernels"),
             saved_bytes=column("saved_bytes"),
             param_bytes=np.array([sum(param.num_bytes for param in read) for read in params], dtype=float),
+            gathered_bytes=np.array([sum(param.num_bytes for param in read if param.gathered) for read in params], dtype=float),
             trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),
         )
 

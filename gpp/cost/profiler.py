@@ -1,0 +1,216 @@
+"""Measure how long the operators of a captured model take on the device at hand.
+
+Each operator group is cut out as a stage of its own, fed with made-up tensors of the right shapes and timed
+forwards and backwards apart, with gradients accumulating as they do from the second micro-batch on. What calling a
+stage costs at all is measured once and taken off, because a stage of many operators pays it once.
+Groups of equal amounts and shapes (repeated layers) are timed once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpp.capture.stage import build_stage
+from gpp.cost.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.graph.captured import evaluate
+from gpp.graph.op_graph import Op, OpGraph
+
+if TYPE_CHECKING:
+    from gpp.capture.stage import StageModule
+    from gpp.graph.captured import Captured, Node
+
+# A timing lasts this long at least, by looping over fast operators; below it the clock and the scheduler show.
+_SPAN_S = 5e-4
+_MIN_REPEATS, _MAX_REPEATS = 3, 15
+_WEIGHT_STD = 0.02
+
+
+def measured(cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int, device: str = "cpu",
+             optimizer: Any = None) -> Profiled:
+    """`cost` with the profile of `graph`, from disk where it is there and covers `largest` samples, else measured.
+
+    Args:
+        captured: the model.
+        graph: its operators, usually coarsened.
+        largest: samples of the largest micro-batch on one device that will be asked for.
+        device: torch device to measure on.
+        optimizer: an `AbstractOptimizer` whose step is timed too; None leaves the update to the fallback.
+    """
+    setting = setting_of(device, cost.num_threads, type(optimizer).__name__ if optimizer else "")
+    counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
+    found = cost.load(graph, setting)
+    if found is None or found.sample_counts[-1] < counts[-1]:
+        found = profile(captured, graph, device=device, sample_counts=counts, num_threads=cost.num_threads, budget_s=cost.budget_s,
+                        optimizer=optimizer)
+        cost.store(graph, found)
+    return cost.add(found)
+
+
+def setting_of(device: str, num_threads: int, optimizer: str = "") -> Setting:
+    """What a measurement on `device` depends on."""
+    if torch.device(device).type == "cpu":
+        return cpu_setting(num_threads, optimizer)
+    return Setting(device_kind="cuda", device_name=torch.cuda.get_device_name(device), torch_version=torch.__version__,
+                   num_threads=num_threads, optimizer=optimizer)
+
+
+def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int], device: str = "cpu", num_threads: int = 1,
+            budget_s: float = 8.0, optimizer: Any = None) -> Profile:
+    """Time every operator of `graph` at every sample count.
+
+    Args:
+        sample_counts: ascending; `(captured.batch,)` for a model that runs at one batch size only.
+        num_threads: CPU threads of one device, as the workers use.
+        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below three.
+        optimizer: an `AbstractOptimizer` whose step is timed; None measures none.
+
+    Returns:
+        Medians, without the cost of calling a stage, which is `action_overhead_s`.
+    """
+    at = torch.device(device)
+    with _threads(num_threads):
+        overhead = _overhead(at)
+        keys = [_signature(captured, op, build_stage(captured, list(op.nodes), device=torch.device("meta"))) for op in graph.ops]
+        distinct = dict(zip(keys, graph.ops, strict=True))
+        budget = budget_s / (2 * len(sample_counts) * max(1, len(distinct)))
+        rows = {}
+        for key, op in distinct.items():
+            module = build_stage(captured, list(op.nodes), device=at)
+            _fill(module)
+            pairs = [_time_stage(captured, module, samples, at, budget) for samples in sample_counts]
+            rows[key] = tuple(zip(*(_without(pair, overhead) for pair in pairs), strict=True))
+        update = _update_s_per_byte(optimizer, at) if optimizer else None
+    return Profile(graph_fingerprint=graph.fingerprint, sample_counts=tuple(sample_counts), update_s_per_byte=update,
+                   setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
+                   forward_s=tuple(rows[key][0] for key in keys), backward_s=tuple(rows[key][1] for key in keys),
+                   action_overhead_s=overhead.forward_s + overhead.backward_s)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    forward_s: float
+    backward_s: float
+
+
+def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
+    """An operator's own time: at least a tenth of what was seen, so that noise cannot make it vanish."""
+    return (max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
+            max(pair.backward_s - overhead.backward_s, pair.backward_s / 10))
+
+
+def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
+    """Equal for groups that do the same: equal calls, amounts, and shapes of everything that goes in or out."""
+    nodes = [captured.node_of[name] for name in op.nodes]
+    border = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
+    return (tuple((n.target if n.kind in ("call", "block") else n.kind, repr(n.shape), n.dtype) for n in nodes), repr(border),
+            len(module.sends), tuple(module.results), op.forward_flops, op.backward_flops, op.traffic_bytes, op.saved_bytes,
+            tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()))
+
+
+def _fill(module: StageModule) -> None:
+    """Ordinary values: zeros, infinities or denormals can be much faster or slower than real weights."""
+    with torch.no_grad():
+        for param in module.parameters():
+            param.normal_(0.0, _WEIGHT_STD)
+        for buffer in module.buffers():
+            buffer.fill_(1 if buffer.is_floating_point() else 0)
+
+
+def _entering(captured: Captured, module: StageModule) -> dict[str, Node]:
+    """User inputs and received tensors of a stage, by the name that `forward` takes, with the node of each."""
+    inputs = {node.target: node for node in captured.nodes if node.kind == "input"}
+    return {**{name: inputs[name] for name in module.inputs}, **{name: captured.node_of[name] for name in module.receives}}
+
+
+def _values(captured: Captured, module: StageModule, samples: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Made-up tensors for a stage: normal numbers, index 0, or true."""
+    out = {}
+    for name, node in _entering(captured, module).items():
+        shape = [int(evaluate(size, samples)) for size in node.shape or ()]
+        dtype = getattr(torch, node.dtype or "float32")
+        if dtype.is_floating_point:
+            out[name] = torch.randn(shape, dtype=dtype, device=device)
+        else:
+            out[name] = torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
+    return out
+
+
+def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _Pair:
+    """Forward and backward seconds of one group on `samples` samples."""
+    values = _values(captured, module, samples, device)
+    differentiable = {name for name in module.receives if module.spec(name).differentiable}
+
+    def forward() -> list[torch.Tensor]:
+        leaves = {name: t.detach().requires_grad_() if name in differentiable else t for name, t in values.items()}
+        outputs = module(samples, leaves)
+        return [t for name, t in outputs.items() if t.requires_grad and (name in module.sends or name == "loss")]
+
+    seeds = [torch.ones_like(t) for t in forward()]
+    return _time_passes(forward, seeds, device, budget_s)
+
+
+def _overhead(device: torch.device) -> _Pair:
+    """Seconds of a stage that does one trivial operation on one number: detach, call, backward."""
+    received = torch.randn(1, device=device)
+    weight = torch.randn(1, device=device, requires_grad=True)
+    return _time_passes(lambda: [received.detach().requires_grad_() + weight], [torch.ones(1, device=device)], device, 0.1)
+
+
+def _time_passes(forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device,
+                 budget_s: float) -> _Pair:
+    """Medians over repeats after two warm-up passes, which also fill the gradients that later passes add to."""
+    synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+    def once(loops: int) -> _Pair:
+        synchronize()
+        start = time.perf_counter()
+        made = [forward() for _ in range(loops)]
+        synchronize()
+        middle = time.perf_counter()
+        if seeds:
+            for roots in made:
+                torch.autograd.backward(roots, seeds)
+            synchronize()
+        return _Pair((middle - start) / loops, (time.perf_counter() - middle) / loops if seeds else 0.0)
+
+    once(1)
+    first = once(1)
+    took = first.forward_s + first.backward_s
+    # Bounded, because the graphs of all loops are alive between the forwards and the backwards.
+    loops = max(1, min(20, int(_SPAN_S / max(took, 1e-7))))
+    seen: list[_Pair] = []
+    end = time.perf_counter() + 2 * budget_s
+    while len(seen) < _MAX_REPEATS and (len(seen) < _MIN_REPEATS or time.perf_counter() < end):
+        seen.append(once(loops))
+    return _Pair(statistics.median(p.forward_s for p in seen), statistics.median(p.backward_s for p in seen))
+
+
+def _update_s_per_byte(optimizer: Any, device: torch.device) -> float:
+    """Seconds of one optimizer step for each byte of parameter, on four tensors of 1 MB."""
+    params = [torch.nn.Parameter(torch.randn(1 << 18, device=device)) for _ in range(4)]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    stepper = optimizer.build(params)
+
+    def step() -> list[torch.Tensor]:
+        stepper.step()
+        return []
+
+    return _time_passes(step, [], device, 0.1).forward_s / sum(p.numel() * p.element_size() for p in params)
