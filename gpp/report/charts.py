@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gpp.report.palette import INK, LIMIT, MUTED, RULE
+from gpp.report.palette import INK, LIMIT, MUTED, RULE, contrast
 from gpp.report.svg import element, label, line, number, picture, rect, tick_label, ticks
 
 Value = float | None
@@ -47,30 +47,19 @@ def grouped_bars(
     out = _value_axis(high, scale, base, left, left + slot * len(groups), show)
     for n, group in enumerate(groups):
         centre = left + slot * (n + 0.5)
-        chars = max(2, int(slot * (1 if slot > 40 else 2) / 6.3))
         if slot > 22 or n % 4 == 0:
-            out.append(
-                label(
-                    centre,
-                    base + 15,
-                    group if len(group) <= chars else group[: chars - 1] + "…",
-                    11,
-                    INK,
-                    "middle",
-                    title=group,
-                )
-            )
+            out.append(_group_label(centre, base + 15, group, slot if slot > 40 else 2 * slot))
         values = [values[n] for _, _, values in series]
         for i, ((name, fill, _), value) in enumerate(zip(series, values, strict=True)):
             if value is None or not math.isfinite(value):
                 continue
-            x = centre + (i - len(series) / 2) * bar
-            tall = value * scale
+            x, tall = centre + (i - len(series) / 2) * bar, value * scale
             out.append(rect(x + 1, base - tall, bar - 2, tall, fill, f"{group}, {name}: {show(value)}"))
             if bar >= 26:
+                line_at = (limits[n] or 0.0) * scale if shown_limit and n < len(limits) else None
                 amount, _, unit = show(value).partition(" ")
                 words = amount if unit == common_unit else f"{amount} {unit}"
-                out.append(label(x + bar / 2, base - tall - 4, words, 10, INK, "middle"))
+                out.append(_bar_label(x + bar / 2, base, tall, words, fill, line_at))
         if all(v is None for v in values) and n < len(notes):
             out.append(label(centre, base - 6, notes[n], 10.5, LIMIT, "middle"))
         if shown_limit and n < len(limits) and (own := limits[n]) is not None:
@@ -79,6 +68,19 @@ def grouped_bars(
     out += _bar_legend(series, left, limit if limits else 0.0, shown_limit, show)
     full = max(left + slot * len(groups) + 8, 420.0)
     return picture(full, height, out, title, min_width=min(full, 420.0 if len(groups) <= 4 else 860.0))
+
+
+def _group_label(x: float, y: float, group: str, room: float) -> str:
+    """A group's name, cut to `room` pixels."""
+    chars = max(2, int(room / 6.3))
+    return label(x, y, group if len(group) <= chars else group[: chars - 1] + "…", 11, INK, "middle", title=group)
+
+
+def _bar_label(x: float, base: float, tall: float, words: str, fill: str, line_at: float | None) -> str:
+    """A bar's number above it; inside it where the limit's line would cross the number."""
+    inside = line_at is not None and tall > 16 and abs(line_at - tall - 8) < 9
+    ink = "#ffffff" if inside and contrast(fill, INK) < 4.5 else INK
+    return label(x, base - tall + (12 if inside else -4), words, 10, ink, "middle")
 
 
 def _value_axis(high: float, scale: float, base: float, left: float, right: float, show: Callable[[Value], str]) -> list[str]:

@@ -83,9 +83,14 @@ def finite(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def write_json(path: Path | str, value: Any) -> None:
-    """Write strict JSON so that a reader sees the old file or the whole new one, never half."""
-    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
+    """Write strict JSON so that a reader sees the old file or the whole new one, never half.
+
+    Args:
+        indent: None for one line without spaces, half the size for a trace.
+    """
+    separators = (",", ":") if indent is None else None
+    write_text(path, json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False) + "\n")
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -151,7 +151,8 @@ def _training(run: RunRecord) -> str:
     names = sorted({name for entry in run.evals for name in entry if name != "step"})
     for name in names:
         pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
-        charts.append(line_chart([(name, tone(2).dark, pairs)], title=f"{name} over steps", points=True))
+        shown = name.removeprefix("metric:")
+        charts.append(line_chart([(shown, tone(2).dark, pairs)], title=f"{shown} over steps", points=True))
     charts = [chart for chart in charts if chart]
     final = ", ".join(
         f"{escape(name)} <b>{text.significant(value, 4)}</b>" for name, value in run.result.get("final_metric", {}).items()

@@ -7,7 +7,6 @@ from gpp.errors import InvalidConfig
 from gpp.loggers.base import AbstractLogger, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.loggers.none import NoLogger
-from gpp.loggers.several import start_record
 from gpp.loggers.wandb import Wandb
 
 
@@ -16,7 +15,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_one_line_a_step(tmp_path: Path) -> None:
-    with start_record(NoLogger(), RunInfo(run_dir=tmp_path / "run", name="x")) as record:
+    with Jsonl().start(RunInfo(run_dir=tmp_path / "run", name="x")) as record:
         record.log(0, {"loss": 1.5})
         assert lines_of(tmp_path / "run" / "metrics.jsonl") == [{"step": 0, "loss": 1.5}]  # readable while the run goes on
         record.log(1, {"loss": float("nan")})
@@ -55,3 +54,14 @@ def test_configs_name_what_exists(name: str) -> None:
     settings = yaml.safe_load((Path(__file__).parents[2] / "conf" / "logger" / f"{name}.yaml").read_text())
     module, _, cls = settings.pop("_target_").rpartition(".")
     assert isinstance(getattr(importlib.import_module(module), cls)(**settings), AbstractLogger)
+
+
+def test_none_keeps_nothing(tmp_path: Path) -> None:
+    with NoLogger().start(RunInfo(run_dir=tmp_path, name="x")) as record:
+        record.log(0, {"loss": 1.0})
+        record.log_eval(0, {"accuracy": 1.0})
+        record.log_file(tmp_path / "x")
+        record.log_html(tmp_path / "x")
+        record.log_table("t", [], [])
+        record.finish({})
+    assert record.hints == record.warnings == () and not list(tmp_path.iterdir())
