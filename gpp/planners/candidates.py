@@ -216,10 +216,16 @@ class Search:
             self.best, self.best_s = plan, seconds
         return seconds
 
-    def simulate_all(self, candidates: Sequence[Candidate], limit: int) -> None:
-        """Simulate candidates by ascending bound until none can win or `limit` simulations are spent."""
-        stop = self.num_simulated + limit
+    def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
+        """Simulate candidates by ascending bound until none can win.
+
+        Args:
+            limit: end after so many simulations without a better plan; None for no end.
+        """
+        left = limit
         for candidate in sorted(candidates):
-            if self.num_simulated >= stop or not self.worth(candidate.bound_s):
+            if not self.worth(candidate.bound_s) or left == 0:
                 break
-            self.simulate(candidate)
+            before = self.best_s
+            if self.simulate(candidate) is not None and left is not None:
+                left = limit if self.best_s < before else left - 1

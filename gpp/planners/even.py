@@ -42,7 +42,7 @@ class Even(AbstractPlanner):
                                 f"use {ops} devices or fewer, or raise graph.max_ops")
         search = Search(Assessor(StageCosts(problem, replication=False)), "even", predict)
         candidates = self._candidates(search.assessor)
-        search.simulate_all(candidates, len(candidates))
+        search.simulate_all(candidates)
         if search.best is None:
             raise explain(problem, self._attempt)
         text = f"{devices} stages of about equal time; {len(candidates)} of {len(problem.microbatch_sizes())} micro-batch sizes fit"

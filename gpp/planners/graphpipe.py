@@ -74,16 +74,16 @@ class GraphPipe(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated.
-        max_simulations: candidates handed to the simulator in each step for one micro-batch size.
+        patience: simulations without a better plan after which a step of the search goes on to the next.
         max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
     """
 
     replication: bool = True
-    max_simulations: int = 32
+    patience: int = 6
     max_candidates: int = 20_000
 
     def __post_init__(self) -> None:
-        check_at_least("max_simulations", self.max_simulations, 1)
+        check_at_least("patience", self.patience, 1)
         check_at_least("max_candidates", self.max_candidates, 0)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
@@ -92,15 +92,15 @@ class GraphPipe(AbstractPlanner):
         search = Search(assessor, "graphpipe", predict)
         _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
         chains = chain_candidates(assessor)
-        search.simulate_all(chains, self.max_simulations)
+        search.simulate_all(chains, self.patience)
         unchained = [assessor.assess(c.parts, c.microbatch_size) for c in chains]
-        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.max_simulations)
+        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
         self._bottlenecks(PartitionSearch(order, costs), search)
         complete = self._complete(order, search)
         if search.best is None:
             raise explain(problem, self._attempt)
         if not complete:
-            _refine(search, self.max_simulations)
+            _refine(search, self.patience)
         return replace(search.best, explanation=_explanation(search, complete, added, order))
 
     def _bottlenecks(self, partition_search: PartitionSearch, search: Search) -> None:
@@ -113,16 +113,16 @@ class GraphPipe(AbstractPlanner):
                 candidate = search.assessor.assess(parts, b)
                 if isinstance(candidate, Candidate):
                     pool[candidate.parts] = candidate
-            search.simulate_all(list(pool.values()), self.max_simulations)
+            search.simulate_all(list(pool.values()), self.patience)
 
     def _complete(self, order: Order, search: Search) -> bool:
         """Step 4: everything else in the planner's space; False if that is too much."""
         costs, graph = search.assessor.costs, search.assessor.graph
+        if 2 ** (graph.num_ops - 1) > self.max_candidates:  # as many chains alone
+            return False
         try:
             aligned = partitions(order, graph.all_mask, self.max_candidates)
         except TooMany:
-            return False
-        if 2 ** (graph.num_ops - 1) > self.max_candidates:
             return False
         linear = list(_intervals(depth_first_order(graph)))
         left, pool = self.max_candidates, []
@@ -138,7 +138,7 @@ class GraphPipe(AbstractPlanner):
                     candidate = search.assessor.assess(tuple(zip(masks, counts, strict=True)), b, chain=chain)
                     if isinstance(candidate, Candidate) and search.worth(candidate.bound_s):
                         pool.append(candidate)
-        search.simulate_all(pool, len(pool))
+        search.simulate_all(pool)
         return True
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
@@ -146,12 +146,23 @@ class GraphPipe(AbstractPlanner):
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         assessor = Assessor(costs)
         search = PartitionSearch(series_parallel_order(problem.graph, costs.op_seconds())[2], costs)
-        for b in costs.microbatch_sizes:
+        for b in _sizes_that_save_memory(problem):
             for entry in search.solve(b, float("inf")):
                 candidate = assessor.assess(search.parts(entry.layout), b)
                 if isinstance(candidate, Candidate):
                     return candidate
         return next(iter(chain_candidates(assessor, any_one=True)), None)
+
+
+def _sizes_that_save_memory(problem: Problem) -> list[int]:
+    """Micro-batch sizes outside of which nothing fits if nothing fits inside.
+
+    One sample at a time on unreplicated stages keeps least, unless the mini-batch has fewer
+    micro-batches than a pipeline may be deep: then replicas share fewer samples.
+    """
+    sizes = problem.microbatch_sizes()
+    deepest = min(problem.cluster.num_devices, problem.graph.num_ops)
+    return [b for b in sizes if b == sizes[0] or problem.in_flight == "all" or problem.minibatch_size // b < deepest]
 
 
 def _bottleneck_floor(costs: StageCosts, b: int) -> float:
@@ -219,24 +230,20 @@ def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[t
             yield counts
 
 
-def _refine(search: Search, limit: int) -> None:
+def _refine(search: Search, patience: int) -> None:
     """Hill-climb on the best plan's devices and micro-batch size, which the search couples to the bottleneck only."""
-    stop = search.num_simulated + limit
-    while search.num_simulated < stop:
-        before = search.best_s
-        plan = search.best
+    before = float("inf")
+    while search.best_s < 0.99 * before:
+        before, plan = search.best_s, search.best
         assert plan is not None
         chain = _is_chain(search, plan)
-        parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
-        b = plan.stages[0].microbatch_size
+        masks = [sum(1 << op for op in stage.ops) for stage in plan.stages]
         pool = []
-        for size, counts in _neighbours(search.assessor.costs, b, [r for _, r in parts]):
-            candidate = search.assessor.assess([(mask, r) for (mask, _), r in zip(parts, counts, strict=True)], size, chain=chain)
+        for b, counts in _neighbours(search.assessor.costs, plan.stages[0].microbatch_size, [len(s.devices) for s in plan.stages]):
+            candidate = search.assessor.assess(list(zip(masks, counts, strict=True)), b, chain=chain)
             if isinstance(candidate, Candidate):
                 pool.append(candidate)
-        search.simulate_all(pool, min(8, stop - search.num_simulated))
-        if search.best_s >= before:
-            return
+        search.simulate_all(pool, patience)
 
 
 def _neighbours(costs: StageCosts, b: int, counts: list[int]) -> Iterator[tuple[int, list[int]]]:

@@ -23,6 +23,9 @@ from gpp.planners.stage_costs import StageCosts
 MAX_COUNTS = 128
 """Branch counts by class up to which every way of grouping branches is tried."""
 
+IMPOSSIBLE = 1 << 30
+"""Devices of what does not fit at any number."""
+
 
 class Entry(NamedTuple):
     """One way to lay out a set of operators.
@@ -42,6 +45,12 @@ class Entry(NamedTuple):
 
 Front = tuple[Entry, ...]
 
+Counts = tuple[int, ...]
+"""Branches of each class."""
+
+Groups = tuple[tuple[Counts, int], ...]
+"""Groups of branches that may be one stage, each with its devices."""
+
 
 class Split(NamedTuple):
     """A first piece and the rest. `whole`: the piece is one stage; otherwise it is laid out in its turn."""
@@ -52,13 +61,23 @@ class Split(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Branches by signature: masks of each class, ascending."""
+    """Branches by signature.
+
+    Args:
+        members: masks of each class, ascending.
+        counts: members of each class.
+        groups: ways to choose two branches or more, each with the first branches of each class as a mask.
+    """
 
     members: tuple[tuple[int, ...], ...]
+    counts: Counts
+    groups: tuple[tuple[Counts, int], ...]
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(len(m) for m in self.members)
+    @classmethod
+    def of(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
+        counts = tuple(len(m) for m in members)
+        return cls(members, counts, tuple((group, sum(sum(m[:g]) for m, g in zip(members, group, strict=True)))
+                                          for group in _compositions(counts)))
 
 
 class PartitionSearch:
@@ -71,6 +90,7 @@ class PartitionSearch:
         self._classes: dict[int, Classes] = {}
         self._splits: dict[int, tuple[Split, ...]] = {}
         self._fronts: dict[tuple[int, int], Front] = {}
+        self._packed: dict[tuple[Counts, Groups, Counts], tuple[int, list[Counts]]] = {}
         self._b, self._limit_s = 1, math.inf
 
     def solve(self, microbatch_size: int, limit_s: float) -> Front:
@@ -129,35 +149,31 @@ class PartitionSearch:
     def _side_by_side(self, mask: int, following: int) -> Iterator[Entry]:
         """Branches dealt to groups: a group of one is laid out in its turn, a larger one is a stage."""
         classes = self._classes_of(mask)
-        if sum(classes.counts) < 2:
+        if len(classes.members) == 1 and len(classes.members[0]) < 2:
             return
         fronts = [self.front(members[0], following) for members in classes.members]
-        groups = self._groups(classes, following + 1)
+        groups, stages = self._groups(classes, following + 1)
         fewest = self.num_devices + 1
         for depth in sorted({entry.depth for front in fronts for entry in front} | {following + 1}):
             singles = [next((e for e in reversed(front) if e.depth <= depth), None) for front in fronts]
-            packed = _pack(classes.counts, groups, singles, fewest - 1)
-            if packed is not None:
-                fewest, chosen = packed
-                entries = [entry for _, entry in chosen]
-                yield Entry(depth, fewest, max(e.bottleneck_s for e in entries),
-                            ("parallel", classes.members, tuple((g, e.layout) for g, e in chosen)))
-                if fewest == 1:
-                    return
+            key = (classes.counts, groups, tuple(e.num_devices if e else IMPOSSIBLE for e in singles))
+            if key not in self._packed:
+                self._packed[key] = _pack(*key)
+            count, chosen = self._packed[key]
+            if count < fewest:
+                fewest = count
+                entries = [stages.get(group) or singles[next(c for c, g in enumerate(group) if g)] for group in chosen]
+                yield Entry(depth, count, max(e.bottleneck_s for e in entries if e),
+                            ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)))
 
-    def _groups(self, classes: Classes, depth: int) -> list[tuple[tuple[int, ...], Entry]]:
-        """Groups of at least two branches, by count of each class, that are feasible as one stage."""
-        counts = classes.counts
-        out = []
-        for group in _compositions(counts):
-            mask = 0
-            for members, g in zip(classes.members, group, strict=True):
-                for member in members[:g]:
-                    mask |= member
+    def _groups(self, classes: Classes, depth: int) -> tuple[Groups, dict[Counts, Entry]]:
+        """Groups of at least two branches that are feasible as one stage: their devices, and the stages."""
+        stages = {}
+        for group, mask in classes.groups:
             stage = self._stage(mask, depth)
             if stage:
-                out.append((group, stage))
-        return out
+                stages[group] = stage
+        return tuple((group, stage.num_devices) for group, stage in stages.items()), stages
 
     def _classes_of(self, mask: int) -> Classes:
         found = self._classes.get(mask)
@@ -167,7 +183,7 @@ class PartitionSearch:
                 if branch not in self._signatures:
                     self._signatures[branch] = signature(self.costs.graph, branch, self._labels)
                 by_signature.setdefault(self._signatures[branch], []).append(branch)
-            found = self._classes[mask] = Classes(tuple(tuple(members) for members in by_signature.values()))
+            found = self._classes[mask] = Classes.of(tuple(tuple(members) for members in by_signature.values()))
         return found
 
     def _splits_of(self, mask: int) -> tuple[Split, ...]:
@@ -208,13 +224,7 @@ class PartitionSearch:
             for piece in reversed(pieces) if last else pieces:
                 end |= piece
                 yield end
-        for group in _compositions(classes.counts):
-            if sum(group) < sum(classes.counts):
-                mask = 0
-                for members, g in zip(classes.members, group, strict=True):
-                    for member in members[:g]:
-                        mask |= member
-                yield mask
+        yield from (mask for _, mask in classes.groups if mask != item)
 
     def parts(self, layout: tuple) -> list[tuple[int, int]]:
         """(operator mask, devices) of every stage of a layout."""
@@ -253,47 +263,42 @@ def _compositions(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(g if k == i else 0 for k in range(len(counts)))
 
 
-def _pack(counts: tuple[int, ...], groups: list[tuple[tuple[int, ...], Entry]], singles: list[Entry | None],
-          most: int) -> tuple[int, list[tuple[tuple[int, ...], Entry]]] | None:
-    """Deal all branches to groups with the fewest devices, at most `most`; None if that is impossible.
+def _pack(counts: Counts, groups: Groups, singles: Counts) -> tuple[int, list[Counts]]:
+    """Deal all branches to groups with the fewest devices.
 
     Args:
         counts: branches of each class.
-        groups: feasible groups of several branches, each with its stage.
-        singles: layout of a single branch of each class.
+        groups: feasible groups of several branches, each with its devices.
+        singles: devices of a single branch of each class.
+
+    Returns:
+        Devices (`IMPOSSIBLE` or more if the branches cannot be dealt) and the groups chosen.
     """
-    choices: list[list[tuple[tuple[int, ...], Entry]]] = [[] for _ in counts]
-    for c, entry in enumerate(singles):
-        if entry is not None:
-            choices[c].append((tuple(int(k == c) for k in range(len(counts))), entry))
-    for group, entry in groups:
-        # A group is listed under its first class: branches are dealt in the order of their classes.
-        choices[next(c for c, g in enumerate(group) if g)].append((group, entry))
-    memo: dict[tuple[int, ...], tuple[int, float, tuple | None]] = {(0,) * len(counts): (0, 0.0, None)}
+    unit = tuple(tuple(int(k == c) for k in range(len(counts))) for c in range(len(counts)))
+    choices: list[list[tuple[Counts, int]]] = [[(unit[c], single)] for c, single in enumerate(singles)]
+    for group, devices in groups:
+        # A group that takes as many devices as its branches one by one is of no use. The others are
+        # listed under their first class: branches are dealt in the order of their classes.
+        if devices < sum(g * single for g, single in zip(group, singles, strict=True)):
+            choices[next(c for c, g in enumerate(group) if g)].append((group, devices))
+    memo: dict[Counts, tuple[int, Counts | None]] = {(0,) * len(counts): (0, None)}
 
-    def fewest(left: tuple[int, ...]) -> tuple[int, float, tuple | None]:
-        found = memo.get(left)
-        if found is None:
+    def fewest(left: Counts) -> int:
+        if left not in memo:
             first = next(c for c, n in enumerate(left) if n)
-            found = (1 << 30, math.inf, None)
-            for group, entry in choices[first]:
-                rest = tuple(n - g for n, g in zip(left, group, strict=True))
-                if min(rest) >= 0:
-                    count, slowest, _ = fewest(rest)
-                    value = (count + entry.num_devices, max(slowest, entry.bottleneck_s))
-                    if value < found[:2]:
-                        found = (*value, (group, entry, rest))
-            memo[left] = found
-        return found
+            best: tuple[int, Counts | None] = (IMPOSSIBLE * sum(counts), None)
+            for group, devices in choices[first]:
+                if all(g <= n for g, n in zip(group, left, strict=True)):
+                    total = devices + fewest(tuple(n - g for n, g in zip(left, group, strict=True)))
+                    if total < best[0]:
+                        best = total, group
+            memo[left] = best
+        return memo[left][0]
 
-    total, _, choice = fewest(counts)
-    if total > most:
-        return None
-    chosen = []
-    while choice is not None:
-        group, entry, rest = choice
-        chosen.append((group, entry))
-        choice = fewest(rest)[2]
+    total, chosen, left = fewest(counts), [], counts
+    while (group := memo[left][1]) is not None:
+        chosen.append(group)
+        left = tuple(n - g for n, g in zip(left, group, strict=True))
     return total, chosen
 
 

@@ -48,20 +48,20 @@ class Sequential(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated.
-        max_simulations: candidates handed to the simulator.
+        patience: simulations without a better plan after which the search ends.
     """
 
     replication: bool = True
-    max_simulations: int = 32
+    patience: int = 6
 
     def __post_init__(self) -> None:
-        check_at_least("max_simulations", self.max_simulations, 1)
+        check_at_least("patience", self.patience, 1)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         costs = StageCosts(problem, replication=self.replication)
         search = Search(Assessor(costs), "sequential", predict)
         candidates = chain_candidates(search.assessor)
-        search.simulate_all(candidates, self.max_simulations)
+        search.simulate_all(candidates, self.patience)
         if search.best is None:
             raise explain(problem, self._attempt)
         best = search.best
