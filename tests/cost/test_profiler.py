@@ -1,0 +1,93 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from gpp.capture import capture
+from gpp.cluster import Device
+from gpp.cost import profiler
+from gpp.cost.profiled import Profiled
+from gpp.graph.coarsen import coarsen
+
+DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10)
+
+
+class Towers(nn.Module):
+    """Two towers over an embedding and over numbers; the first is much wider."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 16)
+        self.wide = nn.Sequential(*(layer for size in (16, 1024, 1024) for layer in (nn.Linear(size, 1024), nn.ReLU())))
+        self.narrow = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.head = nn.Linear(1056, 4)
+
+    def forward(self, word, numbers):
+        return self.head(torch.cat([self.wide(self.table(word)), self.narrow(numbers)], dim=1))
+
+
+@pytest.fixture(scope="module")
+def captured():
+    inputs = {"word": torch.zeros(4, dtype=torch.int64), "numbers": torch.zeros(4, 8)}
+    with torch.device("meta"):
+        model = Towers().train()
+    return capture(model, inputs, {"label": torch.zeros(4, dtype=torch.int64)}, nn.functional.cross_entropy, {}, name="towers")
+
+
+def test_every_operator_is_timed(captured):
+    before = torch.get_num_threads()
+    graph = coarsen(captured.graph, 12)
+    start = time.perf_counter()
+    profile = profiler.profile(captured, graph, sample_counts=(2, 16), budget_s=1.0)
+    assert time.perf_counter() - start < 8.0
+    assert torch.get_num_threads() == before
+    assert profile.sample_counts == (2, 16)
+    assert len(profile.forward_s) == len(profile.backward_s) == graph.num_ops
+    assert all(t > 0 for row in profile.forward_s for t in row)
+    assert profile.action_overhead_s > 0
+    heavy = max(range(graph.num_ops), key=lambda i: graph.ops[i].forward_flops)
+    times = profile.at(16)
+    assert times.forward_s[heavy] + times.backward_s[heavy] == max(times.forward_s + times.backward_s)
+
+
+def test_equal_layers_are_timed_once(captured, monkeypatch):
+    seen = []
+    timed = profiler._time_stage
+    monkeypatch.setattr(profiler, "_time_stage", lambda *args: seen.append(1) or timed(*args))
+    graph = captured.graph
+    profile = profiler.profile(captured, graph, sample_counts=(2,), budget_s=0.1)
+    row = {op.name: (profile.forward_s[i], profile.backward_s[i]) for i, op in enumerate(graph.ops)}
+    assert row["wide.2"] == row["wide.4"] != row["wide.0"]
+    assert row["wide.1"] == row["wide.3"]
+    assert len(seen) <= graph.num_ops - 2
+
+
+class Sgd:
+    """A stand-in with the one method that the profiler calls."""
+
+    def build(self, params):
+        return torch.optim.SGD(params, lr=0.1)
+
+
+def test_measured_once_then_read(captured, tmp_path, monkeypatch):
+    graph = coarsen(captured.graph, 4)
+    cost = Profiled(cache_dir=str(tmp_path), budget_s=0.1)
+    first = profiler.measured(cost, captured, graph, largest=4, optimizer=Sgd())
+    assert first.profiles[0].sample_counts == (1, 2, 4)
+    assert first.profiles[0].setting.optimizer == "Sgd"
+    assert 0 < first.update_s(1e6, DEVICE) < 1.0
+    assert (first.op_times(graph, 3, DEVICE).forward_s > 0).all()
+    with monkeypatch.context() as no_more:
+        no_more.setattr(profiler, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
+        assert profiler.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
+    assert profiler.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(captured):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    profile = profiler.profile(captured, coarsen(captured.graph, 4), sample_counts=(2, 64), device="cuda", budget_s=1.0)
+    assert profile.setting.device_kind == "cuda"
+    assert all(t > 0 for row in profile.forward_s for t in row)
