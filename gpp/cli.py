@@ -13,6 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from hydra.experimental.callback import Callback
+
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 GROUPS = {"model": "Models", "strategy": "Strategies", "cluster": "Clusters", "engine": "Engines", "data": "Data", "cost": "Cost models",
@@ -197,7 +199,7 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-class SweepReport:
+class SweepReport(Callback):
     """Hydra callback: the table, results.csv, summary.json and report.html at the end of a multirun."""
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
@@ -205,7 +207,7 @@ class SweepReport:
         from gpp.report.terminal import comparison_table, make_console
 
         folder = Path(config.hydra.sweep.dir)
-        results = write_sweep(folder)
+        results = [job.result for job in write_sweep(folder)]
         console = make_console()
         console.print(comparison_table(results, console.width))
         console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpp.cluster import Cluster
 from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem
+from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, store
@@ -124,10 +125,20 @@ class Experiment:
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile."""
         cost = self.cost
-        if hasattr(cost, "measured"):
-            cost = cost.measured(captured, graph, self.cluster, self.minibatch_size)
+        if isinstance(cost, Profiled):
+            cost = self._profiled(cost, captured, graph)
         return Problem(graph=graph, cluster=self.cluster, cost=cost, minibatch_size=self.minibatch_size,
                        microbatch_size=self.microbatch_size, optimizer_state_factor=self.optimizer.state_factor)
+
+    def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
+        device = self.cluster.devices[0].kind
+        if device == "cpu" and (found := cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__))):
+            # The common case needs no torch.
+            if found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None:
+                return cost.add(found)
+        from gpp.cost.profiler import measured
+
+        return measured(cost, captured, graph, largest=self.minibatch_size, device=device, optimizer=self.optimizer)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, the engine's only one, or the strategy's.

@@ -157,7 +157,7 @@ class Recorder:
         timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
         write_text(self.run_dir / "timeline.json", to_json(timelines))
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
-        write_json(self.run_dir / "trace.json", build_trace(named, self.plan))
+        write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
         write_text(self.run_dir / "report.html", run_report(run))
         for record in self._records:
             record.log_html(self.run_dir / "report.html")
