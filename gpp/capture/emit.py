@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -55,7 +56,8 @@ class Root(nn.Module):
         """A hand-written block, made by `make` or else by the factory that its node names."""
         module, name = self._holder(node.name)
         if make is None:
-            make = functools.partial(import_factory(node.target), *node.kwargs.get("args", []), **node.kwargs.get("kwargs", {}))
+            args, kwargs = json.loads(node.kwargs["spec"])
+            make = functools.partial(import_factory(node.target), *args, **kwargs)
         block = make().to(device)
         for tensor in (*block.parameters(), *block.buffers()):
             tensor.data = tensor.data.to(dtypes.get(tensor.dtype, tensor.dtype))

@@ -12,6 +12,9 @@ Encoding of arguments (`Node.args`, `Node.kwargs`), JSON values all of them:
     {"dtype": "float32"}, {"layout": "strided"}, {"memory_format": "contiguous_format"}
     {"device": "stage"}            whatever device the stage lives on
 
+A block's `kwargs` hold `spec`, the JSON text of its factory's positional and keyword arguments, and
+`params`, references to its parameters and buffers.
+
 Example, `y = relu(x @ w)`: `x` (input), `w` (param), `matmul` (call, refs x and w), `relu` (call).
 """
 

@@ -1,6 +1,7 @@
 """Structure of the operator graph, semantics in evaluation, refusals."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -272,3 +273,16 @@ def test_a_loss_with_parts_before_it_does_not_swallow_the_model():
         return many(outputs, targets) + outputs["left"].abs().mean()
     captured = capture(ManyOutputs().double(), (floats(2, 4),), {"l": floats(2, 2), "r": floats(2)}, loss, name="m")
     assert {"trunk", "left", "right", "loss"} <= {op.name for op in captured.graph.ops}
+
+
+def test_a_large_model_on_the_meta_device_allocates_nothing():
+    def forward(self, x):
+        return self.layers(x)
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True)
+        model = small(forward, layers=nn.Sequential(layer, nn.Linear(8192, 8192)))  # 3.5 GB of weights
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    captured = capture(model, (torch.zeros(2, 512, 8192, device="meta"),), torch.zeros(2, 512, 8192, device="meta"), mse, name="big")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kilobytes
+    assert sum(param.num_bytes for param in captured.graph.params) > 3.2e9
+    assert {"attention", "linear", "norm"} <= {op.kind for op in captured.graph.ops}

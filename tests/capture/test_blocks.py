@@ -1,0 +1,81 @@
+import pytest
+import torch
+from cutting import build_stages, named, random_parts, reference, run_pipeline
+from torch import nn
+from zoo import accuracy, cross_entropy
+
+from gpp.capture.blocks import Block, block_model, capture_blocks
+from gpp.errors import CaptureError, InvalidConfig
+
+BLOCKS = (
+    Block(name="dense", factory="block_zoo.Deciding", args=(4,), kwargs={"scale": 3.0}, inputs=("x",)),
+    Block(name="text", factory="block_zoo.Encoder", args=(9, 4), inputs=("ids",)),
+    Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("dense", "text")),
+)
+
+
+class Joined(nn.Module):
+    """The blocks called by hand, as the reference."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = block_model(BLOCKS)
+
+    def forward(self, x, ids):
+        return self.parts.head(self.parts.dense(x), *self.parts.text(ids))
+
+
+def make(batch):
+    return {"x": torch.randn(batch, 4, dtype=torch.float64), "ids": torch.randint(0, 9, (batch, 5))}, torch.randint(0, 3, (batch,))
+
+
+@pytest.fixture(scope="module")
+def captured():
+    return capture_blocks(BLOCKS, *make(2), cross_entropy, {"accuracy": accuracy}, name="blocks")
+
+
+def test_every_block_is_one_operator(captured):
+    graph = captured.graph
+    assert [op.name for op in graph.ops] == ["dense", "text", "head", "loss"]
+    assert [op.kind for op in graph.ops] == ["block", "block", "block", "loss"]
+    assert graph.predecessors == (0, 0, 0b11, 0b100)
+    assert graph.ops[0].params == ("dense.inner.weight", "dense.inner.bias")
+    assert graph.ops[0].forward_flops == 2 * 4 * 4 and graph.ops[2].backward_flops == 2 * 2 * 4 * 3
+    assert [(t.name, t.bytes_per_sample, t.differentiable) for t in graph.tensors] == [
+        ("dense", 32, True), ("text.0", 32, True), ("text.1", 160, True), ("head", 24, True)]
+    assert captured.node_of["text.1"].batch_dim == 1 and all(op.saved_bytes > 0 for op in graph.ops)
+
+
+def test_cut_blocks_equal_the_blocks_called_by_hand(captured):
+    for seed, batch in ((0, 1), (1, 4), (2, 2)):
+        torch.manual_seed(seed)
+        model = Joined()
+        inputs, targets = make(batch)
+        stages = build_stages(captured, model.parts, random_parts(captured.graph, 2 + seed, seed))
+        torch.manual_seed(seed)
+        loss, grads = run_pipeline(stages, named(captured, inputs, targets), batch)
+        torch.manual_seed(seed)
+        want, want_grads = reference(model, inputs, targets, cross_entropy)
+        assert torch.equal(loss, want) and {f"parts.{n}" for n in grads} == set(want_grads)
+        assert all(torch.equal(g, want_grads[f"parts.{n}"]) for n, g in grads.items())
+
+
+def test_blocks_evaluate_without_dropout(captured):
+    model = Joined()
+    (stage,) = build_stages(captured, model.parts, [range(captured.graph.num_ops)])
+    inputs, targets = make(3)
+    out = stage.eval_module()(3, named(captured, inputs, targets))
+    model.eval()
+    assert torch.equal(out["loss"], cross_entropy(model(**inputs), targets)) and set(out) == {"loss", "metric:accuracy"}
+    assert stage.has_random and set(stage.state_dict()) == set(model.parts.state_dict())
+
+
+def test_wrong_lists_are_refused():
+    inputs, targets = make(2)
+    with pytest.raises(InvalidConfig, match="earlier blocks"):
+        capture_blocks(BLOCKS[2:], inputs, targets, cross_entropy, name="blocks")
+    with pytest.raises(CaptureError, match="cannot be imported"):
+        capture_blocks([Block(name="a", factory="block_zoo.Nothing", inputs=("x",))], inputs, targets, cross_entropy, name="blocks")
+    alone = Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("x",))
+    with pytest.raises(CaptureError, match=r"block head .*does not run"):
+        capture_blocks([alone], inputs, targets, cross_entropy, name="blocks")
