@@ -168,7 +168,7 @@ def _sizes_that_save_memory(problem: Problem) -> list[int]:
 def _bottleneck_floor(costs: StageCosts, b: int) -> float:
     """No partition has a faster slowest stage: all devices always busy; the slowest operator alone."""
     every = costs.graph.all_mask
-    spread = min(costs.compute_s(every, b // r) * r for r in costs.replicas[b]) / costs.cluster.num_devices
+    spread = costs.least_work_s(every, b) / costs.cluster.num_devices
     alone = max(min(costs.compute_s(1 << op, b // r) for r in costs.replicas[b]) for op in range(costs.graph.num_ops))
     return max(spread, alone)
 

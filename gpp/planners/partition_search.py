@@ -108,15 +108,21 @@ class PartitionSearch:
         return found
 
     def _front(self, mask: int, following: int) -> Front:
+        # The stages that follow take a device each, at least.
+        budget = self.num_devices - following
+        if self._fewest_devices(mask) > budget:
+            return ()
         best: dict[int, Entry] = {}
-        budget = self.num_devices
         stage = self._stage(mask, following + 1)
         if stage:
             best[following + 1] = stage
         for first, rest, whole in self._splits_of(mask):
             if whole and not self._stage(first, following + 2):
                 continue
+            least = self._fewest_devices(first)
             for after in self.front(rest, following):
+                if after.num_devices + least > budget:
+                    continue
                 if whole:
                     one = self._stage(first, after.depth + 1)
                     pieces = (one,) if one else ()
@@ -128,7 +134,7 @@ class PartitionSearch:
                     old = best.get(piece.depth)
                     if count <= budget and (old is None or (count, slowest) < (old.num_devices, old.bottleneck_s)):
                         best[piece.depth] = Entry(piece.depth, count, slowest, ("series", piece.layout, after.layout))
-        for entry in self._side_by_side(mask, following):
+        for entry in self._side_by_side(mask, following) if len(self.order.components(mask)) > 1 else ():
             old = best.get(entry.depth)
             if old is None or (entry.num_devices, entry.bottleneck_s) < (old.num_devices, old.bottleneck_s):
                 best[entry.depth] = entry
@@ -138,6 +144,10 @@ class PartitionSearch:
                 out.append(best[depth])
                 fewest = best[depth].num_devices
         return tuple(out)
+
+    def _fewest_devices(self, mask: int) -> float:
+        """Devices without which a set cannot meet the limit, if all of them were always busy."""
+        return self.costs.least_work_s(mask, self._b) / self._limit_s * (1 - 1e-9)
 
     def _stage(self, mask: int, depth: int) -> Entry | None:
         """A set as one stage, with the fewest replicas that meet the limit and fit at this depth."""
@@ -149,8 +159,6 @@ class PartitionSearch:
     def _side_by_side(self, mask: int, following: int) -> Iterator[Entry]:
         """Branches dealt to groups: a group of one is laid out in its turn, a larger one is a stage."""
         classes = self._classes_of(mask)
-        if len(classes.members) == 1 and len(classes.members[0]) < 2:
-            return
         fronts = [self.front(members[0], following) for members in classes.members]
         groups, stages = self._groups(classes, following + 1)
         fewest = self.num_devices + 1

@@ -60,6 +60,7 @@ class StageCosts:
         one_node = len(set(self.cluster.nodes)) == 1
         self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
         self._border: dict[int, tuple[float, float, int]] = {}
 
@@ -81,6 +82,14 @@ class StageCosts:
         if row is None:
             row = self._compute[mask] = self._total_s[:, list(bits(mask))].sum(axis=1).tolist()
         return row[self._row[samples]]
+
+    def least_work_s(self, mask: int, microbatch_size: int) -> float:
+        """Device seconds that a set takes for one micro-batch, whatever the number of replicas."""
+        key = (mask, microbatch_size)
+        found = self._work.get(key)
+        if found is None:
+            found = self._work[key] = min(self.compute_s(mask, microbatch_size // r) * r for r in self.replicas[microbatch_size])
+        return found
 
     def border(self, mask: int) -> tuple[float, float, int]:
         """Bytes per sample that a stage receives and sends in a micro-batch, both passes, and its number of tensors."""
