@@ -133,12 +133,11 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], t
         with _without_storage(whole, tensors) as flat, _annotations(notes):
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
-            except UserError as error:
-                if error.error_type != UserErrorType.CONSTRAINT_VIOLATION:
-                    raise
-                fixed = batch or size
+            except CaptureError:
+                raise
+            except Exception as error:
+                program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
-                program = _export(whole, tuple(resized(tensor, fixed) for tensor in flat), None)
     except CaptureError:
         raise
     except Exception as error:

@@ -252,6 +252,7 @@ class StepProgress:
         self._console, self._total, self._every_s = console, total, every_s
         self._began = self._printed = time.monotonic()
         self._line = self._said = ""
+        self._first: tuple[int, float] | None = None
         self._bar: Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             columns = [
@@ -283,10 +284,12 @@ class StepProgress:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
             return
         now = time.monotonic()
-        spent = now - self._began
-        left = spent / step * (self._total - step) if step else None
-        when = f"{text.seconds(left)} left" if step < self._total else f"in {text.seconds(spent)}"
-        self._line = "  ".join([f"step {step}/{self._total}", *facts, when])
+        # From the first step seen: what came before it was the start of the workers.
+        self._first = self._first or (step, now)
+        first, since = self._first
+        left = [f"{text.seconds((now - since) / (step - first) * (self._total - step))} left"] if step > first else []
+        when = left if step < self._total else [f"in {text.seconds(now - self._began)}"]
+        self._line = "  ".join([f"step {step}/{self._total}", *facts, *when])
         if now - self._printed >= self._every_s:
             self._say(now)
 

@@ -1,0 +1,52 @@
+"""Samples that the caller holds in memory, handed to the workers as safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from gpp.data.base import AbstractData, Samples, check_split
+from gpp.errors import InvalidConfig
+from gpp.models.base import AbstractModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors(AbstractData):
+    """`FOLDER/train.safetensors` and `FOLDER/test.safetensors`, one tensor [num_samples, ...] per name."""
+
+    folder: str
+
+    def check(self, model: AbstractModel) -> None:
+        pass  # the names were taken from the tensors themselves
+
+    def load(self, split: str, model: AbstractModel | None, *, seed: int, dtype: str) -> Samples:
+        from safetensors.numpy import load_file
+
+        from gpp.data.table import Table
+
+        check_split(split)
+        path = Path(self.folder) / f"{split}.safetensors"
+        columns = load_file(path) if path.exists() else {}
+        count = len(next(iter(columns.values()))) if columns else 0
+        return Table(count, {name: (lambda column=column: column) for name, column in columns.items()}, dtype)
+
+
+def write(folder: Path, split: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write one split; names are the inputs', and `target:NAME`.
+
+    Raises:
+        InvalidConfig: the tensors differ in their number of samples.
+    """
+    from safetensors.torch import save_file
+
+    counts = {name: len(tensor) for name, tensor in tensors.items()}
+    if len(set(counts.values())) > 1:
+        raise InvalidConfig(f"data ({split})", counts, "all tensors must hold the same number of samples", "give one row per sample")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / f"{split}.safetensors")

@@ -1,0 +1,64 @@
+"""The platform from Python, as docs/extending.md shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpp
+
+
+class TwoTowers(torch.nn.Module):
+    """A model of one's own: two towers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32))
+        self.right = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32))
+        self.head = torch.nn.Linear(64, 1)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.left(a), self.right(b)], -1)).squeeze(-1)
+
+
+@pytest.mark.dist
+def test_train_from_python(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, reference = TwoTowers().double(), TwoTowers().double()
+    reference.load_state_dict(model.state_dict())
+    inputs = {"a": torch.randn(64, 8, dtype=torch.float64), "b": torch.randn(64, 8, dtype=torch.float64)}
+    targets = inputs["a"].sum(-1) * 0.3
+    loss = torch.nn.functional.mse_loss
+
+    captured = gpp.capture(model, {name: t[:4] for name, t in inputs.items()}, targets[:4], loss)
+    optimizer = gpp.SGD(lr=0.05)
+    problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, microbatch_size=16, optimizer=optimizer)
+    strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
+    plan = strategy.plan(problem)
+    outcome = gpp.train(model, captured, problem, strategy, plan, data=(inputs, targets), held_out=(inputs, targets), steps=10,
+                        run_dir=tmp_path, optimizer=optimizer)
+
+    torch_optimizer = optimizer.build(reference.parameters())
+    for _ in range(10):
+        torch_optimizer.zero_grad()
+        value = loss(reference(**inputs), targets)
+        value.backward()
+        torch_optimizer.step()
+    assert outcome.losses[-1] == pytest.approx(value.item(), abs=1e-9)
+    for name, tensor in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=1e-8)
+    assert outcome.evaluations[-1]["loss"] == pytest.approx(loss(reference(**inputs), targets).item(), abs=1e-9)
+    assert outcome.measured is not None
+    assert outcome.measured.metrics.iteration_s > 0
+
+
+def test_every_public_name_is_listed_and_sorted() -> None:
+    assert list(gpp.__all__) == sorted(gpp.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    for name in gpp.__all__:
+        assert hasattr(gpp, name)
+    text = (Path(gpp.__file__).parent / "__init__.py").read_text()
+    imported = {name.strip() for line in re.findall(r"^from .* import (.*)$", text, re.M) for name in line.split(",")}
+    assert imported == set(gpp.__all__)
