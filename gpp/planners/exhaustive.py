@@ -95,7 +95,7 @@ class Exhaustive(AbstractPlanner):
         """Every plan of the space with the time that its slowest stage needs for a mini-batch."""
         linear = list(_intervals(depth_first_order(problem.graph)))
         known = {frozenset(stages) for stages in linear}
-        alignment = _Alignment(problem.graph, problem)
+        alignment = _Alignment(problem, problem.cluster.num_devices if self.replication else 1)
         spaces = [(stages, False) for stages in convex_partitions(problem.graph)
                   if self.space == "convex" or frozenset(stages) in known or alignment.holds(frozenset(stages), alignment.every)]
         for stages, chain in [*spaces, *((stages, True) for stages in linear)]:
@@ -141,8 +141,9 @@ def _intervals(order: tuple[int, ...]) -> Iterator[tuple[Ops, ...]]:
 class _Alignment:
     """Whether a partition can be had by the planner's splits alone."""
 
-    def __init__(self, graph: OpGraph, problem: Problem) -> None:
-        smallest = min(b // r for b in problem.microbatch_sizes() for r in range(1, min(problem.cluster.num_devices, b) + 1) if b % r == 0)
+    def __init__(self, problem: Problem, most_replicas: int) -> None:
+        graph, sizes = problem.graph, problem.microbatch_sizes()
+        smallest = min(b // r for b in sizes for r in range(1, min(most_replicas, b) + 1) if b % r == 0)
         times = problem.op_times(smallest, 0)
         _, added = to_series_parallel(graph, (times.forward_s + times.backward_s).tolist())
         edges = nx.DiGraph([(a, b) for a in range(graph.num_ops) for b in bits(graph.successors[a])])
