@@ -51,6 +51,25 @@ def test_an_updated_buffer_lives_in_one_operator():
         assert set(touching) == {"bn"}
 
 
+def test_in_place_writes_join_their_neighbours_only():
+    _, captured = capture_case("in_place")
+    joined = [op for op in captured.graph.ops if any("relu_" in n for n in op.nodes)]
+    assert len(joined) == 4 and captured.graph.num_ops > 10
+    assert all("conv" not in captured.node_of[n].target for op in joined for n in op.nodes)
+    homes = [op.name for op in captured.graph.ops if any("average" in captured.node_of[n].mutates for n in op.nodes)]
+    assert len(homes) == 1
+
+
+def test_noise_is_an_operator_and_queries_are_not():
+    _, captured = capture_case("auxiliary")
+    names = {op.name for op in captured.graph.ops}
+    assert "randn" in names and {"gate", "out", "loss"} <= names and not any("expand" in name for name in names)
+    (mixing,) = [op for op in captured.graph.ops if "mix.bias" in op.params]
+    assert set(mixing.params) == {"gain", "mix.weight", "mix.bias"}
+    assert "draws random numbers" in captured.warnings[0]
+    assert not captured.node_of[next(n for op in captured.graph.ops if op.name == "randn" for n in op.nodes)].requires_grad
+
+
 def test_json_form_reads_back_equal_and_free_nodes_belong_to_no_operator(tmp_path):
     _, captured = capture_case("masked")
     assert from_json(Captured, to_json(captured)) == captured
@@ -112,7 +131,7 @@ def test_detached_and_integer_tensors_take_no_gradient():
     assert True in flags.values()
 
 
-@pytest.mark.parametrize("name", ["normed", "tied", "masked"])
+@pytest.mark.parametrize("name", ["normed", "tied", "masked", "in_place"])
 def test_evaluation_equals_the_model_in_eval_mode(name):
     model, captured = capture_case(name)
     _, make, loss, metrics = CASES[name]
@@ -282,7 +301,8 @@ def test_a_large_model_on_the_meta_device_allocates_nothing():
         layer = nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True)
         model = small(forward, layers=nn.Sequential(layer, nn.Linear(8192, 8192)))  # 3.5 GB of weights
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    captured = capture(model, (torch.zeros(2, 512, 8192, device="meta"),), torch.zeros(2, 512, 8192, device="meta"), mse, name="big")
+    example = torch.zeros(2, 512, 8192, device="meta")
+    captured = capture(model, (example,), example, mse, name="big")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kilobytes
     assert sum(param.num_bytes for param in captured.graph.params) > 3.2e9
     assert {"attention", "linear", "norm"} <= {op.kind for op in captured.graph.ops}

@@ -104,6 +104,50 @@ class Masked(nn.Module):
         return self.out(h[:, 0]) * self.scale + torch.tensor(3.0)
 
 
+class InPlaceResidual(nn.Module):
+    """Convolutions whose ReLUs write in place, as torchvision's residual networks do; a running mean kept by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        for i in range(4):
+            self.convs.append(nn.Conv2d(2 if i == 0 else 4, 4, 3, padding=1))
+            self.norms.append(nn.BatchNorm2d(4))
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(4, 3)
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.relu(self.norms[0](self.convs[0](x)))
+        for conv, norm in list(zip(self.convs, self.norms, strict=True))[1:]:
+            y = norm(conv(h))
+            y += h
+            h = self.relu(y)
+        h = h.mean((2, 3))
+        if self.training:
+            with torch.no_grad():
+                self.average.mul_(0.9).add_(h.mean(0), alpha=0.1)
+        h[:, 0] = 1.0
+        return self.head(h)
+
+
+class Auxiliary(nn.Module):
+    """An auxiliary loss from the first layer, learned queries, weight normalisation, noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.mix, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.queries = nn.Parameter(torch.randn(3, 4))
+        self.gain = nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x):
+        gate = self.gate(x).softmax(-1)
+        q = self.queries.expand(x.shape[0], -1, -1)
+        h = F.scaled_dot_product_attention(q, gate[:, None], x[:, None])
+        weight = self.gain * self.mix.weight / self.mix.weight.norm(dim=1, keepdim=True)
+        h = F.linear(h, weight, self.mix.bias) + torch.randn(x.shape[0], 1, 1, dtype=x.dtype, device=x.device)
+        return self.out(h.tanh().mean(1)), gate.mean(0).pow(2).sum()
+
+
 class Fixed(nn.Module):
     """Works with its own batch size only."""
 
@@ -132,6 +176,10 @@ def many(outputs, targets):
     return F.mse_loss(outputs["left"], targets["l"]) + right.pow(2).mean() + detached.mean() * targets["r"].mean()
 
 
+def with_auxiliary(outputs, targets):
+    return F.cross_entropy(outputs[0], targets) + 0.1 * outputs[1]
+
+
 def classes(batch, num):
     return torch.randint(0, num, (batch,))
 
@@ -143,5 +191,7 @@ CASES = {
     "tied": (Tied, lambda b: ((torch.randint(0, 11, (b, 3)),), classes(b, 11)), cross_entropy, {"accuracy": accuracy}),
     "many_outputs": (ManyOutputs, lambda b: ((floats(b, 4),), {"l": floats(b, 2), "r": floats(b)}), many, {}),
     "transposed": (Transposed, lambda b: ((floats(b, 6, 4),), classes(b, 3)), cross_entropy, {"accuracy": accuracy}),
+    "in_place": (InPlaceResidual, lambda b: ((floats(b, 2, 5, 5),), classes(b, 3)), cross_entropy, {"accuracy": accuracy}),
+    "auxiliary": (Auxiliary, lambda b: ((floats(b, 4),), classes(b, 2)), with_auxiliary, {}),
     "masked": (Masked, lambda b: ((torch.randint(0, 9, (b, 5)), torch.rand(b, 5) > 0.3), classes(b, 2)), cross_entropy, {}),
 }
