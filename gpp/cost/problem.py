@@ -6,6 +6,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -45,7 +46,8 @@ class Problem:
         if b is not None and (not isinstance(b, int) or b < 1 or self.minibatch_size % b):
             divisors = [d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0]
             near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
-            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}")
+            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}",
+                                f"set microbatch_size={near}")
 
     def microbatch_sizes(self) -> tuple[int, ...]:
         """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one."""
@@ -58,10 +60,15 @@ class Problem:
             sizes.append(self.minibatch_size)
         return tuple(sizes)
 
+    @cached_property
+    def kind_of_device(self) -> tuple[int, ...]:
+        """For each device the first one that equals it."""
+        devices = self.cluster.devices
+        return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
+
     def op_times(self, samples: int, device: int) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`."""
-        same = self.cluster.devices.index(self.cluster.devices[device]) if not self.cluster.homogeneous else 0
-        key = (samples, same)
+        key = (samples, self.kind_of_device[device])
         if key not in self._times:
             self._times[key] = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
         return self._times[key]
@@ -71,7 +78,7 @@ class Problem:
         samples = -(-microbatch_size // len(devices))
         index = list(ops)
         pairs = []
-        for device in {self.cluster.devices[d]: d for d in devices}.values() if not self.cluster.homogeneous else devices[:1]:
+        for device in {self.kind_of_device[d] for d in devices}:
             times = self.op_times(samples, device)
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
