@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _SPAN_S = 5e-4
 _MIN_REPEATS, _MAX_REPEATS = 3, 15
 _WEIGHT_STD = 0.02
+# A pass of so many seconds is far beyond fixed costs: larger ones take time in proportion, and would need much memory.
+_SLOW_S = 0.25
 
 
 def measured(cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int, device: str = "cpu",
@@ -84,8 +86,7 @@ def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int],
         for key, op in distinct.items():
             module = build_stage(captured, list(op.nodes), device=at)
             _fill(module)
-            pairs = [_time_stage(captured, module, samples, at, budget) for samples in sample_counts]
-            rows[key] = tuple(zip(*(_without(pair, overhead) for pair in pairs), strict=True))
+            rows[key] = tuple(zip(*_row(captured, module, sample_counts, at, budget, overhead), strict=True))
         update = _update_s_per_byte(optimizer, at) if optimizer else None
     return Profile(graph_fingerprint=graph.fingerprint, sample_counts=tuple(sample_counts), update_s_per_byte=update,
                    setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
@@ -107,6 +108,19 @@ def _threads(count: int) -> Iterator[None]:
 class _Pair:
     forward_s: float
     backward_s: float
+
+
+def _row(captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float,
+         overhead: _Pair) -> list[tuple[float, float]]:
+    """(forward, backward) seconds of one group at each sample count; above the first slow one they are extrapolated."""
+    out: list[tuple[float, float]] = []
+    for i, samples in enumerate(sample_counts):
+        if out and sum(out[-1]) > _SLOW_S:
+            growth = samples / sample_counts[i - 1]
+            out.append((out[-1][0] * growth, out[-1][1] * growth))
+        else:
+            out.append(_without(_time_stage(captured, module, samples, device, budget_s), overhead))
+    return out
 
 
 def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
