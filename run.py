@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
+    experiment.check()
     captured = experiment.captured()
     recorder.warn(*captured.warnings)
 

@@ -163,6 +163,8 @@ def _explain(error: BaseException) -> str:
         known = keys()
         near = get_close_matches(key, known, n=1, cutoff=0.4) or get_close_matches(key.split(".")[-1], known, n=1, cutoff=0.4)
         return f"{key}: no such setting. Fix: {near[0] if near else 'see python run.py --cfg job for all settings'}"
+    if match := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{match.group(1)}: has no default. Fix: give {match.group(1)}=..."
     return " ".join(text.split()).removesuffix(".") + ". Fix: see python run.py --help"
 
 

@@ -106,6 +106,22 @@ class Experiment:
         """Whether an engine is to run the plan for real."""
         return self.mode == "train" and self.engine.needs_weights
 
+    def check(self) -> None:
+        """What can be refused before anything is captured or measured.
+
+        Raises:
+            InvalidConfig: the data cannot feed the model, or holds less than a mini-batch.
+        """
+        self.data.check(self.model)
+        if self.trains:
+            num_train = self._num_samples("train")
+            if self.minibatch_size > num_train:
+                raise InvalidConfig("minibatch_size", self.minibatch_size, f"must be at most the number of training samples, {num_train}",
+                                    f"set minibatch_size={num_train} or less, or use more data")
+
+    def _num_samples(self, split: str) -> int:
+        return len(self.data.load(split, self.model, seed=self.seed, dtype=self.dtype))
+
     def captured(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         key = capture_key({**self.model.key(), "dtype": self.dtype})
@@ -123,8 +139,14 @@ class Experiment:
         return coarsen(captured.graph, self.max_ops)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
-        """The planning problem; measures the operators first if the cost model is a profile."""
+        """The planning problem; measures the operators first if the cost model is a profile.
+
+        Raises:
+            InvalidConfig: more devices than operators.
+        """
         cost = self.cost
+        if not self.engine.one_stage:
+            self.strategy.check(self.cluster, graph)
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
         return Problem(graph=graph, cluster=self.cluster, cost=cost, minibatch_size=self.minibatch_size,
@@ -173,14 +195,8 @@ class Experiment:
         return {"sequential": sequential.predict(plan, problem, record=False).metrics}
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
-        """Everything the workers need; refuses data that cannot feed the model or the batch."""
-        self.data.check(self.model)
-        sizes = {"train": 0, "test": 0}
-        if self.trains:
-            sizes = {split: len(self.data.load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in sizes}
-            if self.minibatch_size > sizes["train"]:
-                raise InvalidConfig("minibatch_size", self.minibatch_size, f"must be at most the number of training samples, {sizes['train']}",
-                                    f"set minibatch_size={sizes['train']} or less, or use more data")
+        """Everything the workers need."""
+        sizes = {split: self._num_samples(split) if self.trains else 0 for split in ("train", "test")}
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         cuda = self.cluster.devices[0].kind == "cuda"
         settings = Settings(

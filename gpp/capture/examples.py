@@ -40,13 +40,14 @@ def capture_model(model: AbstractModel, *, dtype: str) -> Captured:
     Raises:
         CaptureError: names the operation and the user's line.
     """
+    # An unknown loss is refused before the network is built.
+    measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
     with default_dtype(dtype):
         with torch.device("meta"):
             network = model.build().train()
         inputs = {name: example(spec, dtype, "meta") for name, spec in model.inputs().items()}
         targets = {name: example(spec, dtype, "meta") for name, spec in model.targets().items()}
-        metrics = {model.metric: metric(model.metric)} if model.metric else {}
-        return capture(network, inputs, targets, loss(model.loss), metrics, name=model.name)
+        return capture(network, inputs, targets, measure, metrics, name=model.name)
 
 
 def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -38,6 +38,7 @@ class Settings:
     """What a run does, apart from model and plan.
 
     Args:
+        model: empty for a model that the caller holds in memory.
         steps: optimizer steps.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         train_samples: size of the training set; the order of an epoch follows from it and the seed.

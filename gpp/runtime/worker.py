@@ -64,7 +64,8 @@ class Worker:
         trainable = [p for p in self.params.values() if p.requires_grad]
         self.spec = restore(settings.optimizer)
         self.optimizer = self.spec.build(trainable) if trainable else None
-        model, data = restore(settings.model), restore(settings.data)
+        # A model in memory has no settings; its data needs none.
+        model, data = restore(settings.model) if settings.model else None, restore(settings.data)
         self.samples: dict[str, Samples] = {
             split: data.load(split, model, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")} if self.module.inputs else {}
         self.num_train = settings.train_samples
