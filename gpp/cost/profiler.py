@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 # A timing lasts this long at least, by looping over fast operators; below it the clock and the scheduler show.
 _SPAN_S = 5e-4
-_MIN_REPEATS, _MAX_REPEATS = 3, 15
+_MIN_REPEATS, _MAX_REPEATS = 2, 10
+# Rounds over all operators, so that a busy moment of the machine does not fall on one operator alone.
+_ROUNDS = 3
 _WEIGHT_STD = 0.02
 # A pass of so many seconds is far beyond fixed costs: larger ones take time in proportion, and would need much memory.
 _SLOW_S = 0.25
@@ -70,7 +72,7 @@ def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int],
     Args:
         sample_counts: ascending; `(captured.batch,)` for a model that runs at one batch size only.
         num_threads: CPU threads of one device, as the workers use.
-        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below three.
+        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of three rounds.
         optimizer: an `AbstractOptimizer` whose step is timed; None measures none.
 
     Returns:
@@ -78,20 +80,25 @@ def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int],
     """
     at = torch.device(device)
     with _threads(num_threads):
-        overhead = _overhead(at)
+        overhead = min((_overhead(at) for _ in range(_ROUNDS)), key=lambda pair: pair.forward_s + pair.backward_s)
         keys = [_signature(captured, op, build_stage(captured, list(op.nodes), device=torch.device("meta"))) for op in graph.ops]
         distinct = dict(zip(keys, graph.ops, strict=True))
-        budget = budget_s / (2 * len(sample_counts) * max(1, len(distinct)))
-        rows = {}
-        for key, op in distinct.items():
-            module = build_stage(captured, list(op.nodes), device=at)
-            _fill(module)
-            rows[key] = tuple(zip(*_row(captured, module, sample_counts, at, budget, overhead), strict=True))
+        budget = budget_s / (2 * _ROUNDS * len(sample_counts) * max(1, len(distinct)))
+        seen: dict[Any, list[_Row]] = {key: [] for key in distinct}
+        for _ in range(_ROUNDS):
+            for key, op in distinct.items():
+                module = build_stage(captured, list(op.nodes), device=at)
+                _fill(module)
+                seen[key].append(_row(captured, module, sample_counts, at, budget, overhead))
+        rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
     return Profile(graph_fingerprint=graph.fingerprint, sample_counts=tuple(sample_counts), update_s_per_byte=update,
                    setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
                    forward_s=tuple(rows[key][0] for key in keys), backward_s=tuple(rows[key][1] for key in keys),
                    action_overhead_s=overhead.forward_s + overhead.backward_s)
+
+
+_Row = list[tuple[float, float]]
 
 
 @contextmanager
@@ -111,9 +118,9 @@ class _Pair:
 
 
 def _row(captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float,
-         overhead: _Pair) -> list[tuple[float, float]]:
+         overhead: _Pair) -> _Row:
     """(forward, backward) seconds of one group at each sample count; above the first slow one they are extrapolated."""
-    out: list[tuple[float, float]] = []
+    out: _Row = []
     for i, samples in enumerate(sample_counts):
         if out and sum(out[-1]) > _SLOW_S:
             growth = samples / sample_counts[i - 1]
@@ -121,6 +128,10 @@ def _row(captured: Captured, module: StageModule, sample_counts: Sequence[int], 
         else:
             out.append(_without(_time_stage(captured, module, samples, device, budget_s), overhead))
     return out
+
+
+def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(f for f, _ in pairs), statistics.median(b for _, b in pairs)
 
 
 def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
@@ -184,25 +195,27 @@ def _overhead(device: torch.device) -> _Pair:
     """Seconds of a stage that does one trivial operation on one number: detach, call, backward."""
     received = torch.randn(1, device=device)
     weight = torch.randn(1, device=device, requires_grad=True)
-    return _time_passes(lambda: [received.detach().requires_grad_() + weight], [torch.ones(1, device=device)], device, 0.1)
+    return _time_passes(lambda: [received.detach().requires_grad_() + weight], [torch.ones(1, device=device)], device, 0.05)
 
 
 def _time_passes(forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device,
                  budget_s: float) -> _Pair:
     """Medians over repeats after two warm-up passes, which also fill the gradients that later passes add to."""
     synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    # On one core, the time that this process computed: others on a busy machine do not count.
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
     def once(loops: int) -> _Pair:
         synchronize()
-        start = time.perf_counter()
+        start = clock()
         made = [forward() for _ in range(loops)]
         synchronize()
-        middle = time.perf_counter()
+        middle = clock()
         if seeds:
             for roots in made:
                 torch.autograd.backward(roots, seeds)
             synchronize()
-        return _Pair((middle - start) / loops, (time.perf_counter() - middle) / loops if seeds else 0.0)
+        return _Pair((middle - start) / loops, (clock() - middle) / loops if seeds else 0.0)
 
     once(1)
     first = once(1)

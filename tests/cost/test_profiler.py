@@ -60,7 +60,7 @@ def test_equal_layers_are_timed_once(captured, monkeypatch):
     row = {op.name: (profile.forward_s[i], profile.backward_s[i]) for i, op in enumerate(graph.ops)}
     assert row["wide.2"] == row["wide.4"] != row["wide.0"]
     assert row["wide.1"] == row["wide.3"]
-    assert len(seen) <= graph.num_ops - 2
+    assert len(seen) <= 3 * (graph.num_ops - 2)  # three rounds
 
 
 class Sgd:
