@@ -194,11 +194,18 @@ def help_text() -> str:
     for group, title in GROUPS.items():
         lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
         for name in options(group):
-            first = (CONF / group / f"{name}.yaml").read_text().split("\n", 1)[0]
-            lines.append(f"  {name:<20} {first.removeprefix('# ').removeprefix('#') if first.startswith('#') else ''}")
+            lines.append(f"  {name:<20} {_headline(CONF / group / f'{name}.yaml')}")
         lines.append("")
     lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
     return "\n".join(lines)
+
+
+def _headline(path: Path) -> str:
+    """The first comment line of an option's file that is not Hydra's own."""
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.lstrip("# ")
+    return ""
 
 
 class SweepReport(Callback):

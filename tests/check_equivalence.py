@@ -1,0 +1,66 @@
+"""Compare every run of a sweep with a single-device run of the same model: losses and final weights.
+
+    python -m tests.check_equivalence outputs/sweeps/equivalence
+
+The single-device runs are made here, under SWEEP_DIR/single_MODEL. Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+LOSS, WEIGHT = 1e-9, 1e-8
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = {}
+    for path in sorted((run_dir / "checkpoints" / "final").glob("*.safetensors")):
+        state.update(load_file(path))
+    return state
+
+
+def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:  # noqa: ANN401
+    run_dir = sweep / f"single_{overrides['model']}"
+    if not (run_dir / "result.json").exists():
+        keep = {key: config[key] for key in ("dtype", "steps", "evaluate_every", "minibatch_size", "seed")}
+        words = [f"{key}={value}" for key, value in keep.items()]
+        subprocess.run([sys.executable, "run.py", f"model={overrides['model']}", "engine=single", "cost=analytical", "logger=none",
+                        f"hydra.run.dir={run_dir}", *words], check=True, stdout=subprocess.DEVNULL)
+    return run_dir
+
+
+def main(sweep: Path) -> int:
+    bad, checked, worst_loss, worst_weight = 0, 0, 0.0, 0.0
+    for path in sorted((p for p in sweep.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)):
+        overrides = dict(word.split("=", 1) for word in yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text()))
+        result = json.loads((path / "result.json").read_text())
+        if result["status"] != "ok":
+            print(f"{path.name} {overrides}: {result['status']}: {result['reason']}")
+            bad += result["status"] == "failed"
+            continue
+        single = reference(sweep, overrides, yaml.safe_load((path / ".hydra" / "config.yaml").read_text()))
+        expected = json.loads((single / "result.json").read_text())["loss"]
+        loss = max(abs(a - b) for a, b in zip(result["loss"], expected, strict=True))
+        mine, theirs = weights(path), weights(single)
+        names = [name for name in theirs if name in mine]
+        weight = max((mine[name] - theirs[name]).abs().max().item() for name in names)
+        ok = loss <= LOSS and weight <= WEIGHT and len(names) == len(theirs)
+        plan = result["plan"]
+        replicated = plan["num_devices"] > plan["num_stages"]
+        print(f"{path.name:>3} {'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
+              f"{plan['num_devices']} devices{' replicated' if replicated else ''}  {overrides}")
+        bad, checked = bad + (not ok), checked + 1
+        worst_loss, worst_weight = max(worst_loss, loss), max(worst_weight, weight)
+    print(f"{checked} runs checked, {bad} bad; largest difference: loss {worst_loss:.1e}, weight {worst_weight:.1e}")
+    return int(bad > 0 or checked == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
