@@ -26,8 +26,8 @@ class Digits(AbstractModel):
     name: str = "digits"
     loss: str = "cross_entropy"
     metric: str | None = "accuracy"
-    num_layers: int = 4
-    hidden: int = 128
+    num_layers: int = 3
+    hidden: int = 192
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "hidden")

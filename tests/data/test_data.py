@@ -64,7 +64,7 @@ class Pairs(torch.utils.data.Dataset):
 def test_options_build(name):
     extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        data = instantiate(compose(overrides=[f"+data={name}", *extra]), _convert_="all")["data"]
+        data = instantiate(compose("config", overrides=[f"data={name}", *extra]).data, _convert_="all")
     assert construct(json.loads(json.dumps(data.key()))) == data
     data.check(DigitsModel())
     assert len(data.load("train", DigitsModel(), seed=0, dtype="float32")) > 0

@@ -18,7 +18,7 @@ def model_option():
 
     def build(name: str, *overrides: str):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return instantiate(compose(overrides=[f"+model={name}", *overrides]), _convert_="all")["model"]
+            return instantiate(compose("config", overrides=[f"model={name}", *overrides]).model, _convert_="all")
 
     return build
 
