@@ -58,7 +58,7 @@ def problem(captured: Captured, cluster: Cluster, *, minibatch_size: int, optimi
     graph = coarsen(captured.graph, max_ops)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
-        from gpp.cost.profiler import measured
+        from gpp.capture.profiler import measured
 
         cost = measured(cost, captured, graph, largest=minibatch_size, device=cluster.devices[0].kind, optimizer=optimizer)
     return Problem(graph=graph, cluster=cluster, cost=cost or Analytical(), minibatch_size=minibatch_size,

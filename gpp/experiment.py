@@ -158,7 +158,7 @@ class Experiment:
             # The common case needs no torch.
             if found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None:
                 return cost.add(found)
-        from gpp.cost.profiler import measured
+        from gpp.capture.profiler import measured
 
         return measured(cost, captured, graph, largest=self.minibatch_size, device=device, optimizer=self.optimizer)
 

@@ -28,7 +28,7 @@ SAME_LEVEL = {
     ("plan", "cost"), ("scoring", "simulator"), ("data", "models"), ("capture", "models"), ("loggers", "report"),
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "experiment", "api"}
-TORCH_FILES = {"cost/profiler.py"}
+TORCH_FILES: set[str] = set()
 
 
 def unit_of(path: Path) -> str:

@@ -148,7 +148,13 @@ class _Costs:
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
-        return Param(name=draft.target, num_bytes=self.facts[draft.name].num_bytes, trainable=draft.requires_grad, aliases=others)
+        return Param(name=draft.target, num_bytes=self.facts[draft.name].num_bytes, trainable=draft.requires_grad, aliases=others,
+                     gathered=self._gathered(draft))
+
+    def _gathered(self, param: Draft) -> bool:
+        """Whether only embeddings read it: they touch the rows that the samples name, not the table."""
+        readers = [draft for draft in self.drafts.drafts if param.name in self._needs(draft.name)]
+        return bool(readers) and all("embedding" in draft.target for draft in readers)
 
     def _saved(self) -> tuple[set[int], dict[int, float]]:
         """Storages kept for backward, and the bytes that each operator answers for.

@@ -1,6 +1,6 @@
 """Measured times: a table of seconds for each operator and sample count, read without torch.
 
-`gpp.cost.profiler` measures the table; here it is interpolated and kept on disk, by content, so that a model is
+`gpp.capture.profiler` measures the table; here it is interpolated and kept on disk, by content, so that a model is
 measured once on a machine and planned from as often as one likes.
 """
 
@@ -97,7 +97,7 @@ class Profile:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled(AbstractCostModel):
-    """Times measured on the device at hand; `gpp.cost.profiler.measured` fills `profiles`.
+    """Times measured on the device at hand; `gpp.capture.profiler.measured` fills `profiles`.
 
     Args:
         cache_dir: where profiles are kept between runs.

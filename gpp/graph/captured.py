@@ -37,7 +37,7 @@ from pydantic import ValidationError
 from gpp.graph.op_graph import OpGraph
 from gpp.values import from_json, to_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

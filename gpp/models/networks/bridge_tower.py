@@ -5,11 +5,15 @@ Shapes: B micro-batch, L tokens, M patches, D hidden width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from gpp.models.bridge_tower import BridgeTower
 from gpp.models.networks.layers import CrossAttention, Mlp, SelfAttention, TransformerLayer, drop
+
+if TYPE_CHECKING:
+    from gpp.models.bridge_tower import BridgeTower
 
 
 class Text(nn.Module):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from gpp.models.candle_uno import CandleUno
 from gpp.models.networks.layers import FeedForward
+
+if TYPE_CHECKING:
+    from gpp.models.candle_uno import CandleUno
 
 
 class CandleUnoNetwork(nn.Module):

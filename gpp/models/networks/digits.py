@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpp.models.digits import Digits
+if TYPE_CHECKING:
+    from gpp.models.digits import Digits
+
 
 QUADRANTS = ((0, 0), (0, 4), (4, 0), (4, 4))
 

@@ -5,11 +5,15 @@ Shapes: B micro-batch, E embedding width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from gpp.models.dlrm import DLRM
 from gpp.models.networks.layers import FeedForward
+
+if TYPE_CHECKING:
+    from gpp.models.dlrm import DLRM
 
 
 class ConcatenatedBag(nn.Module):

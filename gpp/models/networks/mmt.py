@@ -5,11 +5,15 @@ Shapes: B micro-batch, L sequence, D hidden width, P branches.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from gpp.models.mmt import MMT
 from gpp.models.networks.layers import TransformerLayer
+
+if TYPE_CHECKING:
+    from gpp.models.mmt import MMT
 
 
 class Branch(nn.Module):

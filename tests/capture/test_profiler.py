@@ -6,7 +6,7 @@ from torch import nn
 
 from gpp.capture import capture
 from gpp.cluster import Device
-from gpp.cost import profiler
+from gpp.capture import profiler
 from gpp.cost.profiled import Profiled
 from gpp.graph.coarsen import coarsen
 
