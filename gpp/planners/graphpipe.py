@@ -25,7 +25,7 @@ Steps of `GraphPipe.plan`:
 3. candidates in the order of a lower bound on their iteration time, simulated until none can win;
 4. graphs small enough: every aligned partition and every chain with every device split, while the
    bound can win (`_complete`), so that there the result is the optimum of the planner's space.
-   Otherwise devices and micro-batch size of the best plan are refined step by step (`_refine`).
+   Otherwise the best plan is refined step by step: borders, replicas, micro-batch size (`refine`).
 
 Complexity: per b and limit O(S h e) with S pairs (set, split) that the series-parallel order has (for w
 branches of n operators of equal signature O(n^3), independent of w), h depths and e entries of a front.
@@ -56,12 +56,17 @@ from gpp.planners.candidates import Assessor, Candidate, Parts, Search
 from gpp.planners.chains import depth_first_order
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch
+from gpp.planners.refine import refine
 from gpp.planners.sequential import chain_candidates
 from gpp.planners.sp_aligned import Partition, TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
 LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
 """Larger bottlenecks to try, in units of the smallest feasible one."""
+
+LENIENT = (1.4, 2.0)
+"""Factors on the memory that the searches are shown. They may overestimate depths (a chain run with its
+data edges only, added dependencies, absorbed joins); the finished candidate is judged at the true memory."""
 
 PRECISION = 1.005
 """The smallest feasible bottleneck is searched up to this factor."""
@@ -93,19 +98,28 @@ class GraphPipe(AbstractPlanner):
         _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
         chains = chain_candidates(assessor)
         search.simulate_all(chains, self.patience)
-        unchained = [assessor.assess(c.parts, c.microbatch_size) for c in chains]
-        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+        self._unchained(search, chains)
         self._bottlenecks(PartitionSearch(order, costs), search)
         complete = self._complete(order, search)
+        for memory_scale in LENIENT if not complete else ():
+            lenient = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+            self._unchained(search, chain_candidates(Assessor(lenient)))
+            if search.best is None:
+                self._bottlenecks(PartitionSearch(order, lenient), search)
         if search.best is None:
             raise explain(problem, self._attempt)
         if not complete:
-            _refine(search, self.patience)
+            refine(search, self.patience)
         return replace(search.best, explanation=_explanation(search, complete, added, order))
+
+    def _unchained(self, search: Search, chains: list[Candidate]) -> None:
+        """Step 1: the chains' stages with the data edges only."""
+        found = (search.assessor.assess(c.parts, c.microbatch_size) for c in chains)
+        search.simulate_all([c for c in found if isinstance(c, Candidate)], self.patience)
 
     def _bottlenecks(self, partition_search: PartitionSearch, search: Search) -> None:
         """Step 2 and 3: candidates of the dynamic program, micro-batch size by micro-batch size."""
-        costs, minibatch_size = search.assessor.costs, search.assessor.problem.minibatch_size
+        costs, minibatch_size = partition_search.costs, search.assessor.problem.minibatch_size
         floor = {b: _bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
         for b in sorted(floor, key=lambda b: (minibatch_size // b * floor[b], b)):
             pool: dict[Parts, Candidate] = {}
@@ -230,45 +244,6 @@ def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[t
             yield counts
 
 
-def _refine(search: Search, patience: int) -> None:
-    """Hill-climb on the best plan's devices and micro-batch size, which the search couples to the bottleneck only."""
-    before = float("inf")
-    while search.best_s < 0.99 * before:
-        before, plan = search.best_s, search.best
-        assert plan is not None
-        chain = _is_chain(search, plan)
-        masks = [sum(1 << op for op in stage.ops) for stage in plan.stages]
-        pool = []
-        for b, counts in _neighbours(search.assessor.costs, plan.stages[0].microbatch_size, [len(s.devices) for s in plan.stages]):
-            candidate = search.assessor.assess(list(zip(masks, counts, strict=True)), b, chain=chain)
-            if isinstance(candidate, Candidate):
-                pool.append(candidate)
-        search.simulate_all(pool, patience)
-
-
-def _neighbours(costs: StageCosts, b: int, counts: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """Another micro-batch size; one stage larger, smaller, or larger at another's cost."""
-    at = costs.microbatch_sizes.index(b)
-    for size in costs.microbatch_sizes[max(0, at - 1):at + 2]:
-        allowed = costs.replicas[size]
-        if all(r in allowed for r in counts):
-            yield size, counts
-            for s, r in enumerate(counts):
-                more = next((x for x in allowed if x > r), None)
-                if more is None:
-                    continue
-                larger = [*counts[:s], more, *counts[s + 1:]]
-                if sum(larger) <= costs.cluster.num_devices:
-                    yield size, larger
-                else:
-                    for t, other in enumerate(larger):
-                        less = next((x for x in reversed(allowed) if x < other), None)
-                        if t != s and less is not None:
-                            traded = [*larger[:t], less, *larger[t + 1:]]
-                            if sum(traded) <= costs.cluster.num_devices:
-                                yield size, traded
-
-
 def _is_chain(search: Search, plan: Plan) -> bool:
     """Whether the plan has order edges."""
     return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
@@ -280,7 +255,7 @@ def _explanation(search: Search, complete: bool, added: tuple[Dependency, ...], 
     lines = [f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
              f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
              "every partition of the planner's space was considered" if complete
-             else "the space is too large to list: dynamic program over bottlenecks, then refinement of devices"]
+             else "the space is too large to list: dynamic program over bottlenecks, then refinement"]
     if added:
         weights = search.assessor.costs.op_seconds()
         before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), order))
