@@ -1,0 +1,129 @@
+"""Problems for the planners' tests, and a second opinion on their times."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpp.cluster import Cluster, Device, Link, uniform
+from gpp.cost.base import AbstractCostModel, OpTimes
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.graph.random_graphs import random_dag, random_series_parallel
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+
+FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate(AbstractCostModel):
+    """Operators at a fixed rate plus a fixed cost for each pass; updates at the memory's rate."""
+
+    flop_per_s: float = 1e12
+    fixed_s: float = 2e-4
+
+    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+        forward = np.array([op.forward_flops for op in graph.ops]) * samples / self.flop_per_s + self.fixed_s
+        return OpTimes(forward_s=forward / device.speed_factor, backward_s=2 * forward / device.speed_factor)
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        return num_bytes / device.memory_bandwidth_bytes_per_s
+
+
+def cluster(num_devices: int, memory_bytes: float = 1e15, link: Link = FREE, inter: Link | None = None,
+            num_nodes: int = 1) -> Cluster:
+    device = Device(kind="cuda", memory_bytes=memory_bytes, peak_flop_per_s={"float32": 1e13}, memory_bandwidth_bytes_per_s=1e12)
+    return uniform(name="test", num_nodes=num_nodes, devices_per_node=num_devices // num_nodes, device=device, intra_node=link,
+                   inter_node=inter)
+
+
+def random_problem(seed: int, *, max_ops: int, max_devices: int, series_parallel: bool | None = None) -> Problem:
+    """Any graph, cluster, batch; `series_parallel` None draws that too."""
+    rng = random.Random(seed)
+    num_ops = rng.randint(2, max_ops)
+    devices = rng.randint(1, min(num_ops, max_devices))
+    if series_parallel is None:
+        series_parallel = rng.random() < 0.7
+    graph = (random_series_parallel if series_parallel else random_dag)(num_ops, seed, skew=rng.choice([0.0, 0.5, 1.0]))
+    nodes = 2 if devices % 2 == 0 and rng.random() < 0.3 else 1
+    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))
+    inter = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
+    return Problem(graph=graph, cost=Rate(), minibatch_size=rng.choice([8, 12, 16]), optimizer_state_factor=rng.choice([0.0, 2.0]),
+                   cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes))
+
+
+def towers(num_branches: int, num_blocks: int, *, fork: bool = False, forward: float = 1.0, saved: float = 1.0,
+           names: list[str] | None = None) -> OpGraph:
+    """Equal branches of equal blocks and a join that costs next to nothing; one tensor between neighbours."""
+    ops: list[Op] = []
+    edges: dict[int, list[int]] = {}
+
+    def add(name: str, seconds: float, kept: float, num_bytes: int) -> int:
+        ops.append(Op(name=name, forward_flops=seconds, backward_flops=2 * seconds, saved_bytes=kept,
+                      params=(f"{name}.weight",) if num_bytes else ()))
+        return len(ops) - 1
+
+    root = add("fork", forward / 100, 0.0, 0) if fork else None
+    ends = []
+    for branch in names or [f"b{i}" for i in range(num_branches)]:
+        last = root
+        for block in range(num_blocks):
+            op = add(f"{branch}.{block}", forward, saved, 1)
+            if last is not None:
+                edges.setdefault(last, []).append(op)
+            last = op
+        ends.append(last)
+    join = add("join", forward / 100, 0.0, 0)
+    for end in ends:
+        edges.setdefault(end, []).append(join)
+    params = tuple(Param(name=f"{op.name}.weight", num_bytes=1) for op in ops if op.params)
+    tensors = tuple(Tensor(name=f"t{a}", producer=a, consumers=tuple(c), bytes_per_sample=1e-3) for a, c in edges.items())
+    return OpGraph(name="towers", ops=tuple(ops), params=params, tensors=tensors)
+
+
+def run(planner: AbstractPlanner, problem: Problem) -> tuple[Plan, float] | None:
+    """The validated plan and its predicted seconds under 1F1B; None if infeasible."""
+    strategy = Strategy(name="test", planner=planner, schedule=OneFOneB())
+    try:
+        plan = strategy.plan(problem)
+    except Infeasible:
+        return None
+    return plan, strategy.predict(plan, problem, record=False).metrics.iteration_s
+
+
+def one_f_one_b_s(plan: Plan, problem: Problem) -> float:
+    """Seconds of a 1F1B iteration on links that cost nothing, by fixed-point iteration over the definition."""
+    b, count = plan.stages[0].microbatch_size, len(plan.stages)
+    m = plan.minibatch_size // b
+    took = [problem.stage_times(stage.ops, b, stage.devices) for stage in plan.stages]
+    orders = []
+    for stage in plan.stages:
+        ahead = min(stage.in_flight // b, m)
+        order = [(0, i) for i in range(ahead)]
+        for i in range(m):
+            order.append((1, i))
+            if ahead + i < m:
+                order.append((0, ahead + i))
+        orders.append(order)
+    done: dict[tuple[int, int, int], float] = {}
+    at, clock = [0] * count, [0.0] * count
+    while any(at[s] < 2 * m for s in range(count)):
+        moved = False
+        for s in range(count):
+            while at[s] < 2 * m:
+                kind, i = orders[s][at[s]]
+                needs = [(0, p, i) for p in plan.predecessors[s]] if kind == 0 else [(1, q, i) for q in plan.successors[s]]
+                if any(need not in done for need in needs):
+                    break
+                clock[s] = max([clock[s], *(done[need] for need in needs)]) + took[s][kind]
+                done[kind, s, i] = clock[s]
+                at[s] += 1
+                moved = True
+        assert moved, "1F1B cannot deadlock"
+    return max(clock)

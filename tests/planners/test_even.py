@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.planners.even import Even, even_cut
+
+from ..graphs import chain
+from .cases import cluster, run, towers
+
+
+def test_cut():
+    assert even_cut([1, 1, 1, 1], 2) == [(0, 2), (2, 4)]
+    assert even_cut([5, 1, 1, 1], 2) == [(0, 1), (1, 4)]
+    assert even_cut([0, 0, 0, 9], 4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert even_cut([1, 2, 3], 1) == [(0, 3)]
+
+
+def test_one_stage_for_each_device_and_the_best_microbatch_that_fits():
+    problem = Problem(graph=towers(2, 4), cluster=cluster(4), cost=Constant(fixed_s=0.2), minibatch_size=32)
+    plan, seconds = run(Even(), problem)
+    assert len(plan.stages) == plan.depth == plan.num_devices == 4
+    for b in problem.microbatch_sizes():
+        imposed = Problem(graph=problem.graph, cluster=problem.cluster, cost=problem.cost, minibatch_size=32, microbatch_size=b)
+        assert run(Even(), imposed)[1] >= seconds
+
+
+def test_more_devices_than_operators_are_refused():
+    problem = Problem(graph=chain(2), cluster=cluster(3), cost=Constant(), minibatch_size=4)
+    with pytest.raises(InvalidConfig, match="num_devices"):
+        Even().plan(problem, lambda plan: pytest.fail("nothing to predict"))

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.planners.chains import depth_first_order
+from gpp.planners.sequential import Sequential
+
+from ..graphs import chain, diamond, two_towers
+from .cases import cluster, run, towers
+
+
+def test_order_finishes_a_branch_before_the_next():
+    graph = towers(3, 2, fork=True)
+    assert depth_first_order(graph) == tuple(range(graph.num_ops))
+    assert depth_first_order(diamond()) == (0, 1, 2, 3)
+    assert depth_first_order(two_towers(3)) == tuple(range(7))
+
+
+def test_closed_form_of_a_balanced_chain():
+    """p equal stages, m micro-batches: (m + p - 1) (f + b), and the bubble (p - 1) / (m + p - 1)."""
+    problem = Problem(graph=chain(4), cluster=cluster(4, 8.0), cost=Constant(), minibatch_size=8, microbatch_size=1)
+    plan, seconds = run(Sequential(replication=False), problem)
+    assert len(plan.stages) == plan.depth == 4
+    assert seconds == pytest.approx((8 + 4 - 1) * 3)
+
+
+def test_stages_form_a_chain_over_a_graph_with_branches():
+    problem = Problem(graph=towers(2, 3), cluster=cluster(4), cost=Constant(), minibatch_size=32, microbatch_size=1)
+    plan, _ = run(Sequential(replication=False), problem)
+    assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
+    assert plan.depth == len(plan.stages)
+
+
+def test_one_replicated_stage_has_no_bubble():
+    problem = Problem(graph=chain(4), cluster=cluster(4), cost=Constant(), minibatch_size=8)
+    plan, seconds = run(Sequential(), problem)
+    assert len(plan.stages) == 1 and len(plan.stages[0].devices) == 4
+    assert seconds == pytest.approx(8 * 4 * 3 / 4)
+
+
+def test_memory_shapes_the_cut():
+    """The first of three stages would hold three micro-batches of three operators: a shallower chain is left."""
+    problem = Problem(graph=chain(9, saved=1.0), cluster=cluster(3), cost=Constant(), minibatch_size=16, microbatch_size=1)
+    loose, _ = run(Sequential(replication=False), problem)
+    tight, _ = run(Sequential(replication=False), replace(problem, cluster=cluster(3, 9.5)))
+    assert [len(stage.ops) for stage in loose.stages] == [3, 3, 3]
+    assert [len(stage.ops) for stage in tight.stages] == [4, 5]
+
+
+def test_settings_are_checked():
+    with pytest.raises(InvalidConfig, match="patience"):
+        Sequential(patience=0)
