@@ -288,4 +288,4 @@ def _param_signature(graph: OpGraph, name: str, mask: int, rank: dict[int, int])
     param = graph.param_of[name]
     if readers & ~mask:  # shared with the rest of the graph: only the very same parameter is the same
         return name
-    return (param.num_bytes, param.trainable, rank[(readers & -readers).bit_length() - 1])
+    return (param.num_bytes, param.trainable, param.gathered, rank[(readers & -readers).bit_length() - 1])
