@@ -8,7 +8,7 @@ in it, decides among them.
 
 Constraints (paper, section 3):
 1. C1: stages are convex and partition the operators: every split is along the series-parallel order,
-   `PartitionSearch._splits_of`; `sp_aligned.splits` lists the same for small graphs.
+   `Structure.splits_of`; `sp_aligned.splits` lists the same for small graphs.
 2. C2: stage edges are the tensors between stages, nothing else: `make_plan`.
 3. C3: stages hold disjoint devices, as contiguous ranges in stage order: `make_plan`.
 4. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
@@ -55,7 +55,7 @@ from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.candidates import Assessor, Candidate, Parts, Search
 from gpp.planners.chains import depth_first_order
 from gpp.planners.infeasible import explain
-from gpp.planners.partition_search import PartitionSearch
+from gpp.planners.partition_search import PartitionSearch, Structure
 from gpp.planners.refine import refine
 from gpp.planners.sequential import chain_candidates
 from gpp.planners.sp_aligned import Partition, TooMany, partitions
@@ -96,18 +96,19 @@ class GraphPipe(AbstractPlanner):
         assessor = Assessor(costs)
         search = Search(assessor, "graphpipe", predict)
         _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
+        structure = Structure(problem.graph, order, costs.labels())
         chains = chain_candidates(assessor)
         search.simulate_all(chains, self.patience)
         self._unchained(search, chains)
-        self._bottlenecks(PartitionSearch(order, costs), search)
+        self._bottlenecks(PartitionSearch(structure, costs), search)
         complete = self._complete(order, search)
-        for memory_scale in LENIENT if not complete else ():
+        for memory_scale in LENIENT if not complete and costs.memory_binds() else ():
             lenient = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
             self._unchained(search, chain_candidates(Assessor(lenient)))
             if search.best is None:
-                self._bottlenecks(PartitionSearch(order, lenient), search)
+                self._bottlenecks(PartitionSearch(structure, lenient), search)
         if search.best is None:
-            raise explain(problem, self._attempt)
+            raise explain(problem, lambda other, memory_scale: self._attempt(structure, other, memory_scale))
         if not complete:
             refine(search, self.patience)
         return replace(search.best, explanation=_explanation(search, complete, added, order))
@@ -155,11 +156,11 @@ class GraphPipe(AbstractPlanner):
         search.simulate_all(pool)
         return True
 
-    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+    def _attempt(self, structure: Structure, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         assessor = Assessor(costs)
-        search = PartitionSearch(series_parallel_order(problem.graph, costs.op_seconds())[2], costs)
+        search = PartitionSearch(structure, costs)
         for b in _sizes_that_save_memory(problem):
             for entry in search.solve(b, float("inf")):
                 candidate = assessor.assess(search.parts(entry.layout), b)
@@ -191,8 +192,10 @@ def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search,
                               floor_s: float) -> Iterator[list[tuple[int, int]]]:
     """Partitions on the way to the smallest feasible bottleneck, and at larger limits."""
     num_microbatches = search.assessor.problem.minibatch_size // b
-    low, limit, best = floor_s, floor_s * PRECISION, None
+    low, best = floor_s, None
     total = search.assessor.costs.compute_s(search.assessor.graph.all_mask, b)
+    # What cannot beat the best plan at all is settled by one run; without a best plan the limit is raised from below.
+    limit = floor_s * PRECISION if search.best is None else search.best_s / num_microbatches
     while best is None or best > low * PRECISION:
         if not search.worth(num_microbatches * low):
             return
@@ -201,12 +204,14 @@ def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search,
             yield partition_search.parts(entry.layout)
         if front:
             best = min(entry.bottleneck_s for entry in front)
-            limit = (low * best) ** 0.5
         elif limit == float("inf"):
             return
         else:
             low = limit
-            limit = (low * best) ** 0.5 if best else (low * 1.3 if low < 2 * total else float("inf"))
+        if best:
+            limit = (low * best) ** 0.5
+        else:
+            limit = low * 1.3 if low < 2 * total else float("inf")
     previous = best
     for factor in LIMITS:
         if search.worth(num_microbatches * previous):

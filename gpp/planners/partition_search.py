@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpp.graph.op_graph import bits
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.series_parallel import Order, signature
 from gpp.planners.stage_costs import StageCosts
 
@@ -80,121 +80,31 @@ class Classes(NamedTuple):
                                           for group in _compositions(counts)))
 
 
-class PartitionSearch:
-    """The dynamic program of one problem; `solve` runs it for one micro-batch size and bottleneck."""
+class Structure:
+    """How a graph comes apart, whatever the memory and the limits: shared by searches of one graph.
 
-    def __init__(self, order: Order, costs: StageCosts) -> None:
-        self.order, self.costs, self.num_devices = order, costs, costs.cluster.num_devices
-        self._labels = costs.labels()
+    Args:
+        labels: what tells operators apart besides their amounts: their times.
+    """
+
+    def __init__(self, graph: OpGraph, order: Order, labels: list[tuple[float, ...]]) -> None:
+        self.graph, self.order, self._labels = graph, order, labels
         self._signatures: dict[int, object] = {}
         self._classes: dict[int, Classes] = {}
         self._splits: dict[int, tuple[Split, ...]] = {}
-        self._fronts: dict[tuple[int, int], Front] = {}
-        self._packed: dict[tuple[Counts, Groups, Counts], tuple[int, list[Counts]]] = {}
-        self._b, self._limit_s = 1, math.inf
 
-    def solve(self, microbatch_size: int, limit_s: float) -> Front:
-        """All trade-offs of devices and depth for the whole graph, no stage slower than `limit_s`; empty if none fits."""
-        self._b, self._limit_s = microbatch_size, limit_s
-        self._fronts.clear()
-        return self.front(self.costs.graph.all_mask, 0)
-
-    def front(self, mask: int, following: int) -> Front:
-        """Layouts of a set when `following` stages come after it, by ascending depth and descending devices."""
-        key = (mask, following)
-        found = self._fronts.get(key)
-        if found is None:
-            found = self._fronts[key] = self._front(mask, following)
-        return found
-
-    def _front(self, mask: int, following: int) -> Front:
-        # The stages that follow take a device each, at least.
-        budget = self.num_devices - following
-        if self._fewest_devices(mask) > budget:
-            return ()
-        best: dict[int, Entry] = {}
-        stage = self._stage(mask, following + 1)
-        if stage:
-            best[following + 1] = stage
-        for first, rest, whole in self._splits_of(mask):
-            if whole and not self._stage(first, following + 2):
-                continue
-            least = self._fewest_devices(first)
-            for after in self.front(rest, following):
-                if after.num_devices + least > budget:
-                    continue
-                if whole:
-                    one = self._stage(first, after.depth + 1)
-                    pieces = (one,) if one else ()
-                else:
-                    pieces = self.front(first, after.depth)
-                for piece in pieces:
-                    count = piece.num_devices + after.num_devices
-                    slowest = max(piece.bottleneck_s, after.bottleneck_s)
-                    old = best.get(piece.depth)
-                    if count <= budget and (old is None or (count, slowest) < (old.num_devices, old.bottleneck_s)):
-                        best[piece.depth] = Entry(piece.depth, count, slowest, ("series", piece.layout, after.layout))
-        for entry in self._side_by_side(mask, following) if len(self.order.components(mask)) > 1 else ():
-            old = best.get(entry.depth)
-            if old is None or (entry.num_devices, entry.bottleneck_s) < (old.num_devices, old.bottleneck_s):
-                best[entry.depth] = entry
-        out, fewest = [], budget + 1
-        for depth in sorted(best):
-            if best[depth].num_devices < fewest:
-                out.append(best[depth])
-                fewest = best[depth].num_devices
-        return tuple(out)
-
-    def _fewest_devices(self, mask: int) -> float:
-        """Devices without which a set cannot meet the limit, if all of them were always busy."""
-        return self.costs.least_work_s(mask, self._b) / self._limit_s * (1 - 1e-9)
-
-    def _stage(self, mask: int, depth: int) -> Entry | None:
-        """A set as one stage, with the fewest replicas that meet the limit and fit at this depth."""
-        for option in self.costs.options(mask, self._b):
-            if option.time_s <= self._limit_s and depth <= option.max_depth:
-                return Entry(depth, option.num_replicas, option.time_s, ("stage", mask, option.num_replicas))
-        return None
-
-    def _side_by_side(self, mask: int, following: int) -> Iterator[Entry]:
-        """Branches dealt to groups: a group of one is laid out in its turn, a larger one is a stage."""
-        classes = self._classes_of(mask)
-        fronts = [self.front(members[0], following) for members in classes.members]
-        groups, stages = self._groups(classes, following + 1)
-        fewest = self.num_devices + 1
-        for depth in sorted({entry.depth for front in fronts for entry in front} | {following + 1}):
-            singles = [next((e for e in reversed(front) if e.depth <= depth), None) for front in fronts]
-            key = (classes.counts, groups, tuple(e.num_devices if e else IMPOSSIBLE for e in singles))
-            if key not in self._packed:
-                self._packed[key] = _pack(*key)
-            count, chosen = self._packed[key]
-            if count < fewest:
-                fewest = count
-                entries = [stages.get(group) or singles[next(c for c, g in enumerate(group) if g)] for group in chosen]
-                yield Entry(depth, count, max(e.bottleneck_s for e in entries if e),
-                            ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)))
-
-    def _groups(self, classes: Classes, depth: int) -> tuple[Groups, dict[Counts, Entry]]:
-        """Groups of at least two branches that are feasible as one stage: their devices, and the stages."""
-        stages = {}
-        for group, mask in classes.groups:
-            stage = self._stage(mask, depth)
-            if stage:
-                stages[group] = stage
-        return tuple((group, stage.num_devices) for group, stage in stages.items()), stages
-
-    def _classes_of(self, mask: int) -> Classes:
+    def classes_of(self, mask: int) -> Classes:
         found = self._classes.get(mask)
         if found is None:
             by_signature: dict[object, list[int]] = {}
             for branch in self.order.components(mask):
                 if branch not in self._signatures:
-                    self._signatures[branch] = signature(self.costs.graph, branch, self._labels)
+                    self._signatures[branch] = signature(self.graph, branch, self._labels)
                 by_signature.setdefault(self._signatures[branch], []).append(branch)
             found = self._classes[mask] = Classes.of(tuple(tuple(members) for members in by_signature.values()))
         return found
 
-    def _splits_of(self, mask: int) -> tuple[Split, ...]:
+    def splits_of(self, mask: int) -> tuple[Split, ...]:
         """Series splits, and those that absorb a join or a fork (dossier 7.3), each by its first piece.
 
         ABSORB-JOIN: the tail of one branch, or several whole branches, go with what follows the join.
@@ -223,7 +133,7 @@ class PartitionSearch:
 
     def _ends(self, item: int, last: bool) -> Iterator[int]:
         """What a join (`last`) or a fork may absorb from a parallel item: see `_splits_of`."""
-        classes = self._classes_of(item)
+        classes = self.classes_of(item)
         if sum(classes.counts) < 2:
             return
         for members in classes.members:
@@ -233,6 +143,106 @@ class PartitionSearch:
                 end |= piece
                 yield end
         yield from (mask for _, mask in classes.groups if mask != item)
+
+
+class PartitionSearch:
+    """The dynamic program of one problem; `solve` runs it for one micro-batch size and bottleneck."""
+
+    def __init__(self, structure: Structure, costs: StageCosts) -> None:
+        self.structure, self.costs, self.num_devices = structure, costs, costs.cluster.num_devices
+        self._fronts: dict[tuple[int, int], Front] = {}
+        self._packed: dict[tuple[Counts, Groups, Counts], tuple[int, list[Counts]]] = {}
+        self._b, self._limit_s = 1, math.inf
+
+    def solve(self, microbatch_size: int, limit_s: float) -> Front:
+        """All trade-offs of devices and depth for the whole graph, no stage slower than `limit_s`; empty if none fits."""
+        self._b, self._limit_s = microbatch_size, limit_s
+        self._fronts.clear()
+        return self.front(self.costs.graph.all_mask, 0)
+
+    def front(self, mask: int, following: int) -> Front:
+        """Layouts of a set when `following` stages come after it, by ascending depth and descending devices."""
+        key = (mask, following)
+        found = self._fronts.get(key)
+        if found is None:
+            found = self._fronts[key] = self._front(mask, following)
+        return found
+
+    def _front(self, mask: int, following: int) -> Front:
+        # The stages that follow take a device each, at least.
+        budget = self.num_devices - following
+        if self._fewest_devices(mask) > budget:
+            return ()
+        best: dict[int, Entry] = {}
+        stage = self._stage(mask, following + 1)
+        if stage:
+            best[following + 1] = stage
+        for first, rest, whole in self.structure.splits_of(mask):
+            if whole and not self._stage(first, following + 2):
+                continue
+            least = self._fewest_devices(first)
+            for after in self.front(rest, following):
+                if after.num_devices + least > budget:
+                    continue
+                if whole:
+                    one = self._stage(first, after.depth + 1)
+                    pieces = (one,) if one else ()
+                else:
+                    pieces = self.front(first, after.depth)
+                for piece in pieces:
+                    count = piece.num_devices + after.num_devices
+                    slowest = max(piece.bottleneck_s, after.bottleneck_s)
+                    old = best.get(piece.depth)
+                    if count <= budget and (old is None or (count, slowest) < (old.num_devices, old.bottleneck_s)):
+                        best[piece.depth] = Entry(piece.depth, count, slowest, ("series", piece.layout, after.layout))
+        for entry in self._side_by_side(mask, following) if len(self.structure.order.components(mask)) > 1 else ():
+            old = best.get(entry.depth)
+            if old is None or (entry.num_devices, entry.bottleneck_s) < (old.num_devices, old.bottleneck_s):
+                best[entry.depth] = entry
+        out, fewest = [], budget + 1
+        for depth in sorted(best):
+            if best[depth].num_devices < fewest:
+                out.append(best[depth])
+                fewest = best[depth].num_devices
+        return tuple(out)
+
+    def _fewest_devices(self, mask: int) -> float:
+        """Devices without which a set cannot meet the limit, if all of them were always busy."""
+        return self.costs.least_work_s(mask, self._b) / self._limit_s * (1 - 1e-9)
+
+    def _stage(self, mask: int, depth: int) -> Entry | None:
+        """A set as one stage, with the fewest replicas that meet the limit and fit at this depth."""
+        for option in self.costs.options(mask, self._b):
+            if option.time_s <= self._limit_s and depth <= option.max_depth:
+                return Entry(depth, option.num_replicas, option.time_s, ("stage", mask, option.num_replicas))
+        return None
+
+    def _side_by_side(self, mask: int, following: int) -> Iterator[Entry]:
+        """Branches dealt to groups: a group of one is laid out in its turn, a larger one is a stage."""
+        classes = self.structure.classes_of(mask)
+        fronts = [self.front(members[0], following) for members in classes.members]
+        groups, stages = self._groups(classes, following + 1)
+        fewest = self.num_devices + 1
+        for depth in sorted({entry.depth for front in fronts for entry in front} | {following + 1}):
+            singles = [next((e for e in reversed(front) if e.depth <= depth), None) for front in fronts]
+            key = (classes.counts, groups, tuple(e.num_devices if e else IMPOSSIBLE for e in singles))
+            if key not in self._packed:
+                self._packed[key] = _pack(*key)
+            count, chosen = self._packed[key]
+            if count < fewest:
+                fewest = count
+                entries = [stages.get(group) or singles[next(c for c, g in enumerate(group) if g)] for group in chosen]
+                yield Entry(depth, count, max(e.bottleneck_s for e in entries if e),
+                            ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)))
+
+    def _groups(self, classes: Classes, depth: int) -> tuple[Groups, dict[Counts, Entry]]:
+        """Groups of at least two branches that are feasible as one stage: their devices, and the stages."""
+        stages = {}
+        for group, mask in classes.groups:
+            stage = self._stage(mask, depth)
+            if stage:
+                stages[group] = stage
+        return tuple((group, stage.num_devices) for group, stage in stages.items()), stages
 
     def parts(self, layout: tuple) -> list[tuple[int, int]]:
         """(operator mask, devices) of every stage of a layout."""

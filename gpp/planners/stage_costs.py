@@ -127,6 +127,13 @@ class StageCosts:
             depth -= 1
         return depth
 
+    def memory_binds(self) -> bool:
+        """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
+        graph, minibatch_size = self.graph, self.problem.minibatch_size
+        most = max(self.problem.stage_memory(tuple(range(graph.num_ops)), b, 1, minibatch_size) for b in self.microbatch_sizes)
+        borders = sum(2 * tensor.bytes_per_sample for tensor in graph.tensors) * minibatch_size
+        return most + 2 * borders > self.limit_bytes
+
     def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
         """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""
         key = (mask, microbatch_size)
