@@ -208,10 +208,7 @@ def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search,
             return
         else:
             low = limit
-        if best:
-            limit = (low * best) ** 0.5
-        else:
-            limit = low * 1.3 if low < 2 * total else float("inf")
+        limit = (low * best) ** 0.5 if best else low * 1.3 if low < 2 * total else float("inf")
     previous = best
     for factor in LIMITS:
         if search.worth(num_microbatches * previous):

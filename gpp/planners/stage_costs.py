@@ -47,7 +47,7 @@ class StageCosts:
         self.graph, self.cluster = problem.graph, problem.cluster
         self.limit_bytes = problem.memory_limit_bytes * memory_scale
         self.microbatch_sizes = problem.microbatch_sizes()
-        most = self.cluster.num_devices if replication else 1
+        most = min(self.cluster.num_devices, problem.max_replicas or self.cluster.num_devices) if replication else 1
         self.replicas = {b: tuple(r for r in range(1, min(most, b) + 1) if b % r == 0) for b in self.microbatch_sizes}
         self._row = {s: i for i, s in enumerate(sorted({b // r for b, rs in self.replicas.items() for r in rs}))}
         devices = self.cluster.devices
