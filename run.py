@@ -31,12 +31,12 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     plan = experiment.make_plan(problem)
     predicted = experiment.strategy.predict(plan, problem)
     recorder.planned(graph, plan, predicted, experiment.baseline(problem))
+    recorder.warn(*experiment.warnings(captured, plan))
 
     job = experiment.job(captured, problem, plan)
     job.save(recorder.run_dir, experiment.weights(captured) if experiment.trains else None)
 
     if experiment.trains:
-        recorder.warn(*experiment.engine.check(plan))
         recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
 
 

@@ -110,8 +110,10 @@ class Experiment:
         """What can be refused before anything is captured or measured.
 
         Raises:
-            InvalidConfig: the data cannot feed the model, or holds less than a mini-batch.
+            InvalidConfig: no such plan; the data cannot feed the model, or holds less than a mini-batch.
         """
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples("train")
@@ -124,13 +126,21 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        key = capture_key({**self.model.key(), "dtype": self.dtype})
+        found = self._captured_at(None)
+        if found.batch is None:
+            return found
+        # Not every batch size runs: the micro-batch must be the captured one.
+        b = self.microbatch_size or next(b for b in (4, 2, 3, 1, self.minibatch_size) if self.minibatch_size % b == 0)
+        return found if found.batch == b else self._captured_at(b)
+
+    def _captured_at(self, batch: int | None) -> Captured:
+        key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
         folder = Path(self.cache_dir) / "graphs"
         found = load_cached(key, folder)
         if found is None:
             from gpp.capture.examples import capture_model
 
-            found = capture_model(self.model, dtype=self.dtype)
+            found = capture_model(self.model, dtype=self.dtype, batch=batch)
             store(key, found, folder)
         return found
 
@@ -149,8 +159,10 @@ class Experiment:
             self.strategy.check(self.cluster, graph)
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
+        fixed = captured.batch is not None and not self.engine.one_stage
         return Problem(graph=graph, cluster=self.cluster, cost=cost, minibatch_size=self.minibatch_size,
-                       microbatch_size=self.microbatch_size, optimizer_state_factor=self.optimizer.state_factor)
+                       microbatch_size=captured.batch if fixed else self.microbatch_size, max_replicas=1 if fixed else None,
+                       optimizer_state_factor=self.optimizer.state_factor)
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
         device = self.cluster.devices[0].kind
@@ -170,16 +182,23 @@ class Experiment:
             InvalidPlan: the user's file is no plan for this model.
         """
         if self.plan is not None:
-            path = Path(self.plan)
-            if not path.is_file():
-                raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
-            plan = from_json(Plan, path.read_bytes())
+            plan = from_json(Plan, Path(self.plan).read_bytes())
         elif self.engine.one_stage:
             plan = make_plan(problem, "single", [(problem.graph.all_mask, 1)], problem.minibatch_size)
         else:
             return self.strategy.plan(problem)
         plan.validate(problem)
         return plan
+
+    def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
+        """What a user should know of this plan before it runs."""
+        out = list(self.engine.check(plan)) if self.trains else []
+        buffers = sorted({name for node in captured.nodes for name in node.mutates})
+        smallest = min(stage.microbatch_size // len(stage.devices) for stage in plan.stages)
+        if buffers and smallest < plan.minibatch_size:
+            out.append(f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
+                       "batch statistics differ from those of the whole mini-batch")
+        return tuple(out)
 
     def baseline(self, problem: Problem) -> dict[str, Metrics]:
         """The prediction of `sequential` on the same problem, to stand beside the plan's own."""

@@ -34,8 +34,11 @@ def example(spec: TensorSpec, dtype: str, device: str) -> torch.Tensor:
     return torch.zeros((EXAMPLE_BATCH, *spec.shape), dtype=kind, device=device)
 
 
-def capture_model(model: AbstractModel, *, dtype: str) -> Captured:
+def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None) -> Captured:
     """Capture a model with its loss and metric on the meta device: no memory for its weights.
+
+    Args:
+        batch: size to capture at, should only one run.
 
     Raises:
         CaptureError: names the operation and the user's line.
@@ -47,7 +50,7 @@ def capture_model(model: AbstractModel, *, dtype: str) -> Captured:
             network = model.build().train()
         inputs = {name: example(spec, dtype, "meta") for name, spec in model.inputs().items()}
         targets = {name: example(spec, dtype, "meta") for name, spec in model.targets().items()}
-        return capture(network, inputs, targets, measure, metrics, name=model.name)
+        return capture(network, inputs, targets, measure, metrics, name=model.name, batch=batch)
 
 
 def initial_weights(model: AbstractModel, captured: Captured, *, seed: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -23,7 +23,8 @@ class Option(NamedTuple):
 
     Args:
         num_replicas: devices.
-        time_s: of one micro-batch, forward plus backward, or its border's transfers if they take longer.
+        time_s: of one micro-batch, forward plus backward, or its border's transfers if they take longer; and its
+            share of the all-reduce and the update at the end of the mini-batch.
         compute_s: of one micro-batch, forward plus backward.
         max_depth: longest pipeline from here on, this stage included, whose micro-batches in flight fit.
     """
@@ -127,6 +128,11 @@ class StageCosts:
             depth -= 1
         return depth
 
+    def finish_s(self, trainable_bytes: float, num_replicas: int) -> float:
+        """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
+        reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
+        return reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+
     def memory_binds(self) -> bool:
         """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
         graph, minibatch_size = self.graph, self.problem.minibatch_size
@@ -141,12 +147,14 @@ class StageCosts:
         if found is None:
             receive, send, count = self.border(mask)
             per_sample = max(receive, send) / self.link.bandwidth_bytes_per_s
-            out = []
+            trainable, out = self.problem.param_bytes(mask)[0], []
+            num_microbatches = self.problem.minibatch_size // microbatch_size
             for r in self.replicas[microbatch_size]:
                 depth = self.max_depth(mask, microbatch_size, r)
                 if depth:
                     samples = microbatch_size // r
                     compute = self.compute_s(mask, samples)
-                    out.append(Option(r, max(compute, per_sample * samples if count else 0.0), compute, depth))
+                    transfers = per_sample * samples if count else 0.0
+                    out.append(Option(r, max(compute, transfers) + self.finish_s(trainable, r) / num_microbatches, compute, depth))
             found = self._options[key] = tuple(out)
         return found

@@ -1,0 +1,199 @@
+"""The command line: what a user sees when all is well, when the input is bad, and when a worker dies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpp.report.trace import check_trace
+from tests.cli import TOWERS, run, start
+
+QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["GPP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["model=mmtt"], "Fix: model=mmt "),
+    (["stratgy=graphpipe"], "Fix: strategy"),
+    (["step=3"], "Fix: steps"),
+    (["minibatch_size=64", "microbatch_size=24"], "Fix: set microbatch_size=16"),
+    (["optimizer.lr=-1"], "optimizer.lr=-1: must be a positive number"),
+    (["dtype=float8"], "must be one of float32, float64, bfloat16"),
+    (["steps=ten"], "steps=ten: must be an integer"),
+    (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
+    (["model=imported"], "model.factory: has no default"),
+    (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
+    (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
+    ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
+])
+def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    done = run(tmp_path, "logger=none", "cost=analytical", *words)
+    assert done.code == 2
+    assert says in " ".join(done.out.split())
+    assert "Traceback" not in done.out
+
+
+def test_more_devices_than_operators(tmp_path: Path) -> None:
+    done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.num_devices=500")
+    assert done.code == 2
+    assert "must be at most the number of operators" in " ".join(done.out.split())
+    assert done.result["status"] == "failed"
+
+
+def test_infeasible_is_a_result(tmp_path: Path) -> None:
+    done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.memory_bytes=1e5")
+    assert done.code == 3
+    assert done.result["status"] == "infeasible"
+    assert "Smallest change that fits" in done.result["reason"]
+    assert "lacks" in done.result["reason"]
+
+
+def test_an_uncapturable_model_names_the_users_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "logger=none", *TOWERS, "model.factory=tests.zoo.Undecided")
+    assert done.code == 2
+    assert "zoo.py" in done.out
+    assert "x.sum().item() > 0" in done.out
+    assert "Traceback" not in done.out
+
+
+def test_torchrun_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, RANK="0", WORLD_SIZE="2")
+    assert done.code == 2
+    assert "torchrun ... -m gpp.runtime.worker RUN_DIR" in done.out
+
+
+def test_help_lists_every_option(tmp_path: Path) -> None:
+    done = run(tmp_path, "--help")
+    assert done.code == 0
+    for word in ("mmt_small", "graphpipe", "summit_8x4", "distributed", "profiled", "adamw", "wandb", "Examples:"):
+        assert word in done.out
+    assert done.out.count("python run.py ") >= 6
+
+
+@pytest.mark.dist
+def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
+    done = run(tmp_path, *QUICK, "steps=30", "evaluate_every=15", "microbatch_size=16", "strategy.planner.replication=false")
+    assert done.code == 0, done.out
+    result = done.result
+    assert result["status"] == "ok"
+    assert (result["model"], result["strategy"], result["cluster"], result["engine"], result["seed"]) == ("digits", "graphpipe", "local", "distributed", 0)
+    assert len(result["loss"]) == 30
+    assert result["loss"][-1] < 0.5 * result["loss"][0]
+    assert result["final_metric"]["accuracy"] > 0.5
+    assert result["plan"]["num_devices"] == 2
+    assert set(result["plan"]["microbatch_sizes"].values()) == {16}
+    for source in ("predicted", "measured"):
+        metrics = result[source]
+        assert metrics["iteration_s"] > 0
+        assert 0 <= metrics["bubble_fraction"] < 1
+        assert set(metrics["peak_memory_bytes"]) == {"0", "1"}
+        assert set(metrics["weight_versions"].values()) == {1}
+    for device in "01":
+        assert result["measured"]["peak_memory_bytes"][device] == pytest.approx(result["predicted"]["peak_memory_bytes"][device], rel=0.1)
+    assert result["measured"]["communication_bytes"] == pytest.approx(result["predicted"]["communication_bytes"], rel=0.01)
+    assert not check_trace(json.loads((tmp_path / "trace.json").read_text()))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) >= 30
+    for name in ("report.html", "timeline.json", "job/plan.json", "job/program.txt", "job/model.json", "checkpoints/final/stage_0.safetensors"):
+        assert (tmp_path / name).stat().st_size > 0
+    timeline = json.loads((tmp_path / "timeline.json").read_text())
+    order = {source: [[e[1:4] for e in timeline[source]["events"] if e[0] == d and e[1] in "FB"] for d in (0, 1)] for source in timeline}
+    assert order["predicted"] == order["measured"]
+
+
+def _workers(run_dir: Path) -> list[int]:
+    out = []
+    for proc in Path("/proc").iterdir():
+        if proc.name.isdigit():
+            try:
+                words = (proc / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
+                out.append(int(proc.name))
+    return out
+
+
+@pytest.mark.dist
+def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
+    process = start(tmp_path, *QUICK, "steps=1000000", "strategy.planner.replication=false")
+    log = tmp_path / "ranks" / "rank_1.jsonl"
+    until = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.1)
+    workers = _workers(tmp_path)
+    assert len(workers) == 2
+    os.kill(max(workers), signal.SIGKILL)
+    killed = time.monotonic()
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 15
+    assert process.returncode == 1
+    assert "killed by SIGKILL" in out
+    assert not _workers(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "worker 1" in result["reason"] or "worker 0" in result["reason"]
+    assert len(result["loss"]) > 0
+
+
+@pytest.mark.dist
+def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
+    process = start(tmp_path, *QUICK, "steps=1000000")
+    log = tmp_path / "ranks" / "rank_0.jsonl"
+    until = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _workers(tmp_path)
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 15
+    while _workers(tmp_path) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not _workers(tmp_path)
+
+
+@pytest.mark.dist
+def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path: Path) -> None:
+    words = ["-m", *QUICK, *TOWERS, "model.factory=tests.zoo.Towers", "graph.max_ops=8", "minibatch_size=32",
+             "cluster.memory_bytes=1e9,100", "+data.args.broken=false,true"]
+    first = run(tmp_path, *words)
+    assert first.code == 1
+    assert "the disk with the samples is gone" in first.out
+    with open(tmp_path / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["ok", "failed", "infeasible", "infeasible"]
+    assert float(rows[0]["measured.iteration_s"]) > 0
+    assert "OSError: the disk with the samples is gone" in rows[1]["reason"]
+    assert "Smallest change that fits" in rows[2]["reason"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary
+    assert (tmp_path / "report.html").exists()
+    before = (tmp_path / "0" / "result.json").stat().st_mtime
+    second = run(tmp_path, *words)
+    assert second.out.count("skip") == 3
+    assert (tmp_path / "0" / "result.json").stat().st_mtime == before
+
+
+@pytest.mark.dist
+def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
+    done = run(tmp_path / "norm", *QUICK, *TOWERS, "model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    assert done.code == 0, done.out
+    assert "batch statistics differ" in done.out
+    losses = []
+    for engine in ("distributed", "single"):
+        done = run(tmp_path / engine, *QUICK, *TOWERS, "model.factory=tests.zoo.FixedBatch", "minibatch_size=32", "microbatch_size=8",
+                   "graph.max_ops=4", f"engine={engine}", "dtype=float64")
+        assert done.code == 0, done.out
+        losses.append(done.result["loss"])
+        if engine == "distributed":
+            assert "captured at the fixed batch size 8" in done.out
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)
