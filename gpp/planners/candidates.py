@@ -58,6 +58,7 @@ class Assessor:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.graph, self.cluster = costs, costs.problem, costs.graph, costs.cluster
+        self._homogeneous = costs.cluster.homogeneous
         self._inputs: dict[int, int] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
@@ -122,7 +123,7 @@ class Assessor:
         return worst
 
     def _stage_s(self, mask: int, b: int, devices: range) -> tuple[float, float]:
-        key = (mask, b, len(devices), None if self.cluster.homogeneous else devices)
+        key = (mask, b, len(devices), None if self._homogeneous else devices)
         if key not in self._times:
             self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
         return self._times[key]

@@ -32,8 +32,8 @@ class Intervals:
     """Amounts of every interval [i, j) of a linear order: arrays of shape [n + 1, n + 1].
 
     Args:
-        static: bytes that do not depend on the batch; kept: activation bytes per sample in flight;
-        grads: border gradient bytes per sample; as in `Problem.amounts`.
+        static: bytes that do not depend on the batch; trainable: those of trainable parameters;
+        kept: activation bytes per sample in flight; grads: border gradient bytes per sample; as in `Problem.amounts`.
         link_out_bytes: bytes per sample that cross the end of the interval out of its last operator, both passes.
     """
 
@@ -41,11 +41,13 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        static, kept, grads = (np.zeros((n + 2, n + 2)) for _ in range(3))
+        static, trainable, kept, grads = (np.zeros((n + 2, n + 2)) for _ in range(4))
         factor = 2.0 + problem.optimizer_state_factor
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
-            _add_first(static, sorted(at[op] for op in bits(readers)), 0, param.num_bytes * (factor if param.trainable else 1.0))
+            places = sorted(at[op] for op in bits(readers))
+            _add_first(static, places, 0, param.num_bytes * (factor if param.trainable else 1.0))
+            _add_first(trainable, places, 0, param.num_bytes * param.trainable)
         for i, op in enumerate(order):
             _add(kept, 0, i, i + 1, n, graph.ops[op].saved_bytes)
         self.link_out_bytes = np.zeros(n + 1)
@@ -62,7 +64,8 @@ class Intervals:
             _add_first(kept, consumers, i + 1, size)
             _add_first(grads, consumers, i + 1, back)
             self.link_out_bytes[i + 1] += size + back
-        self.static, self.kept, self.grads = (table.cumsum(0).cumsum(1)[:n + 1, :n + 1] for table in (static, kept, grads))
+        self.static, self.trainable, self.kept, self.grads = (
+            table.cumsum(0).cumsum(1)[:n + 1, :n + 1] for table in (static, trainable, kept, grads))
         self.prefix_s = np.concatenate([np.zeros((len(costs.forward_s), 1)),
                                         np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1)
 

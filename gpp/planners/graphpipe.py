@@ -14,13 +14,13 @@ Constraints (paper, section 3):
 4. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
 5. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch:
    `StageCosts.max_depth` in the search, `Assessor` for the finished candidate on its own devices.
-6. Bottleneck: no stage (compute, or its transfers, which overlap) takes longer than the limit:
-   `PartitionSearch._stage`.
+6. Bottleneck: no stage takes longer than the limit for a micro-batch: compute or its transfers, which overlap,
+   and its share of the all-reduce and update at the end (`StageCosts.options`, `PartitionSearch._stage`).
 
 Steps of `GraphPipe.plan`:
 1. the chains of `sequential`, as a chain and with the data edges only (a chain is a partition too, so
    the result is never predicted slower than `sequential`'s under equal settings);
-2. for every b whose bound can still win: the smallest feasible bottleneck by bisection (0.5 %), then
+2. for every b whose bound can still win: the smallest feasible bottleneck by bisection (1 %), then
    limits of up to twice that, since a shallower pipeline may finish sooner (`_bottlenecks`);
 3. candidates in the order of a lower bound on their iteration time, simulated until none can win;
 4. graphs small enough: every aligned partition and every chain with every device split, while the
@@ -68,7 +68,7 @@ LENIENT = (1.4, 2.0)
 """Factors on the memory that the searches are shown. They may overestimate depths (a chain run with its
 data edges only, added dependencies, absorbed joins); the finished candidate is judged at the true memory."""
 
-PRECISION = 1.005
+PRECISION = 1.01
 """The smallest feasible bottleneck is searched up to this factor."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from operator import le, sub
 from typing import NamedTuple
 
 from gpp.graph.op_graph import OpGraph, bits
@@ -306,8 +307,8 @@ def _pack(counts: Counts, groups: Groups, singles: Counts) -> tuple[int, list[Co
             first = next(c for c, n in enumerate(left) if n)
             best: tuple[int, Counts | None] = (IMPOSSIBLE * sum(counts), None)
             for group, devices in choices[first]:
-                if all(g <= n for g, n in zip(group, left, strict=True)):
-                    total = devices + fewest(tuple(n - g for n, g in zip(left, group, strict=True)))
+                if all(map(le, group, left)):
+                    total = devices + fewest(tuple(map(sub, left, group)))
                     if total < best[0]:
                         best = total, group
             memo[left] = best
@@ -316,7 +317,7 @@ def _pack(counts: Counts, groups: Groups, singles: Counts) -> tuple[int, list[Co
     total, chosen, left = fewest(counts), [], counts
     while (group := memo[left][1]) is not None:
         chosen.append(group)
-        left = tuple(n - g for n, g in zip(left, group, strict=True))
+        left = tuple(map(sub, left, group))
     return total, chosen
 
 

@@ -6,10 +6,11 @@ of stages, and stages may be replicated.
 
 Objective: the estimated time of an iteration, bubble included,
 
-    g(stage i..j, rest) = max(M * t, t + c + g(rest)),    M = mini-batch / micro-batch
+    g(stage i..j, rest) = max(M * t + u, t + c + g(rest)),    M = mini-batch / micro-batch
 
-with t the stage's forward plus backward of one micro-batch and c the transfers behind it; unrolled,
-the longest way in and out plus all micro-batches of the slowest stage. For every micro-batch size and
+with t the stage's forward plus backward of one micro-batch (or its border's transfers, if longer), c the
+transfers behind it and u its gradient all-reduce and update; unrolled, the longest way in and out plus
+all micro-batches and the update of the slowest stage. For every micro-batch size and
 number of stages the best chain is kept; `predict` decides between them (`chain_candidates`).
 
 Constraints:
@@ -105,7 +106,7 @@ class _Row(NamedTuple):
 
     Args:
         starts: where each distinct i begins; firsts: these i.
-        busy_s: M micro-batches; through_s: one micro-batch and the transfers behind it.
+        busy_s: M micro-batches and the update; through_s: one micro-batch and the transfers behind it.
         depth: longest pipeline from the stage on that fits.
     """
 
@@ -183,7 +184,11 @@ class _ChainSearch:
                 # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
                 depth = np.where(room >= 0, np.where(kept > 0, np.floor(room / kept + 1e-9), m), 0)
             depth = np.where(depth >= m, n, 0 if costs.problem.in_flight == "all" else depth).astype(int)
-            row = _row(r, i, j, m * stage_s, stage_s + move, depth)
+            # Both parts of the end of a mini-batch grow in proportion to the bytes, apart from their latency.
+            most = max(float(table.trainable.max()), 2.0)
+            low, high = costs.finish_s(1.0, r), costs.finish_s(most, r)
+            finish = np.where(table.trainable[i, j] > 0, low + (high - low) * (table.trainable[i, j] - 1) / (most - 1), 0.0)
+            row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
             out.append(row.at(1))
         return out
 

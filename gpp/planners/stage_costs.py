@@ -61,6 +61,8 @@ class StageCosts:
         one_node = len(set(self.cluster.nodes)) == 1
         self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._trainable: dict[int, float] = {}
+        self._finish: dict[tuple[float, int], float] = {}
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
         self._border: dict[int, tuple[float, float, int]] = {}
@@ -128,10 +130,19 @@ class StageCosts:
             depth -= 1
         return depth
 
+    def trainable_bytes(self, mask: int) -> float:
+        """Bytes of trainable parameters that a set reads."""
+        if mask not in self._trainable:
+            self._trainable[mask] = self.problem.param_bytes(mask)[0]
+        return self._trainable[mask]
+
     def finish_s(self, trainable_bytes: float, num_replicas: int) -> float:
         """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
-        reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
-        return reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+        key = (trainable_bytes, num_replicas)
+        if key not in self._finish:
+            reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
+            self._finish[key] = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+        return self._finish[key]
 
     def memory_binds(self) -> bool:
         """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
@@ -147,7 +158,7 @@ class StageCosts:
         if found is None:
             receive, send, count = self.border(mask)
             per_sample = max(receive, send) / self.link.bandwidth_bytes_per_s
-            trainable, out = self.problem.param_bytes(mask)[0], []
+            trainable, out = self.trainable_bytes(mask), []
             num_microbatches = self.problem.minibatch_size // microbatch_size
             for r in self.replicas[microbatch_size]:
                 depth = self.max_depth(mask, microbatch_size, r)

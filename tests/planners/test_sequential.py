@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.cluster import Link
 from gpp.cost.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import Param
 from gpp.planners.chains import depth_first_order
+from gpp.planners.graphpipe import GraphPipe
 from gpp.planners.sequential import Sequential
 
 from ..graphs import chain, diamond, two_towers
@@ -55,3 +58,16 @@ def test_memory_shapes_the_cut():
 def test_settings_are_checked():
     with pytest.raises(InvalidConfig, match="patience"):
         Sequential(patience=0)
+
+
+def test_all_reduce_and_update_are_in_the_objective():
+    """A large table is not replicated: its gradients would cross a slow link in every step."""
+    graph = chain(3)
+    table = Param(name="table", num_bytes=10**9)
+    graph = replace(graph, ops=(replace(graph.ops[0], params=("table",)), *graph.ops[1:]), params=(table,))
+    slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e7)
+    problem = Problem(graph=graph, cluster=cluster(3, link=slow), cost=Constant(), minibatch_size=16)
+    for planner in (Sequential(), GraphPipe(max_candidates=0)):
+        plan, seconds = run(planner, problem)
+        assert len(next(stage for stage in plan.stages if 0 in stage.ops).devices) == 1
+        assert seconds < 16 * 9
