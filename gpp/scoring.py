@@ -7,6 +7,8 @@ same messages for every micro-batch, so a recurrence over micro-batches gives th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan import Plan
@@ -52,8 +54,14 @@ def score(plan: Plan, problem: Problem, orders: list[Passes]) -> Timeline:
         weight_versions=dict.fromkeys(range(len(stages)), 1)))
 
 
-Channel = list[float]
-"""Destination device (as an index), seconds on the wire, latency, time when free."""
+@dataclass(slots=True)
+class Channel:
+    """A destination (index of a device), seconds on the wire and latency of a message, and when the wire is free again."""
+
+    to: int
+    wire_s: float
+    latency_s: float
+    free_s: float = 0.0
 
 
 def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tuple[dict[str, list[list[Channel]]], float]:
@@ -69,11 +77,11 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
             link = problem.cluster.link(route.src_device, route.dst_device)
             size = forward * (route.hi - route.lo) + fixed
             src, dst = index[route.src_device], index[route.dst_device]
-            out["F"][src].append([dst, size / link.bandwidth_bytes_per_s, link.latency_s, 0.0])
+            out["F"][src].append(Channel(dst, size / link.bandwidth_bytes_per_s, link.latency_s))
             total += size
             if returning or not tensors:
                 size = sum(returning) * (route.hi - route.lo) + fixed
-                out["B"][dst].append([src, size / link.bandwidth_bytes_per_s, link.latency_s, 0.0])
+                out["B"][dst].append(Channel(src, size / link.bandwidth_bytes_per_s, link.latency_s))
                 total += size
     return out, total
 
@@ -86,7 +94,7 @@ def _run(orders: list[Passes], took: list[dict[str, float]], channels: dict[str,
     for kind in "FB":
         for outs in channels[kind]:
             for channel in outs:
-                indegree[kind][int(channel[0])] += 1
+                indegree[kind][channel.to] += 1
     missing = [{kind: [indegree[kind][d]] * count for kind in "FB"} for d in range(n)]
     clock, at = [0.0] * n, [0] * n
     waits: list[tuple[str, int] | None] = [None] * n
@@ -103,12 +111,11 @@ def _run(orders: list[Passes], took: list[dict[str, float]], channels: dict[str,
             when = times[kind][m]
             now = (when if when > now else now) + mine[kind]
             for channel in outs_of[kind]:
-                t, wire, latency, free = channel
-                free = (now if now > free else free) + wire
-                channel[3] = free
+                t, free = channel.to, channel.free_s
+                channel.free_s = free = (now if now > free else free) + channel.wire_s
                 arrived, lacking = arrival[t][kind], missing[t][kind]
-                if free + latency > arrived[m]:
-                    arrived[m] = free + latency
+                if free + channel.latency_s > arrived[m]:
+                    arrived[m] = free + channel.latency_s
                 lacking[m] -= 1
                 if not lacking[m] and waits[t] == (kind, m):
                     waits[t] = None

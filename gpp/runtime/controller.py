@@ -171,7 +171,7 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
-        bubble_fraction=bubble_fraction(events, ids, took.get(typical, ends[typical] - zero)),
+        bubble_fraction=bubble_fraction(events, ids, took[typical] if typical in took else ends[typical] - zero),
         peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
         communication_bytes=round(sent),
         max_in_flight_samples=max_in_flight(job.program, job.plan),

@@ -28,7 +28,7 @@ from gpp.values import from_json, to_json
 def restore(description: Mapping[str, Any]) -> Any:
     """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass."""
     cls = resolve(description["_target_"], field="job")
-    if not dataclasses.is_dataclass(cls):
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise InvalidConfig("job", description["_target_"], "must name a dataclass", "write the job again")
     return from_json(cls, json.dumps({k: v for k, v in description.items() if k not in ("_target_", "source")}))
 
