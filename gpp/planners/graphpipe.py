@@ -58,7 +58,7 @@ from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch, Structure
 from gpp.planners.refine import refine
 from gpp.planners.sequential import chain_candidates
-from gpp.planners.sp_aligned import Partition, TooMany, partitions
+from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
 LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
@@ -143,8 +143,9 @@ class GraphPipe(AbstractPlanner):
         left, pool = self.max_candidates, []
         known = set(aligned)
         for b in costs.microbatch_sizes:
-            spaces = itertools.chain(((tuple(sorted(p)), False) for p in aligned),
-                                     ((p, False) for p in linear if frozenset(p) not in known), ((p, True) for p in linear))
+            spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
+                ((tuple(sorted(p)), False) for p in aligned), ((p, False) for p in linear if frozenset(p) not in known),
+                ((p, True) for p in linear))
             for masks, chain in spaces:
                 for counts in _device_splits(search, masks, b):
                     left -= 1
@@ -217,7 +218,7 @@ def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search,
                 yield partition_search.parts(entry.layout)
 
 
-def _intervals(order: tuple[int, ...]) -> Iterator[Partition]:
+def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """All ways to cut a linear order into intervals, as tuples of masks in order."""
     n = len(order)
     for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n)):

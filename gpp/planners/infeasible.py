@@ -14,7 +14,7 @@ from gpp.planners.stage_costs import StageCosts
 Attempt = Callable[[Problem, float], Candidate | None]
 """(problem, factor on every device's memory) -> some candidate that fits, or None."""
 
-PRECISION = 1.001
+PRECISION = 1.005
 """Memory is searched up to this factor."""
 
 

@@ -28,6 +28,7 @@ cluster is searched as if all devices were its slowest and smallest, then judged
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -214,14 +215,15 @@ class _ChainSearch:
         """The chain behind g[stages][D, 0]; ties: fewest replicas, then the shortest first stage."""
         parts, d, i = [], self.num_devices, 0
         for s in range(stages, 0, -1):
-            for row in (r.at(s) for r in rows):
-                if row.num_replicas <= d:
-                    here = np.flatnonzero(row.i == i)
-                    value = np.maximum(row.busy_s[here], row.through_s[here] + tables[s - 1][d - row.num_replicas, row.j[here]])
-                    hit = np.flatnonzero(value <= tables[s][d, i])
-                    if len(hit):
-                        j = int(row.j[here[hit[0]]])
-                        break
-            parts.append((self.intervals.mask(i, j), row.num_replicas))
-            d, i = d - row.num_replicas, j
+            r, j = next(choice for row in rows for choice in self._hits(row.at(s), tables[s - 1], tables[s][d, i], d, i))
+            parts.append((self.intervals.mask(i, j), r))
+            d, i = d - r, j
         return parts
+
+    @staticmethod
+    def _hits(row: _Row, rest: np.ndarray, value_s: float, d: int, i: int) -> Iterator[tuple[int, int]]:
+        """(replicas, end) of the stages from i on that reach a table's value with d devices."""
+        if row.num_replicas <= d:
+            here = np.flatnonzero(row.i == i)
+            value = np.maximum(row.busy_s[here], row.through_s[here] + rest[d - row.num_replicas, row.j[here]])
+            yield from ((row.num_replicas, int(row.j[k])) for k in here[value <= value_s])
