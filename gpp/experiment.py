@@ -204,7 +204,9 @@ class Experiment:
         """The prediction of `sequential` on the same problem, to stand beside the plan's own."""
         if self.engine.one_stage or (isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)):
             return {}
-        sequential = Strategy(name="sequential", planner=Sequential(), schedule=OneFOneB())
+        # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
+        replication = getattr(self.strategy.planner, "replication", True)
+        sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
         try:
             plan = sequential.plan(problem)
         except Exception as error:

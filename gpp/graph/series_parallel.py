@@ -14,7 +14,7 @@ alone names a sub-problem of the planners.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -192,8 +192,17 @@ def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree
     return tree, added
 
 
-def series_parallel_order(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree, tuple[Dependency, ...], Order]:
-    """Like `to_series_parallel`; also the order with the added dependencies."""
+Barrier = Callable[[Order, int, Sequence[float]], int]
+"""(order, region, weights) -> the half of the region that is to come first; it holds all ancestors of its operators."""
+
+
+def series_parallel_order(graph: OpGraph, weights: Sequence[float],
+                          barrier: Barrier | None = None) -> tuple[SPTree, tuple[Dependency, ...], Order]:
+    """Like `to_series_parallel`; also the order with the added dependencies.
+
+    Args:
+        barrier: where to cut a region; None for `shortest_barrier`.
+    """
     order, added = Order.of(graph), []
     pending = [graph.all_mask]
     while pending:
@@ -204,7 +213,7 @@ def series_parallel_order(graph: OpGraph, weights: Sequence[float]) -> tuple[SPT
         if len(pieces) == 1:
             pieces = order.series_items(mask)
         if len(pieces) == 1:
-            first = _barrier(order, mask, weights)
+            first = (barrier or shortest_barrier)(order, mask, weights)
             pieces = (first, mask & ~first)
             added += [Dependency(a, b) for a in order.sinks(pieces[0]) for b in order.sources(pieces[1])
                       if not order.descendants[a] >> b & 1]
@@ -218,8 +227,21 @@ def series_parallel_order(graph: OpGraph, weights: Sequence[float]) -> tuple[SPT
 MAX_BARRIERS = 16  # of each kind tried for a region; keeps a random graph of 1,000 operators within seconds
 
 
-def _barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
-    """The best first half of a region that has neither a series nor a parallel cut."""
+def branch_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
+    """What depends on one source of the region alone comes first, then what joins several.
+
+    Towers that exchange values at several depths stay whole; the price is that a tower's last part no
+    longer runs beside the first exchange. Where nothing is joined, `shortest_barrier` decides.
+    """
+    first, sources = 0, mask_of(order.sources(mask))
+    for op in order.topological(mask):
+        if ((order.ancestors[op] | 1 << op) & sources).bit_count() == 1:
+            first |= 1 << op
+    return first if sources.bit_count() > 1 and first != mask else shortest_barrier(order, mask, weights)
+
+
+def shortest_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
+    """The first half that lengthens the critical path least, of a region with neither a series nor a parallel cut."""
     start = _earliest(order, mask, weights)
     ops = list(start)
     tail: dict[int, float] = {}

@@ -28,6 +28,22 @@ def depth_first_order(graph: OpGraph) -> tuple[int, ...]:
     return tuple(out)
 
 
+def branch_first_order(graph: OpGraph) -> tuple[int, ...]:
+    """A topological order by the inputs that operators depend on: what needs one input alone comes before what joins two.
+
+    In a model whose towers exchange values at several depths, each tower's own part then lies in one piece.
+    """
+    sources = [0] * graph.num_ops
+    position = {op: i for i, op in enumerate(depth_first_order(graph))}
+    for op in range(graph.num_ops):
+        before = graph.predecessors[op]
+        sources[op] = 1 << op if not before else 0
+        for prev in bits(before):
+            sources[op] |= sources[prev]
+    # An operator's inputs contain its predecessors', so ascending numbers of inputs are a topological order.
+    return tuple(sorted(range(graph.num_ops), key=lambda op: (sources[op].bit_count(), sources[op], position[op])))
+
+
 class Intervals:
     """Amounts of every interval [i, j) of a linear order: arrays of shape [n + 1, n + 1].
 

@@ -41,25 +41,26 @@ class Even(AbstractPlanner):
             raise InvalidConfig("cluster.num_devices", devices, f"must be at most the number of operators, here {ops}",
                                 f"use {ops} devices or fewer, or raise graph.max_ops")
         search = Search(Assessor(StageCosts(problem, replication=False)), "even", predict)
-        candidates = self._candidates(search.assessor)
+        candidates = even_candidates(search.assessor)
         search.simulate_all(candidates)
         if search.best is None:
             raise explain(problem, self._attempt)
         text = f"{devices} stages of about equal time; {len(candidates)} of {len(problem.microbatch_sizes())} micro-batch sizes fit"
         return replace(search.best, explanation=(text,))
 
-    def _candidates(self, assessor: Assessor) -> list[Candidate]:
-        """The even cut with every micro-batch size that fits."""
-        order = depth_first_order(assessor.graph)
-        seconds = assessor.costs.op_seconds()
-        chunks = even_cut([seconds[op] for op in order], assessor.cluster.num_devices)
-        parts = [(mask_of(order[i:j]), 1) for i, j in chunks]
-        found = (assessor.assess(parts, b, chain=True) for b in assessor.costs.microbatch_sizes)
-        return [candidate for candidate in found if isinstance(candidate, Candidate)]
-
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         costs = StageCosts(problem, replication=False, memory_scale=memory_scale)
-        return next(iter(self._candidates(Assessor(costs))), None)
+        return next(iter(even_candidates(Assessor(costs))), None)
+
+
+def even_candidates(assessor: Assessor) -> list[Candidate]:
+    """The even cut of the depth-first order, one stage a device, with every micro-batch size that fits."""
+    order = depth_first_order(assessor.graph)
+    seconds = assessor.costs.op_seconds()
+    chunks = even_cut([seconds[op] for op in order], min(assessor.cluster.num_devices, len(order)))
+    parts = [(mask_of(order[i:j]), 1) for i, j in chunks]
+    found = (assessor.assess(parts, b, chain=True) for b in assessor.costs.microbatch_sizes)
+    return [candidate for candidate in found if isinstance(candidate, Candidate)]
 
 
 def even_cut(weights: list[float], parts: int) -> list[tuple[int, int]]:

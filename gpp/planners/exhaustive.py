@@ -6,7 +6,8 @@ Spaces (both with every device split and every micro-batch size):
 * `convex`: all partitions into convex stages whose stage graph is acyclic, with the data edges only;
   and all chains over the depth-first order.
 * `graphpipe`: of those partitions the ones that `graphpipe` may choose, aligned with the series-parallel
-  structure or contiguous in the depth-first order; and the same chains.
+  structure or contiguous in the depth-first order, and the same chains; of a graph that is not
+  series-parallel, aligned with either conversion, or contiguous in the branch-first order too.
 
 Constraints:
 1. Partition into convex stages: `convex_partitions`; acyclic: `make_plan`.
@@ -33,10 +34,10 @@ import networkx as nx
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph, bits, mask_of
-from gpp.graph.series_parallel import to_series_parallel
+from gpp.graph.series_parallel import Barrier, branch_barrier, series_parallel_order, shortest_barrier
 from gpp.plan import Plan, make_plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
-from gpp.planners.chains import depth_first_order
+from gpp.planners.chains import branch_first_order, depth_first_order
 
 Ops = frozenset[int]
 Shape = tuple[float, int, bool, tuple[Ops, ...], tuple[int, ...]]
@@ -95,9 +96,12 @@ class Exhaustive(AbstractPlanner):
         """Every plan of the space with the time that its slowest stage needs for a mini-batch."""
         linear = list(_intervals(depth_first_order(problem.graph)))
         known = {frozenset(stages) for stages in linear}
-        alignment = _Alignment(problem, problem.cluster.num_devices if self.replication else 1)
+        most = problem.cluster.num_devices if self.replication else 1
+        alignments = [_Alignment(problem, most, barrier) for barrier in (shortest_barrier, branch_barrier)]
+        if alignments[0].converted:
+            known |= {frozenset(stages) for stages in _intervals(branch_first_order(problem.graph))}
         spaces = [(stages, False) for stages in convex_partitions(problem.graph)
-                  if self.space == "convex" or frozenset(stages) in known or alignment.holds(frozenset(stages), alignment.every)]
+                  if self.space == "convex" or frozenset(stages) in known or any(a.holds(frozenset(stages), a.every) for a in alignments)]
         for stages, chain in [*spaces, *((stages, True) for stages in linear)]:
             for counts in itertools.product(range(1, problem.cluster.num_devices + 1), repeat=len(stages)):
                 if sum(counts) > problem.cluster.num_devices or (not self.replication and max(counts) > 1):
@@ -141,11 +145,12 @@ def _intervals(order: tuple[int, ...]) -> Iterator[tuple[Ops, ...]]:
 class _Alignment:
     """Whether a partition can be had by the planner's splits alone."""
 
-    def __init__(self, problem: Problem, most_replicas: int) -> None:
+    def __init__(self, problem: Problem, most_replicas: int, barrier: Barrier) -> None:
         graph, sizes = problem.graph, problem.microbatch_sizes()
         smallest = min(b // r for b in sizes for r in range(1, min(most_replicas, b) + 1) if b % r == 0)
         times = problem.op_times(smallest, 0)
-        _, added = to_series_parallel(graph, (times.forward_s + times.backward_s).tolist())
+        _, added, _ = series_parallel_order(graph, (times.forward_s + times.backward_s).tolist(), barrier)
+        self.converted = bool(added)
         edges = nx.DiGraph([(a, b) for a in range(graph.num_ops) for b in bits(graph.successors[a])])
         edges.add_nodes_from(range(graph.num_ops))
         edges.add_edges_from(added)

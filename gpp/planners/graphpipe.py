@@ -19,7 +19,8 @@ Constraints (paper, section 3):
 
 Steps of `GraphPipe.plan`:
 1. the chains of `sequential`, as a chain and with the data edges only (a chain is a partition too, so
-   the result is never predicted slower than `sequential`'s under equal settings);
+   the result is never predicted slower than `sequential`'s under equal settings); of a graph that is
+   not series-parallel also cuts of the order in which each branch comes before what joins it;
 2. for every b whose bound can still win: the smallest feasible bottleneck by bisection (1 %), then
    limits of up to twice that, since a shallower pipeline may finish sooner (`_bottlenecks`);
 3. candidates in the order of a lower bound on their iteration time, simulated until none can win;
@@ -35,8 +36,8 @@ Departures from the paper:
 * replicas: any divisor of b, not only powers of two; devices may stay idle;
 * absorb-join and absorb-fork are explicit (the paper implies them); whole groups of branches may be absorbed;
 * more than 128 ways to count branches by class: only neighbouring classes are grouped into one stage;
-* graphs that are not series-parallel get added dependencies for the search only; the plan keeps the
-  graph's own edges;
+* graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest
+  critical path; whole towers); the plan keeps the graph's own edges;
 * a heterogeneous cluster is searched as if all devices were its slowest and smallest, then judged as it is;
 * the depth counts the stage that holds the join, which the paper's case study does not.
 """
@@ -49,15 +50,15 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cost.problem import Problem
-from gpp.graph.series_parallel import Dependency, Order, critical_path, series_parallel_order
+from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.candidates import Assessor, Candidate, Parts, Search
-from gpp.planners.chains import depth_first_order
+from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch, Structure
 from gpp.planners.refine import refine
-from gpp.planners.sequential import chain_candidates
+from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
@@ -97,11 +98,16 @@ class GraphPipe(AbstractPlanner):
         search = Search(assessor, "graphpipe", predict)
         _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
         structure = Structure(problem.graph, order, costs.labels())
-        chains = chain_candidates(assessor)
-        search.simulate_all(chains, self.patience)
+        chains = climb_chains(search, self.patience)
         self._unchained(search, chains)
+        if added:
+            self._unchained(search, chain_candidates(assessor, order=branch_first_order(problem.graph)))
         self._bottlenecks(PartitionSearch(structure, costs), search)
-        complete = self._complete(order, search)
+        orders = [order]
+        if added:
+            orders.append(series_parallel_order(problem.graph, costs.op_seconds(), branch_barrier)[2])
+            self._bottlenecks(PartitionSearch(Structure(problem.graph, orders[1], costs.labels()), costs), search)
+        complete = self._complete(orders, search)
         for memory_scale in LENIENT if not complete and costs.memory_binds() else ():
             lenient = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
             self._unchained(search, chain_candidates(Assessor(lenient)))
@@ -130,21 +136,22 @@ class GraphPipe(AbstractPlanner):
                     pool[candidate.parts] = candidate
             search.simulate_all(list(pool.values()), self.patience)
 
-    def _complete(self, order: Order, search: Search) -> bool:
+    def _complete(self, orders: list[Order], search: Search) -> bool:
         """Step 4: everything else in the planner's space; False if that is too much."""
         costs, graph = search.assessor.costs, search.assessor.graph
         if 2 ** (graph.num_ops - 1) > self.max_candidates:  # as many chains alone
             return False
         try:
-            aligned = partitions(order, graph.all_mask, self.max_candidates)
+            aligned = {p: None for order in orders for p in partitions(order, graph.all_mask, self.max_candidates)}
         except TooMany:
             return False
         linear = list(_intervals(depth_first_order(graph)))
+        if len(orders) > 1:
+            aligned |= dict.fromkeys(frozenset(p) for p in _intervals(branch_first_order(graph)))
         left, pool = self.max_candidates, []
-        known = set(aligned)
         for b in costs.microbatch_sizes:
             spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
-                ((tuple(sorted(p)), False) for p in aligned), ((p, False) for p in linear if frozenset(p) not in known),
+                ((tuple(sorted(p)), False) for p in aligned), ((p, False) for p in linear if frozenset(p) not in aligned),
                 ((p, True) for p in linear))
             for masks, chain in spaces:
                 for counts in _device_splits(search, masks, b):

@@ -7,7 +7,7 @@ replicas from one stage to another, the next micro-batch size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.planners.candidates import Candidate, Search
@@ -19,28 +19,30 @@ ENOUGH = 0.995
 """Climbing goes on while a step gains at least half a percent."""
 
 
-def refine(search: Search, patience: int) -> None:
+def refine(search: Search, patience: int, *, order: Sequence[int] | None = None) -> None:
     """Improve the search's best plan step by step; every step simulates its neighbours by ascending bound.
 
     Args:
         patience: simulations without a better plan that end a step.
+        order: stay with chains of intervals of this order of the operators; None for any stages.
     """
     costs, graph = search.assessor.costs, search.assessor.graph
     before = float("inf")
     while search.best is not None and search.best_s < ENOUGH * before:
         before, plan = search.best_s, search.best
-        chain = any(not tensors for tensors in plan.edge_tensors(graph).values())
+        chained = order is not None or any(not tensors for tensors in plan.edge_tensors(graph).values())
         stages = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
         b = plan.stages[0].microbatch_size
         pool = set()
-        for size, parts in _neighbours(costs, graph, b, stages, chain):
-            candidate = search.assessor.assess(parts, size, chain=chain)
+        for size, parts in _neighbours(costs, graph, b, stages, chained, order):
+            candidate = search.assessor.assess(parts, size, chain=chained)
             if isinstance(candidate, Candidate) and search.worth(candidate.bound_s):
                 pool.add(candidate)
         search.simulate_all(sorted(pool), patience)
 
 
-def _neighbours(costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain: bool) -> Iterator[tuple[int, Stages]]:
+def _neighbours(costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain: bool,
+                order: Sequence[int] | None) -> Iterator[tuple[int, Stages]]:
     """Plans one step away: (micro-batch size, stages)."""
     at = costs.microbatch_sizes.index(b)
     for size in costs.microbatch_sizes[max(0, at - 1):at + 2]:
@@ -50,7 +52,8 @@ def _neighbours(costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain
         yield b, [(mask, r) for (mask, _), r in zip(stages, counts, strict=True)]
     spare = costs.cluster.num_devices - sum(r for _, r in stages)
     for p, q in _adjacent(graph, stages, chain):
-        yield from ((b, moved) for moved in _border_moves(graph, stages, p, q))
+        moves = _border_moves(graph, stages, p, q) if order is None else _interval_moves(order, stages, p)
+        yield from ((b, moved) for moved in moves)
         merged = stages[p][1] + stages[q][1]
         allowed = [r for r in costs.replicas[b] if r <= merged + spare]
         for r in {max(allowed), max(r for r in allowed if r <= merged)}:
@@ -82,6 +85,18 @@ def _border_moves(graph: OpGraph, stages: Stages, p: int, q: int) -> Iterator[St
             moved = list(stages)
             moved[p], moved[q] = (first | 1 << op, r), (second ^ 1 << op, s)
             yield moved
+
+
+def _interval_moves(order: Sequence[int], stages: Stages, p: int) -> Iterator[Stages]:
+    """The border between intervals p and p + 1 of the order, one operator up or down."""
+    (first, r), (second, s) = stages[p:p + 2]
+    border = first.bit_count() + sum(mask.bit_count() for mask, _ in stages[:p])
+    if first.bit_count() > 1:
+        last = 1 << order[border - 1]
+        yield [*stages[:p], (first ^ last, r), (second | last, s), *stages[p + 2:]]
+    if second.bit_count() > 1:
+        following = 1 << order[border]
+        yield [*stages[:p], (first | following, r), (second ^ following, s), *stages[p + 2:]]
 
 
 def _replica_moves(costs: StageCosts, b: int, counts: list[int]) -> Iterator[list[int]]:

@@ -11,7 +11,8 @@ Objective: the estimated time of an iteration, bubble included,
 with t the stage's forward plus backward of one micro-batch (or its border's transfers, if longer), c the
 transfers behind it and u its gradient all-reduce and update; unrolled, the longest way in and out plus
 all micro-batches and the update of the slowest stage. For every micro-batch size and
-number of stages the best chain is kept; `predict` decides between them (`chain_candidates`).
+number of stages the best chain is kept (`chain_candidates`); `predict` decides between them and the even
+chains, and from the best one a hill is climbed over predictions (`climb_chains`).
 
 Constraints:
 1. Stages are intervals of one topological order: `depth_first_order`.
@@ -39,7 +40,9 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.candidates import Assessor, Candidate, Search
 from gpp.planners.chains import Intervals, depth_first_order
+from gpp.planners.even import even_candidates
 from gpp.planners.infeasible import explain
+from gpp.planners.refine import refine
 from gpp.planners.stage_costs import StageCosts
 
 
@@ -62,13 +65,12 @@ class Sequential(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         costs = StageCosts(problem, replication=self.replication)
         search = Search(Assessor(costs), "sequential", predict)
-        candidates = chain_candidates(search.assessor)
-        search.simulate_all(candidates, self.patience)
+        climb_chains(search, self.patience)
         if search.best is None:
             raise explain(problem, self._attempt)
         best = search.best
-        text = (f"best of {len(candidates)} chains over one order of the operators ({search.num_simulated} simulated): "
-                f"{len(best.stages)} stages, micro-batch {best.stages[0].microbatch_size}")
+        text = (f"best of {search.num_simulated} simulated chains: {len(best.stages)} stages, "
+                f"micro-batch {best.stages[0].microbatch_size}")
         return replace(best, explanation=(text,))
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
@@ -76,14 +78,28 @@ class Sequential(AbstractPlanner):
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
 
 
-def chain_candidates(assessor: Assessor, *, any_one: bool = False) -> list[Candidate]:
+def climb_chains(search: Search, patience: int) -> list[Candidate]:
+    """Leave the best chain in `search`; returns the dynamic program's candidates.
+
+    The estimate is a bound that many chains share when a mini-batch has few micro-batches, so from the best of the dynamic
+    program's chains and the even ones a hill is climbed over predictions.
+    """
+    candidates = chain_candidates(search.assessor)
+    search.simulate_all(candidates, patience)
+    search.simulate_all(even_candidates(search.assessor))
+    refine(search, patience, order=depth_first_order(search.assessor.graph))
+    return candidates
+
+
+def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
     """For every micro-batch size and number of stages the chain with the best estimate, if it fits.
 
     Args:
         any_one: stop at the first micro-batch size for which a chain fits.
+        order: to cut; None for the depth-first one.
     """
     costs = assessor.costs
-    intervals = Intervals(costs, depth_first_order(costs.graph))
+    intervals = Intervals(costs, order or depth_first_order(costs.graph))
     out, best = [], np.inf
     ideal = {b: costs.problem.minibatch_size / b * costs.problem.total_s(b) for b in costs.microbatch_sizes}
     for b in sorted(ideal, key=lambda b: (ideal[b], b)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ from gpp.cluster import Cluster
 from gpp.cost.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
+from gpp.graph.series_parallel import decompose
 from gpp.plan import make_plan
 from gpp.planners.graphpipe import GraphPipe
 from gpp.planners.sequential import Sequential
@@ -129,3 +132,19 @@ def test_settings_are_checked():
         GraphPipe(patience=0)
     with pytest.raises(InvalidConfig, match="max_candidates"):
         GraphPipe(max_candidates=-1)
+
+
+def test_towers_that_exchange_values_stay_whole():
+    """Two towers with a bridge at half height are not series-parallel; each still gets its own device at the same time."""
+    left, right = range(6), range(6, 12)
+    edges = [*itertools.pairwise(left), *itertools.pairwise(right), (2, 12), (8, 12), (12, 13), (13, 14), (5, 14), (11, 14)]
+    # The three joining operators weigh as much as a tower.
+    ops = tuple(Op(name=f"op{i}", forward_flops=1.0 + (i > 11), backward_flops=2.0 + 2.0 * (i > 11), saved_bytes=1.0) for i in range(15))
+    tensors = tuple(Tensor(name=f"t{a}_{b}", producer=a, consumers=(b,), bytes_per_sample=1.0) for a, b in sorted(edges))
+    graph = OpGraph(name="bridged", ops=ops, tensors=tensors)
+    assert decompose(graph) is None
+    problem = Problem(graph=graph, cluster=cluster(3), cost=Constant(), minibatch_size=32, microbatch_size=1)
+    plan, _ = run(GraphPipe(replication=False, max_candidates=0), problem)
+    stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    assert len({stage_of[op] for op in left}) == len({stage_of[op] for op in right}) == 1
+    assert plan.depth == 2

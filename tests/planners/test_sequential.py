@@ -10,11 +10,12 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Param
 from gpp.planners.chains import depth_first_order
+from gpp.planners.even import Even
 from gpp.planners.graphpipe import GraphPipe
 from gpp.planners.sequential import Sequential
 
 from ..graphs import chain, diamond, two_towers
-from .cases import cluster, run, towers
+from .cases import cluster, random_problem, run, towers
 
 
 def test_order_finishes_a_branch_before_the_next():
@@ -71,3 +72,13 @@ def test_all_reduce_and_update_are_in_the_objective():
         plan, seconds = run(planner, problem)
         assert len(next(stage for stage in plan.stages if 0 in stage.ops).devices) == 1
         assert seconds < 16 * 9
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_never_slower_than_the_even_cut(seed):
+    """The even cut is one of the chains that a hill is climbed from."""
+    problem = random_problem(seed, max_ops=10, max_devices=5)
+    if problem.cluster.num_devices > problem.graph.num_ops:
+        return
+    even, found = run(Even(), problem), run(Sequential(replication=False), problem)
+    assert even is None or (found is not None and found[1] <= even[1] * (1 + 1e-9))
