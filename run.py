@@ -1,11 +1,11 @@
 """Plan a model with branches as a graph of pipeline stages, run it, and show measured beside predicted.
 
-    python run.py                                   the default model on this machine
-    python run.py --help                            what there is to choose from
+python run.py                                   the default model on this machine
+python run.py --help                            what there is to choose from
 
-    model ──► OpGraph ──┐
-    cluster ────────────┼──► Planner ──► Plan ──► Schedule ──► Program ──► Engine ──► Timeline ──► report, loggers
-    cost ───────────────┘
+model ──► OpGraph ──┐
+cluster ────────────┼──► Planner ──► Plan ──► Schedule ──► Program ──► Engine ──► Timeline ──► report, loggers
+cost ───────────────┘
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The platform from Python, without Hydra: capture, problem, plan, train.
 
-    captured = gpp.capture(model, {"x": x}, y, loss)
-    problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
-    strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
-    plan = strategy.plan(problem)
-    outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
+captured = gpp.capture(model, {"x": x}, y, loss)
+problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
+strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
+plan = strategy.plan(problem)
+outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     """(inputs by name, targets)."""
 
 
-def capture(model: nn.Module, inputs: Mapping[str, Tensor], targets: Tensor | Mapping[str, Tensor], loss: Callable[..., Tensor],
-            metrics: Mapping[str, Callable[..., Tensor]] | None = None) -> Captured:
+def capture(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor | Mapping[str, Tensor],
+    loss: Callable[..., Tensor],
+    metrics: Mapping[str, Callable[..., Tensor]] | None = None,
+) -> Captured:
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
     Args:
@@ -52,8 +57,16 @@ def capture(model: nn.Module, inputs: Mapping[str, Tensor], targets: Tensor | Ma
     return build(model.train(), inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
 
 
-def problem(captured: Captured, cluster: Cluster, *, minibatch_size: int, optimizer: AbstractOptimizer | None = None, max_ops: int = 64,
-            microbatch_size: int | None = None, cost: AbstractCostModel | None = None) -> Problem:
+def problem(
+    captured: Captured,
+    cluster: Cluster,
+    *,
+    minibatch_size: int,
+    optimizer: AbstractOptimizer | None = None,
+    max_ops: int = 64,
+    microbatch_size: int | None = None,
+    cost: AbstractCostModel | None = None,
+) -> Problem:
     """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise."""
     graph = coarsen(captured.graph, max_ops)
     optimizer = optimizer or Adam(lr=1e-3)
@@ -61,13 +74,33 @@ def problem(captured: Captured, cluster: Cluster, *, minibatch_size: int, optimi
         from gpp.capture.profiler import measured
 
         cost = measured(cost, captured, graph, largest=minibatch_size, device=cluster.devices[0].kind, optimizer=optimizer)
-    return Problem(graph=graph, cluster=cluster, cost=cost or Analytical(), minibatch_size=minibatch_size,
-                   microbatch_size=microbatch_size, optimizer_state_factor=optimizer.state_factor)
+    return Problem(
+        graph=graph,
+        cluster=cluster,
+        cost=cost or Analytical(),
+        minibatch_size=minibatch_size,
+        microbatch_size=microbatch_size,
+        optimizer_state_factor=optimizer.state_factor,
+    )
 
 
-def train(model: nn.Module, captured: Captured, problem: Problem, strategy: Strategy, plan: Plan, *, data: Batch, steps: int,
-          run_dir: str | Path, held_out: Batch | None = None, optimizer: AbstractOptimizer | None = None, seed: int = 0,
-          evaluate_every: int = 0, engine: AbstractEngine | None = None, progress: Progress | None = None) -> Outcome:
+def train(
+    model: nn.Module,
+    captured: Captured,
+    problem: Problem,
+    strategy: Strategy,
+    plan: Plan,
+    *,
+    data: Batch,
+    steps: int,
+    run_dir: str | Path,
+    held_out: Batch | None = None,
+    optimizer: AbstractOptimizer | None = None,
+    seed: int = 0,
+    evaluate_every: int = 0,
+    engine: AbstractEngine | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
     """Train `model` under `plan` on worker processes; its parameters hold the result when this returns.
 
     Args:
@@ -82,20 +115,41 @@ def train(model: nn.Module, captured: Captured, problem: Problem, strategy: Stra
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
     if engine.one_stage:
-        raise InvalidConfig("engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()")
-    sizes = {split: _write(run_dir / "data", split, batch) if batch else 0 for split, batch in (("train", data), ("test", held_out))}
+        raise InvalidConfig(
+            "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
+        )
+    sizes = {
+        split: _write(run_dir / "data", split, batch) if batch else 0 for split, batch in (("train", data), ("test", held_out))
+    }
     if plan.minibatch_size > sizes["train"]:
-        raise InvalidConfig("minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data")
+        raise InvalidConfig(
+            "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
+        )
     cuda = problem.cluster.devices[0].kind == "cuda"
     floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
     settings = Settings(
-        steps=steps, minibatch_size=plan.minibatch_size, dtype=floats, seed=seed, optimizer=describe(optimizer),
-        data=describe(tensors.Tensors(folder=str((run_dir / "data").resolve()))), model={}, evaluate_every=evaluate_every,
-        train_samples=sizes["train"], evaluation_samples=sizes["test"], backend="nccl" if cuda else "gloo",
-        device_kind=problem.cluster.devices[0].kind)
-    job = Job(settings=settings, captured=captured, graph=problem.graph, cluster=problem.cluster, plan=plan,
-              program=strategy.lower(plan, problem.graph),
-              evaluation=strategy.lower_evaluation(plan, problem.graph, sizes["test"]) if sizes["test"] else None)
+        steps=steps,
+        minibatch_size=plan.minibatch_size,
+        dtype=floats,
+        seed=seed,
+        optimizer=describe(optimizer),
+        data=describe(tensors.Tensors(folder=str((run_dir / "data").resolve()))),
+        model={},
+        evaluate_every=evaluate_every,
+        train_samples=sizes["train"],
+        evaluation_samples=sizes["test"],
+        backend="nccl" if cuda else "gloo",
+        device_kind=problem.cluster.devices[0].kind,
+    )
+    job = Job(
+        settings=settings,
+        captured=captured,
+        graph=problem.graph,
+        cluster=problem.cluster,
+        plan=plan,
+        program=strategy.lower(plan, problem.graph),
+        evaluation=strategy.lower_evaluation(plan, problem.graph, sizes["test"]) if sizes["test"] else None,
+    )
     job.save(run_dir, initial_state(model, captured))
     outcome = engine.execute(job, run_dir, progress or Progress())
     _read_back(model, run_dir)

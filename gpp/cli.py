@@ -17,8 +17,17 @@ from hydra.experimental.callback import Callback
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
-GROUPS = {"model": "Models", "strategy": "Strategies", "cluster": "Clusters", "engine": "Engines", "data": "Data", "cost": "Cost models",
-          "optimizer": "Optimizers", "logger": "Loggers", "experiment": "Presets (+experiment=NAME)"}
+GROUPS = {
+    "model": "Models",
+    "strategy": "Strategies",
+    "cluster": "Clusters",
+    "engine": "Engines",
+    "data": "Data",
+    "cost": "Cost models",
+    "optimizer": "Optimizers",
+    "logger": "Loggers",
+    "experiment": "Presets (+experiment=NAME)",
+}
 EXAMPLES = """\
 Examples:
   python run.py                                                  plan and train the default model on this machine
@@ -34,9 +43,11 @@ Story = Callable[[Any, Any], None]
 def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _stop("run.py is the controller and starts the workers itself. Fix: python run.py "
-              + " ".join(shlex.quote(word) for word in sys.argv[1:])
-              + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)")
+        _stop(
+            "run.py is the controller and starts the workers itself. Fix: python run.py "
+            + " ".join(shlex.quote(word) for word in sys.argv[1:])
+            + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
+        )
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text())
         return
@@ -95,15 +106,30 @@ def _run(story: Story, cfg: Any) -> int:
     except (InstantiationException, GppError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
         message = str(cause) if isinstance(cause, GppError) else _explain(error)
-        write_json(run_dir / "result.json", result_dict(status="failed", reason=message, model=choices.model, strategy=choices.strategy,
-                                                        cluster=choices.cluster, engine=choices.engine, seed=cfg.get("seed", 0)))
+        write_json(
+            run_dir / "result.json",
+            result_dict(
+                status="failed",
+                reason=message,
+                model=choices.model,
+                strategy=choices.strategy,
+                cluster=choices.cluster,
+                engine=choices.engine,
+                seed=cfg.get("seed", 0),
+            ),
+        )
         print(f"error: {message}", file=sys.stderr)
         return 2
     from gpp.recording import Recorder
 
     recorder = Recorder(
-        experiment=experiment, run_dir=run_dir, console=console, config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
-        command=shlex.join(["python", "run.py", *_config_options(), *overrides]), group=Path(hydra_cfg.sweep.dir).name if multirun else None)
+        experiment=experiment,
+        run_dir=run_dir,
+        console=console,
+        config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+        command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
+        group=Path(hydra_cfg.sweep.dir).name if multirun else None,
+    )
     with recorder:
         story(experiment, recorder)
     if not multirun:
@@ -189,8 +215,13 @@ def keys() -> list[str]:
 
 def help_text() -> str:
     """What `--help` prints: every option with the first line of its file."""
-    lines = ["Graph pipeline parallelism: plan, simulate, train and compare models with branches.", "",
-             "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists", "", EXAMPLES]
+    lines = [
+        "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
+        "",
+        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
+        "",
+        EXAMPLES,
+    ]
     for group, title in GROUPS.items():
         lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
         for name in options(group):

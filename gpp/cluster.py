@@ -55,8 +55,12 @@ class Link:
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
-            raise InvalidConfig("cluster.link", f"{self.latency_s}, {self.bandwidth_bytes_per_s}",
-                                "latency_s must be at least 0 and bandwidth_bytes_per_s above 0", "correct the link")
+            raise InvalidConfig(
+                "cluster.link",
+                f"{self.latency_s}, {self.bandwidth_bytes_per_s}",
+                "latency_s must be at least 0 and bandwidth_bytes_per_s above 0",
+                "correct the link",
+            )
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds from the start of a send to the arrival of its last byte."""
@@ -82,8 +86,12 @@ class Cluster:
         if not self.collective_efficiency > 0:
             raise InvalidConfig("cluster.collective_efficiency", self.collective_efficiency, "must be positive", "set it to 1")
         if not self.devices or len(self.devices) != len(self.nodes):
-            raise InvalidConfig("cluster.nodes", self.nodes, "one node index for each device, and one device at least",
-                                f"give {len(self.devices)} indices")
+            raise InvalidConfig(
+                "cluster.nodes",
+                self.nodes,
+                "one node index for each device, and one device at least",
+                f"give {len(self.devices)} indices",
+            )
 
     @property
     def num_devices(self) -> int:
@@ -109,8 +117,17 @@ class Cluster:
         return all(device == self.devices[0] for device in self.devices)
 
 
-def uniform(*, name: str, num_nodes: int, devices_per_node: int, device: Device, intra_node: Link,
-            inter_node: Link | None = None, memory_bytes: float | None = None, collective_efficiency: float = 1.0) -> Cluster:
+def uniform(
+    *,
+    name: str,
+    num_nodes: int,
+    devices_per_node: int,
+    device: Device,
+    intra_node: Link,
+    inter_node: Link | None = None,
+    memory_bytes: float | None = None,
+    collective_efficiency: float = 1.0,
+) -> Cluster:
     """A cluster of equal devices: `num_nodes` nodes with `devices_per_node` each.
 
     `memory_bytes` replaces the device's memory (to ask what a smaller card would do).
@@ -121,12 +138,24 @@ def uniform(*, name: str, num_nodes: int, devices_per_node: int, device: Device,
     if memory_bytes is not None:
         device = replace(device, memory_bytes=memory_bytes)
     count = num_nodes * devices_per_node
-    return Cluster(name=name, devices=(device,) * count, nodes=tuple(i // devices_per_node for i in range(count)),
-                   intra_node=intra_node, inter_node=inter_node or intra_node, collective_efficiency=collective_efficiency)
+    return Cluster(
+        name=name,
+        devices=(device,) * count,
+        nodes=tuple(i // devices_per_node for i in range(count)),
+        intra_node=intra_node,
+        inter_node=inter_node or intra_node,
+        collective_efficiency=collective_efficiency,
+    )
 
 
-def local(*, num_devices: int, name: str = "local", device: Device | None = None, link: Link | None = None,
-          memory_bytes: float | None = None) -> Cluster:
+def local(
+    *,
+    num_devices: int,
+    name: str = "local",
+    device: Device | None = None,
+    link: Link | None = None,
+    memory_bytes: float | None = None,
+) -> Cluster:
     """This machine as `num_devices` devices of one core each.
 
     The machine's memory is dealt out evenly; `memory_bytes` replaces that.
@@ -140,8 +169,15 @@ def local(*, num_devices: int, name: str = "local", device: Device | None = None
     device = device or core()
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes, machine_memory_bytes() / num_devices)
-    return uniform(name=name, num_nodes=1, devices_per_node=num_devices, device=device, intra_node=link or LOOPBACK,
-                   memory_bytes=memory_bytes, collective_efficiency=GLOO_COLLECTIVE_EFFICIENCY)
+    return uniform(
+        name=name,
+        num_nodes=1,
+        devices_per_node=num_devices,
+        device=device,
+        intra_node=link or LOOPBACK,
+        memory_bytes=memory_bytes,
+        collective_efficiency=GLOO_COLLECTIVE_EFFICIENCY,
+    )
 
 
 LOOPBACK = Link(latency_s=1e-4, bandwidth_bytes_per_s=2.3e9)
@@ -159,8 +195,13 @@ def core() -> Device:
     with AMX, slower without AVX-512 BF16. 10 GB/s is a typical copy rate of one core, 5 us PyTorch's
     dispatch of one small CPU operator with autograd.
     """
-    return Device(kind="cpu", memory_bytes=machine_memory_bytes(), memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6,
-                  peak_flop_per_s={"float32": 1e11, "float64": 0.5e11, "bfloat16": 1e11})
+    return Device(
+        kind="cpu",
+        memory_bytes=machine_memory_bytes(),
+        memory_bandwidth_bytes_per_s=1e10,
+        kernel_latency_s=5e-6,
+        peak_flop_per_s={"float32": 1e11, "float64": 0.5e11, "bfloat16": 1e11},
+    )
 
 
 def machine_memory_bytes() -> float:

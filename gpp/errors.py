@@ -1,14 +1,14 @@
 """What can go wrong, as a tree; the exit code of `run.py` follows from the branch.
 
-    GppError
-    ├── InvalidConfig     what the user wrote: field, value, rule, fix                (exit 2)
-    ├── InvalidGraph      a hand-written or stored operator graph breaks a rule       (exit 2)
-    ├── CaptureError      a model that cannot be captured: which op, where            (exit 2)
-    ├── InvalidPlan       a plan that is not a partition into a convex, acyclic DAG   (exit 2)
-    ├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
-    ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
-    ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
-    └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
+GppError
+├── InvalidConfig     what the user wrote: field, value, rule, fix                (exit 2)
+├── InvalidGraph      a hand-written or stored operator graph breaks a rule       (exit 2)
+├── CaptureError      a model that cannot be captured: which op, where            (exit 2)
+├── InvalidPlan       a plan that is not a partition into a convex, acyclic DAG   (exit 2)
+├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
+├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
+├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
+└── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
 """
 
 from __future__ import annotations

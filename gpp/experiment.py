@@ -94,8 +94,13 @@ class Experiment:
         # A batch that the micro-batch does not divide is refused before anything is captured.
         b = self.microbatch_size
         if b is not None and (not whole(b, 1) or self.minibatch_size % b):
-            near = max((d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0 and d <= (b if whole(b, 1) else 1)), default=1)
-            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}")
+            near = max(
+                (d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0 and d <= (b if whole(b, 1) else 1)),
+                default=1,
+            )
+            raise InvalidConfig(
+                "microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}"
+            )
 
     @property
     def max_ops(self) -> int:
@@ -118,8 +123,12 @@ class Experiment:
         if self.trains:
             num_train = self._num_samples("train")
             if self.minibatch_size > num_train:
-                raise InvalidConfig("minibatch_size", self.minibatch_size, f"must be at most the number of training samples, {num_train}",
-                                    f"set minibatch_size={num_train} or less, or use more data")
+                raise InvalidConfig(
+                    "minibatch_size",
+                    self.minibatch_size,
+                    f"must be at most the number of training samples, {num_train}",
+                    f"set minibatch_size={num_train} or less, or use more data",
+                )
 
     def _num_samples(self, split: str) -> int:
         return len(self.data.load(split, self.model, seed=self.seed, dtype=self.dtype))
@@ -160,9 +169,15 @@ class Experiment:
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
         fixed = captured.batch is not None and not self.engine.one_stage
-        return Problem(graph=graph, cluster=self.cluster, cost=cost, minibatch_size=self.minibatch_size,
-                       microbatch_size=captured.batch if fixed else self.microbatch_size, max_replicas=1 if fixed else None,
-                       optimizer_state_factor=self.optimizer.state_factor)
+        return Problem(
+            graph=graph,
+            cluster=self.cluster,
+            cost=cost,
+            minibatch_size=self.minibatch_size,
+            microbatch_size=captured.batch if fixed else self.microbatch_size,
+            max_replicas=1 if fixed else None,
+            optimizer_state_factor=self.optimizer.state_factor,
+        )
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
         device = self.cluster.devices[0].kind
@@ -196,13 +211,17 @@ class Experiment:
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
         smallest = min(stage.microbatch_size // len(stage.devices) for stage in plan.stages)
         if buffers and smallest < plan.minibatch_size:
-            out.append(f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
-                       "batch statistics differ from those of the whole mini-batch")
+            out.append(
+                f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
+                "batch statistics differ from those of the whole mini-batch"
+            )
         return tuple(out)
 
     def baseline(self, problem: Problem) -> dict[str, Metrics]:
         """The prediction of `sequential` on the same problem, to stand beside the plan's own."""
-        if self.engine.one_stage or (isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)):
+        if self.engine.one_stage or (
+            isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
+        ):
             return {}
         # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
         replication = getattr(self.strategy.planner, "replication", True)
@@ -221,15 +240,32 @@ class Experiment:
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         cuda = self.cluster.devices[0].kind == "cuda"
         settings = Settings(
-            steps=self.steps, minibatch_size=self.minibatch_size, dtype=self.dtype, seed=self.seed,
-            optimizer=describe(self.optimizer), data=describe(self.data), model=describe(self.model),
-            evaluate_every=self.evaluate_every, train_samples=sizes["train"], evaluation_samples=held_out,
-            backend="nccl" if cuda else "gloo", device_kind=self.cluster.devices[0].kind,
-            interface=getattr(self.engine, "interface", "lo"), timeout_s=getattr(self.engine, "timeout_s", 600.0),
-            final_weights=self.final_weights)
+            steps=self.steps,
+            minibatch_size=self.minibatch_size,
+            dtype=self.dtype,
+            seed=self.seed,
+            optimizer=describe(self.optimizer),
+            data=describe(self.data),
+            model=describe(self.model),
+            evaluate_every=self.evaluate_every,
+            train_samples=sizes["train"],
+            evaluation_samples=held_out,
+            backend="nccl" if cuda else "gloo",
+            device_kind=self.cluster.devices[0].kind,
+            interface=getattr(self.engine, "interface", "lo"),
+            timeout_s=getattr(self.engine, "timeout_s", 600.0),
+            final_weights=self.final_weights,
+        )
         evaluation = self.strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None
-        return Job(settings=settings, captured=captured, graph=problem.graph, cluster=self.cluster, plan=plan,
-                   program=self.strategy.lower(plan, problem.graph), evaluation=evaluation)
+        return Job(
+            settings=settings,
+            captured=captured,
+            graph=problem.graph,
+            cluster=self.cluster,
+            plan=plan,
+            program=self.strategy.lower(plan, problem.graph),
+            evaluation=evaluation,
+        )
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""

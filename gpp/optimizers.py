@@ -27,8 +27,12 @@ class LearningRate:
         if self.shape not in ("constant", "linear", "cosine"):
             raise InvalidConfig("optimizer.learning_rate.shape", self.shape, "must be constant, linear or cosine", "use cosine")
         if self.warmup_steps < 0 or not 0 <= self.final_fraction <= 1:
-            raise InvalidConfig("optimizer.learning_rate", f"{self.warmup_steps}, {self.final_fraction}",
-                                "warmup_steps must be at least 0 and final_fraction in [0, 1]", "correct them")
+            raise InvalidConfig(
+                "optimizer.learning_rate",
+                f"{self.warmup_steps}, {self.final_fraction}",
+                "warmup_steps must be at least 0 and final_fraction in [0, 1]",
+                "correct them",
+            )
 
     def factor(self, step: int, num_steps: int) -> float:
         """Multiplier of the base rate at `step` (0-based) of a run of `num_steps`."""

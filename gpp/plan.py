@@ -104,8 +104,10 @@ class Plan:
         """
         graph, cluster = problem.graph, problem.cluster
         if self.graph_fingerprint != graph.fingerprint:
-            raise InvalidPlan("the plan was made for another graph (fingerprint "
-                              f"{self.graph_fingerprint}, this one is {graph.fingerprint}). Fix: plan again")
+            raise InvalidPlan(
+                "the plan was made for another graph (fingerprint "
+                f"{self.graph_fingerprint}, this one is {graph.fingerprint}). Fix: plan again"
+            )
         if self.minibatch_size != problem.minibatch_size:
             raise InvalidPlan(f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}")
         owner: dict[int, int] = {}
@@ -129,8 +131,10 @@ class Plan:
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
             b = stage.microbatch_size
             if b < 1 or self.minibatch_size % b or stage.in_flight < b or stage.in_flight % b or len(stage.devices) > b:
-                raise InvalidPlan(f"stage {s}: micro-batch {b} must divide {self.minibatch_size}, in-flight {stage.in_flight} "
-                                  f"must be a multiple of it, and {len(stage.devices)} replicas at most as many as its samples")
+                raise InvalidPlan(
+                    f"stage {s}: micro-batch {b} must divide {self.minibatch_size}, in-flight {stage.in_flight} "
+                    f"must be a multiple of it, and {len(stage.devices)} replicas at most as many as its samples"
+                )
         edges = set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:
@@ -148,8 +152,10 @@ class Plan:
                 worst = (need - have, s, need, have)
         if worst:
             lack, s, need, have = worst
-            raise Infeasible(f"stage {s} needs {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
-                             f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch")
+            raise Infeasible(
+                f"stage {s} needs {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
+                f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",
+            )
 
 
 def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None) -> int:
@@ -173,8 +179,16 @@ def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None) -
     return -(-need // b) * b
 
 
-def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], microbatch_size: int | Sequence[int], *,
-              chain: bool = False, ordered: bool = False, explanation: tuple[str, ...] = ()) -> Plan:
+def make_plan(
+    problem: Problem,
+    planner: str,
+    parts: Sequence[tuple[int, int]],
+    microbatch_size: int | Sequence[int],
+    *,
+    chain: bool = False,
+    ordered: bool = False,
+    explanation: tuple[str, ...] = (),
+) -> Plan:
     """A plan with k = 1 from a partition.
 
     Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
@@ -213,11 +227,23 @@ def make_plan(problem: Problem, planner: str, parts: Sequence[tuple[int, int]], 
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]
-        stages.append(Stage(ops=tuple(bits(mask)), devices=tuple(range(device, device + count)),
-                            microbatch_size=sizes[p], in_flight=in_flight[s]))
+        stages.append(
+            Stage(
+                ops=tuple(bits(mask)),
+                devices=tuple(range(device, device + count)),
+                microbatch_size=sizes[p],
+                in_flight=in_flight[s],
+            )
+        )
         device += count
-    return Plan(planner=planner, stages=tuple(stages), edges=tuple(sorted(edges)), minibatch_size=total,
-                graph_fingerprint=graph.fingerprint, explanation=explanation)
+    return Plan(
+        planner=planner,
+        stages=tuple(stages),
+        edges=tuple(sorted(edges)),
+        minibatch_size=total,
+        graph_fingerprint=graph.fingerprint,
+        explanation=explanation,
+    )
 
 
 def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:

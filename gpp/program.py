@@ -60,7 +60,9 @@ class Program:
     def to_text(self) -> str:
         """One line a device; `from_text` reads it back equal."""
         lines = [f"samples {self.num_samples}"]
-        lines += [" ".join(a.text(device) for a in actions) or f"idle@d{device}" for device, actions in sorted(self.actions.items())]
+        lines += [
+            " ".join(a.text(device) for a in actions) or f"idle@d{device}" for device, actions in sorted(self.actions.items())
+        ]
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -181,9 +183,14 @@ def _check_channels(program: Program) -> None:
         sends, receives = order["S"].get(channel, []), order["R"].get(channel, [])
         if sends != receives:
             direction, src, dst, src_device, dst_device = channel
-            bad = next(((a, b) for a, b in zip(sends, receives, strict=False) if a != b), (sends[len(receives):][:1], receives[len(sends):][:1]))
-            raise MalformedProgram(f"channel {direction} s{src}.d{src_device} > s{dst}.d{dst_device}: sender and receiver disagree, "
-                                   f"{len(sends)} sends against {len(receives)} receives, first difference {bad[0]} against {bad[1]}")
+            bad = next(
+                ((a, b) for a, b in zip(sends, receives, strict=False) if a != b),
+                (sends[len(receives) :][:1], receives[len(sends) :][:1]),
+            )
+            raise MalformedProgram(
+                f"channel {direction} s{src}.d{src_device} > s{dst}.d{dst_device}: sender and receiver disagree, "
+                f"{len(sends)} sends against {len(receives)} receives, first difference {bad[0]} against {bad[1]}"
+            )
 
 
 def _describe(program: Program, blocked: dict[int, Action], position: dict[int, int], stuck: list[int]) -> str:
@@ -191,7 +198,7 @@ def _describe(program: Program, blocked: dict[int, Action], position: dict[int, 
     lines += [f"device {d} waits in a reduction that others never reach" for d in sorted(set(stuck) - set(blocked))]
     for device, action in sorted(blocked.items()):
         at = position[device]
-        around = [a.text(device) for a in program.actions[device][max(0, at - 3): at + 3]]
+        around = [a.text(device) for a in program.actions[device][max(0, at - 3) : at + 3]]
         around[min(3, at)] = f">>{action.text(device)}<<"
         lines.append(f"  d{device}: " + "  ".join(around))
     return "\n".join(lines)

@@ -92,8 +92,13 @@ class Recorder:
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; what it returns is called while the job runs."""
-        info = RunInfo(run_dir=self.run_dir, name=self.experiment.name, config=self.config, group=self.group,
-                       tags=(self.experiment.model.name, self.experiment.strategy.name))
+        info = RunInfo(
+            run_dir=self.run_dir,
+            name=self.experiment.name,
+            config=self.config,
+            group=self.group,
+            tags=(self.experiment.model.name, self.experiment.strategy.name),
+        )
         self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.steps))
 
@@ -138,18 +143,36 @@ class Recorder:
         evaluations = list(self.outcome.evaluations) or self._evaluations
         final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
         return result_dict(
-            status=self.status, reason=self.reason, model=e.model.name, strategy=e.strategy.name, cluster=e.cluster.name,  # type: ignore[arg-type]
-            engine=e.engine.name, seed=e.seed, plan=self.plan, num_ops=self.graph.num_ops if self.graph else None,
+            status=self.status,
+            reason=self.reason,
+            model=e.model.name,
+            strategy=e.strategy.name,
+            cluster=e.cluster.name,  # type: ignore[arg-type]
+            engine=e.engine.name,
+            seed=e.seed,
+            plan=self.plan,
+            num_ops=self.graph.num_ops if self.graph else None,
             predicted=self.predicted.metrics if self.predicted else None,
-            measured=self.outcome.measured.metrics if self.outcome.measured else None, loss=losses,
-            final_metric={name.removeprefix("metric:"): value for name, value in final.items()})
+            measured=self.outcome.measured.metrics if self.outcome.measured else None,
+            loss=losses,
+            final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
+        )
 
     def _run(self) -> RunRecord:
         return RunRecord(
-            result=self.result(), plan=self.plan, graph=self.graph, cluster=self.experiment.cluster,
-            branches=branches(self.graph) if self.graph else (), predicted=self.predicted, measured=self.outcome.measured,
-            losses=list(self.outcome.losses) or self._losses, evals=list(self.outcome.evaluations) or self._evaluations,
-            warnings=tuple(self.warnings), command=self.command, baseline_predicted=self.baseline)
+            result=self.result(),
+            plan=self.plan,
+            graph=self.graph,
+            cluster=self.experiment.cluster,
+            branches=branches(self.graph) if self.graph else (),
+            predicted=self.predicted,
+            measured=self.outcome.measured,
+            losses=list(self.outcome.losses) or self._losses,
+            evals=list(self.outcome.evaluations) or self._evaluations,
+            warnings=tuple(self.warnings),
+            command=self.command,
+            baseline_predicted=self.baseline,
+        )
 
     def _write(self) -> None:
         run = self._run()
@@ -166,5 +189,9 @@ class Recorder:
             self.warnings += [warning for warning in record.warnings if warning not in self.warnings]
         hints = [hint for record in self._records for hint in record.hints]
         self._stack.close()
-        paths = [("report", self.run_dir / "report.html"), ("trace", self.run_dir / "trace.json"), ("result", self.run_dir / "result.json")]
+        paths = [
+            ("report", self.run_dir / "report.html"),
+            ("trace", self.run_dir / "trace.json"),
+            ("result", self.run_dir / "result.json"),
+        ]
         show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)

@@ -45,13 +45,23 @@ def score(plan: Plan, problem: Problem, orders: list[Passes]) -> Timeline:
     busy = sum(count * sum(duration[s]) for s in of)
     end, reduced = _finish(plan, problem, clock)
     held = {s: _held(order) * b for s, order in enumerate(orders)}
-    memory = {device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s]))
-              for s, stage in enumerate(stages) for device in stage.devices}
-    return Timeline(source="predicted", metrics=Metrics(
-        iteration_s=end, throughput_samples_per_s=plan.minibatch_size / end if end else 0.0,
-        bubble_fraction=max(0.0, 1.0 - busy / (plan.num_devices * end)) if end else 0.0, peak_memory_bytes=memory,
-        communication_bytes=round(sent * count + reduced), max_in_flight_samples=held,
-        weight_versions=dict.fromkeys(range(len(stages)), 1)))
+    memory = {
+        device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s]))
+        for s, stage in enumerate(stages)
+        for device in stage.devices
+    }
+    return Timeline(
+        source="predicted",
+        metrics=Metrics(
+            iteration_s=end,
+            throughput_samples_per_s=plan.minibatch_size / end if end else 0.0,
+            bubble_fraction=max(0.0, 1.0 - busy / (plan.num_devices * end)) if end else 0.0,
+            peak_memory_bytes=memory,
+            communication_bytes=round(sent * count + reduced),
+            max_in_flight_samples=held,
+            weight_versions=dict.fromkeys(range(len(stages)), 1),
+        ),
+    )
 
 
 @dataclass(slots=True)

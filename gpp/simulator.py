@@ -72,11 +72,16 @@ class _Run:
         self.program, self.plan, self.problem, self.record = program, plan, problem, record
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
-        self.duration = {s: dict(zip(("F", "B"), problem.stage_times(stage.ops, stage.microbatch_size, stage.devices), strict=True))
-                         for s, stage in enumerate(plan.stages)}
-        self.update_s = {s: problem.cost.update_s(problem.param_bytes(sum(1 << op for op in stage.ops))[0],
-                                                  problem.cluster.devices[stage.devices[0]])
-                         for s, stage in enumerate(plan.stages)}
+        self.duration = {
+            s: dict(zip(("F", "B"), problem.stage_times(stage.ops, stage.microbatch_size, stage.devices), strict=True))
+            for s, stage in enumerate(plan.stages)
+        }
+        self.update_s = {
+            s: problem.cost.update_s(
+                problem.param_bytes(sum(1 << op for op in stage.ops))[0], problem.cluster.devices[stage.devices[0]]
+            )
+            for s, stage in enumerate(plan.stages)
+        }
         self.rate = self._rates()
         self.clock = dict.fromkeys(program.actions, 0.0)
         self.busy = dict.fromkeys(program.actions, 0.0)
@@ -108,8 +113,9 @@ class _Run:
             self._advance(ready.pop(), ready)
         stuck = {d: a[self.position[d]] for d, a in self.program.actions.items() if self.position[d] < len(a)}
         if stuck:
-            raise MalformedProgram("the program cannot run to its end; blocked: "
-                                   + ", ".join(action.text(d) for d, action in sorted(stuck.items())))
+            raise MalformedProgram(
+                "the program cannot run to its end; blocked: " + ", ".join(action.text(d) for d, action in sorted(stuck.items()))
+            )
 
     def _advance(self, device: int, ready: list[int]) -> None:
         """Run one device until it blocks or ends; wake those who waited for what it sent."""

@@ -56,8 +56,12 @@ class Strategy:
         """
         devices, ops = cluster.num_devices, graph.num_ops
         if devices > ops:
-            raise InvalidConfig("cluster.num_devices", devices, f"must be at most the number of operators, here {ops}",
-                                f"use {ops} devices or fewer, or raise graph.max_ops")
+            raise InvalidConfig(
+                "cluster.num_devices",
+                devices,
+                f"must be at most the number of operators, here {ops}",
+                f"use {ops} devices or fewer, or raise graph.max_ops",
+            )
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
@@ -66,7 +70,9 @@ class Strategy:
             record: False for the metrics alone, as a planner wants them.
         """
         if not record and can_score(plan):
-            orders = [self.schedule.order(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)]
+            orders = [
+                self.schedule.order(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)
+            ]
             return score(plan, self._problem(problem), orders)
         return simulate(lower(plan, problem.graph, self.schedule), plan, self._problem(problem), record=record)
 

@@ -31,8 +31,20 @@ def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:  # 
     if not (run_dir / "result.json").exists():
         keep = {key: config[key] for key in ("dtype", "steps", "evaluate_every", "minibatch_size", "seed")}
         words = [f"{key}={value}" for key, value in keep.items()]
-        subprocess.run([sys.executable, "run.py", f"model={overrides['model']}", "engine=single", "cost=analytical", "logger=none",
-                        f"hydra.run.dir={run_dir}", *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                sys.executable,
+                "run.py",
+                f"model={overrides['model']}",
+                "engine=single",
+                "cost=analytical",
+                "logger=none",
+                f"hydra.run.dir={run_dir}",
+                *words,
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     return run_dir
 
 
@@ -54,8 +66,10 @@ def main(sweep: Path) -> int:
         ok = loss <= LOSS and weight <= WEIGHT and len(names) == len(theirs)
         plan = result["plan"]
         replicated = plan["num_devices"] > plan["num_stages"]
-        print(f"{path.name:>3} {'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
-              f"{plan['num_devices']} devices{' replicated' if replicated else ''}  {overrides}")
+        print(
+            f"{path.name:>3} {'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
+            f"{plan['num_devices']} devices{' replicated' if replicated else ''}  {overrides}"
+        )
         bad, checked = bad + (not ok), checked + 1
         worst_loss, worst_weight = max(worst_loss, loss), max(worst_weight, weight)
     print(f"{checked} runs checked, {bad} bad; largest difference: loss {worst_loss:.1e}, weight {worst_weight:.1e}")

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TOWERS = ["model=imported", "model.input_specs={x: {shape: [8]}}", "model.target_specs={y: {}}", "model.loss=mse", "data=imported",
-          "data.factory=tests.zoo.Samples"]
+TOWERS = [
+    "model=imported",
+    "model.input_specs={x: {shape: [8]}}",
+    "model.target_specs={y: {}}",
+    "model.loss=mse",
+    "data=imported",
+    "data.factory=tests.zoo.Samples",
+]
 
 
 @dataclass
@@ -31,8 +37,14 @@ class Finished:
 def start(run_dir: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     """`python run.py` with the tests' own cache and no tracker."""
     where = f"hydra.sweep.dir={run_dir}" if "-m" in words or "-cn" in words else f"hydra.run.dir={run_dir}"
-    return subprocess.Popen([sys.executable, "run.py", *words, where], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **env})
+    return subprocess.Popen(
+        [sys.executable, "run.py", *words, where],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **env},
+    )
 
 
 def run(run_dir: Path, *words: str, **env: str) -> Finished:

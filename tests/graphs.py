@@ -16,8 +16,10 @@ def graph(num_ops: int, edges: list[tuple[int, int]], forward: float = 1.0, back
     for a, b in sorted(edges):
         consumers.setdefault(a, []).append(b)
     return OpGraph(
-        name="test", ops=tuple(Op(name=f"op{i}", forward_flops=forward, backward_flops=backward, saved_bytes=saved) for i in range(num_ops)),
-        tensors=tuple(Tensor(name=f"t{a}", producer=a, consumers=tuple(bs), bytes_per_sample=1.0) for a, bs in consumers.items()))
+        name="test",
+        ops=tuple(Op(name=f"op{i}", forward_flops=forward, backward_flops=backward, saved_bytes=saved) for i in range(num_ops)),
+        tensors=tuple(Tensor(name=f"t{a}", producer=a, consumers=tuple(bs), bytes_per_sample=1.0) for a, bs in consumers.items()),
+    )
 
 
 def chain(num_ops: int, **amounts: float) -> OpGraph:
@@ -37,9 +39,19 @@ def two_towers(length: int) -> OpGraph:
 
 def cluster(num_devices: int, memory_bytes: float = 1e15) -> Cluster:
     """Equal devices on links that cost nothing."""
-    return uniform(name="test", num_nodes=1, devices_per_node=num_devices, device=DEVICE, memory_bytes=memory_bytes,
-                   intra_node=Link(latency_s=0.0, bandwidth_bytes_per_s=1e30))
+    return uniform(
+        name="test",
+        num_nodes=1,
+        devices_per_node=num_devices,
+        device=DEVICE,
+        memory_bytes=memory_bytes,
+        intra_node=Link(latency_s=0.0, bandwidth_bytes_per_s=1e30),
+    )
 
 
-def problem(of: OpGraph, num_devices: int, minibatch_size: int, *, memory_bytes: float = 1e15, fixed_s: float = 0.0, **more) -> Problem:  # noqa: ANN003
-    return Problem(graph=of, cluster=cluster(num_devices, memory_bytes), cost=Constant(fixed_s=fixed_s), minibatch_size=minibatch_size, **more)
+def problem(
+    of: OpGraph, num_devices: int, minibatch_size: int, *, memory_bytes: float = 1e15, fixed_s: float = 0.0, **more
+) -> Problem:  # noqa: ANN003
+    return Problem(
+        graph=of, cluster=cluster(num_devices, memory_bytes), cost=Constant(fixed_s=fixed_s), minibatch_size=minibatch_size, **more
+    )

@@ -38,8 +38,18 @@ def test_train_from_python(tmp_path: Path) -> None:
     problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, microbatch_size=16, optimizer=optimizer)
     strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
     plan = strategy.plan(problem)
-    outcome = gpp.train(model, captured, problem, strategy, plan, data=(inputs, targets), held_out=(inputs, targets), steps=10,
-                        run_dir=tmp_path, optimizer=optimizer)
+    outcome = gpp.train(
+        model,
+        captured,
+        problem,
+        strategy,
+        plan,
+        data=(inputs, targets),
+        held_out=(inputs, targets),
+        steps=10,
+        run_dir=tmp_path,
+        optimizer=optimizer,
+    )
 
     torch_optimizer = optimizer.build(reference.parameters())
     for _ in range(10):

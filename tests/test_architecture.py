@@ -25,7 +25,11 @@ LEVELS: list[set[str]] = [
     {"cli"},
 ]
 SAME_LEVEL = {
-    ("plan", "cost"), ("scoring", "simulator"), ("data", "models"), ("capture", "models"), ("loggers", "report"),
+    ("plan", "cost"),
+    ("scoring", "simulator"),
+    ("data", "models"),
+    ("capture", "models"),
+    ("loggers", "report"),
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "experiment", "api"}
 TORCH_FILES: set[str] = set()
@@ -40,11 +44,18 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported at run time)."""
     out = []
     tree = ast.parse(path.read_text())
-    typing_only = {id(node) for guard in ast.walk(tree) if isinstance(guard, ast.If) and "TYPE_CHECKING" in ast.dump(guard.test)
-                   for node in ast.walk(guard)}
+    typing_only = {
+        id(node)
+        for guard in ast.walk(tree)
+        if isinstance(guard, ast.If) and "TYPE_CHECKING" in ast.dump(guard.test)
+        for node in ast.walk(guard)
+    }
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        )
         out += [(name, id(node) not in typing_only) for name in names]
     return out
 
@@ -92,9 +103,11 @@ def test_no_cycle_between_modules() -> None:
 
 
 def test_planning_modules_leave_torch_alone() -> None:
-    code = ("import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, gpp.recording, "
-            "gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.runtime.single, gpp.models.mmt, gpp.data.digits;"
-            "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])")
+    code = (
+        "import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, gpp.recording, "
+        "gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.runtime.single, gpp.models.mmt, gpp.data.digits;"
+        "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 

@@ -22,20 +22,23 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["GPP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["model=mmtt"], "Fix: model=mmt "),
-    (["stratgy=graphpipe"], "Fix: strategy"),
-    (["step=3"], "Fix: steps"),
-    (["minibatch_size=64", "microbatch_size=24"], "Fix: set microbatch_size=16"),
-    (["optimizer.lr=-1"], "optimizer.lr=-1: must be a positive number"),
-    (["dtype=float8"], "must be one of float32, float64, bfloat16"),
-    (["steps=ten"], "steps=ten: must be an integer"),
-    (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
-    (["model=imported"], "model.factory: has no default"),
-    (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
-    (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
-    ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
-])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["model=mmtt"], "Fix: model=mmt "),
+        (["stratgy=graphpipe"], "Fix: strategy"),
+        (["step=3"], "Fix: steps"),
+        (["minibatch_size=64", "microbatch_size=24"], "Fix: set microbatch_size=16"),
+        (["optimizer.lr=-1"], "optimizer.lr=-1: must be a positive number"),
+        (["dtype=float8"], "must be one of float32, float64, bfloat16"),
+        (["steps=ten"], "steps=ten: must be an integer"),
+        (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
+        (["model=imported"], "model.factory: has no default"),
+        (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
+        (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
+        ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
+    ],
+)
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says: str) -> None:
     done = run(tmp_path, "logger=none", "cost=analytical", *words)
     assert done.code == 2
@@ -86,7 +89,13 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
     assert done.code == 0, done.out
     result = done.result
     assert result["status"] == "ok"
-    assert (result["model"], result["strategy"], result["cluster"], result["engine"], result["seed"]) == ("digits", "graphpipe", "local", "distributed", 0)
+    assert (result["model"], result["strategy"], result["cluster"], result["engine"], result["seed"]) == (
+        "digits",
+        "graphpipe",
+        "local",
+        "distributed",
+        0,
+    )
     assert len(result["loss"]) == 30
     assert result["loss"][-1] < 0.5 * result["loss"][0]
     assert result["final_metric"]["accuracy"] > 0.5
@@ -99,14 +108,25 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
         assert set(metrics["peak_memory_bytes"]) == {"0", "1"}
         assert set(metrics["weight_versions"].values()) == {1}
     for device in "01":
-        assert result["measured"]["peak_memory_bytes"][device] == pytest.approx(result["predicted"]["peak_memory_bytes"][device], rel=0.1)
+        assert result["measured"]["peak_memory_bytes"][device] == pytest.approx(
+            result["predicted"]["peak_memory_bytes"][device], rel=0.1
+        )
     assert result["measured"]["communication_bytes"] == pytest.approx(result["predicted"]["communication_bytes"], rel=0.01)
     assert not check_trace(json.loads((tmp_path / "trace.json").read_text()))
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) >= 30
-    for name in ("report.html", "timeline.json", "job/plan.json", "job/program.txt", "job/model.json", "checkpoints/final/stage_0.safetensors"):
+    for name in (
+        "report.html",
+        "timeline.json",
+        "job/plan.json",
+        "job/program.txt",
+        "job/model.json",
+        "checkpoints/final/stage_0.safetensors",
+    ):
         assert (tmp_path / name).stat().st_size > 0
     timeline = json.loads((tmp_path / "timeline.json").read_text())
-    order = {source: [[e[1:4] for e in timeline[source]["events"] if e[0] == d and e[1] in "FB"] for d in (0, 1)] for source in timeline}
+    order = {
+        source: [[e[1:4] for e in timeline[source]["events"] if e[0] == d and e[1] in "FB"] for d in (0, 1)] for source in timeline
+    }
     assert order["predicted"] == order["measured"]
 
 
@@ -163,8 +183,16 @@ def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path: Path) -> None:
-    words = ["-m", *QUICK, *TOWERS, "model.factory=tests.zoo.Towers", "graph.max_ops=8", "minibatch_size=32",
-             "cluster.memory_bytes=1e9,100", "+data.args.broken=false,true"]
+    words = [
+        "-m",
+        *QUICK,
+        *TOWERS,
+        "model.factory=tests.zoo.Towers",
+        "graph.max_ops=8",
+        "minibatch_size=32",
+        "cluster.memory_bytes=1e9,100",
+        "+data.args.broken=false,true",
+    ]
     first = run(tmp_path, *words)
     assert first.code == 1
     assert "the disk with the samples is gone" in first.out
@@ -190,8 +218,17 @@ def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
     assert "batch statistics differ" in done.out
     losses = []
     for engine in ("distributed", "single"):
-        done = run(tmp_path / engine, *QUICK, *TOWERS, "model.factory=tests.zoo.FixedBatch", "minibatch_size=32", "microbatch_size=8",
-                   "graph.max_ops=4", f"engine={engine}", "dtype=float64")
+        done = run(
+            tmp_path / engine,
+            *QUICK,
+            *TOWERS,
+            "model.factory=tests.zoo.FixedBatch",
+            "minibatch_size=32",
+            "microbatch_size=8",
+            "graph.max_ops=4",
+            f"engine={engine}",
+            "dtype=float64",
+        )
         assert done.code == 0, done.out
         losses.append(done.result["loss"])
         if engine == "distributed":

@@ -9,8 +9,13 @@ from gpp.errors import InvalidConfig
 from gpp.values import from_json, to_json
 from tests.conf import CONF, option
 
-DEVICE = Device(kind="cuda", memory_bytes=16e9, peak_flop_per_s={"float32": 10e12, "float16": 100e12}, efficiency=0.5,
-                memory_bandwidth_bytes_per_s=900e9)
+DEVICE = Device(
+    kind="cuda",
+    memory_bytes=16e9,
+    peak_flop_per_s={"float32": 10e12, "float16": 100e12},
+    efficiency=0.5,
+    memory_bandwidth_bytes_per_s=900e9,
+)
 FAST, SLOW = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e10), Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
 
 
@@ -32,8 +37,9 @@ def test_links():
     assert FAST.transfer_s(1e10) == pytest.approx(1.000001)
 
 
-@pytest.mark.parametrize(("devices", "slowest"), [
-    ((0, 1), FAST), ((2, 3), FAST), ((0, 2), SLOW), ((0, 1, 2), SLOW), ((0, 1, 2, 3), SLOW)])
+@pytest.mark.parametrize(
+    ("devices", "slowest"), [((0, 1), FAST), ((2, 3), FAST), ((0, 2), SLOW), ((0, 1, 2), SLOW), ((0, 1, 2, 3), SLOW)]
+)
 def test_ring_allreduce_in_closed_form(devices, slowest):
     n, size = len(devices), 8e6
     expected = 2 * (n - 1) * slowest.latency_s + 2 * (n - 1) / n * size / slowest.bandwidth_bytes_per_s
@@ -66,17 +72,20 @@ def test_local_shares_the_machines_memory():
     assert local(name="l", num_devices=4, device=device, link=FAST, memory_bytes=1e12).devices[0].memory_bytes == 1e12
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: replace(DEVICE, memory_bytes=0), r"memory_bytes=0: must be positive"),
-    (lambda: replace(DEVICE, speed_factor=float("nan")), "speed_factor=nan"),
-    (lambda: replace(DEVICE, kind="tpu"), "must be cpu or cuda"),
-    (lambda: replace(DEVICE, peak_flop_per_s={}), "one dtype"),
-    (lambda: Link(latency_s=-1, bandwidth_bytes_per_s=1), "cluster.link"),
-    (lambda: Link(latency_s=0, bandwidth_bytes_per_s=0), "cluster.link"),
-    (lambda: replace(two_by_two(), nodes=(0,)), "one node index"),
-    (lambda: uniform(name="c", num_nodes=0, devices_per_node=1, device=DEVICE, intra_node=FAST), "num_nodes=0"),
-    (lambda: local(name="c", num_devices=0, device=DEVICE, link=FAST), "num_devices=0"),
-])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(DEVICE, memory_bytes=0), r"memory_bytes=0: must be positive"),
+        (lambda: replace(DEVICE, speed_factor=float("nan")), "speed_factor=nan"),
+        (lambda: replace(DEVICE, kind="tpu"), "must be cpu or cuda"),
+        (lambda: replace(DEVICE, peak_flop_per_s={}), "one dtype"),
+        (lambda: Link(latency_s=-1, bandwidth_bytes_per_s=1), "cluster.link"),
+        (lambda: Link(latency_s=0, bandwidth_bytes_per_s=0), "cluster.link"),
+        (lambda: replace(two_by_two(), nodes=(0,)), "one node index"),
+        (lambda: uniform(name="c", num_nodes=0, devices_per_node=1, device=DEVICE, intra_node=FAST), "num_nodes=0"),
+        (lambda: local(name="c", num_devices=0, device=DEVICE, link=FAST), "num_devices=0"),
+    ],
+)
 def test_nonsense_is_refused(make, message):
     with pytest.raises(InvalidConfig, match=message):
         make()
@@ -86,9 +95,18 @@ def test_reads_back_equal():
     assert from_json(Cluster, to_json(two_by_two())) == two_by_two()
 
 
-@pytest.mark.parametrize(("name", "num_devices", "num_nodes"), [
-    ("local", 4, 1), ("local_4", 4, 1), ("summit_1x4", 4, 1), ("summit_2x4", 8, 2), ("summit_4x4", 16, 4), ("summit_8x4", 32, 8),
-    ("dgx_h100", 8, 1)])
+@pytest.mark.parametrize(
+    ("name", "num_devices", "num_nodes"),
+    [
+        ("local", 4, 1),
+        ("local_4", 4, 1),
+        ("summit_1x4", 4, 1),
+        ("summit_2x4", 8, 2),
+        ("summit_4x4", 16, 4),
+        ("summit_8x4", 32, 8),
+        ("dgx_h100", 8, 1),
+    ],
+)
 def test_every_option_is_a_cluster(name, num_devices, num_nodes):
     cluster = option("cluster", name)
     assert (cluster.name, cluster.num_devices, len(set(cluster.nodes))) == (name, num_devices, num_nodes)

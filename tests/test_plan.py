@@ -31,25 +31,28 @@ def test_a_plan_of_the_diamond():
     assert [stage.in_flight for stage in PLAN.stages] == [6, 4, 4, 2]
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    (replace(PLAN, graph_fingerprint="other"), "another graph"),
-    (replace(PLAN, minibatch_size=16), "minibatch_size=16"),
-    (with_stage(1, ops=(1, 2)), "operator 2 is in stages 1 and 2"),
-    (with_stage(1, ops=()), "no operators or no devices"),
-    (with_stage(1, devices=()), "no operators or no devices"),
-    (with_stage(3, ops=(3, 4)), r"operators \[4\] are in no stage or do not exist"),
-    (replace(PLAN, stages=PLAN.stages[:3], edges=PLAN.edges[:2]), r"operators \[3\] are in no stage"),
-    (with_stage(1, devices=(0,)), "disjoint devices"),
-    (with_stage(1, devices=(4,)), "disjoint devices"),
-    (replace(PLAN, edges=((1, 0), *PLAN.edges[1:])), "does not go forward"),
-    (replace(PLAN, edges=(*PLAN.edges, (3, 4))), "does not go forward"),
-    (with_stage(0, microbatch_size=3, in_flight=3), "must divide 8"),
-    (with_stage(0, microbatch_size=0), "must divide 8"),
-    (with_stage(0, in_flight=5), "must be a multiple"),
-    (with_stage(0, in_flight=0), "must be a multiple"),
-    (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "disjoint devices"),
-    (replace(PLAN, edges=PLAN.edges[:3]), "no such edge"),
-])
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (replace(PLAN, graph_fingerprint="other"), "another graph"),
+        (replace(PLAN, minibatch_size=16), "minibatch_size=16"),
+        (with_stage(1, ops=(1, 2)), "operator 2 is in stages 1 and 2"),
+        (with_stage(1, ops=()), "no operators or no devices"),
+        (with_stage(1, devices=()), "no operators or no devices"),
+        (with_stage(3, ops=(3, 4)), r"operators \[4\] are in no stage or do not exist"),
+        (replace(PLAN, stages=PLAN.stages[:3], edges=PLAN.edges[:2]), r"operators \[3\] are in no stage"),
+        (with_stage(1, devices=(0,)), "disjoint devices"),
+        (with_stage(1, devices=(4,)), "disjoint devices"),
+        (replace(PLAN, edges=((1, 0), *PLAN.edges[1:])), "does not go forward"),
+        (replace(PLAN, edges=(*PLAN.edges, (3, 4))), "does not go forward"),
+        (with_stage(0, microbatch_size=3, in_flight=3), "must divide 8"),
+        (with_stage(0, microbatch_size=0), "must divide 8"),
+        (with_stage(0, in_flight=5), "must be a multiple"),
+        (with_stage(0, in_flight=0), "must be a multiple"),
+        (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "disjoint devices"),
+        (replace(PLAN, edges=PLAN.edges[:3]), "no such edge"),
+    ],
+)
 def test_every_violation_is_named(plan, message):
     with pytest.raises(InvalidPlan, match=message):
         plan.validate(PROBLEM)
@@ -64,8 +67,10 @@ def test_more_replicas_than_samples():
 
 def test_not_convex():
     of = problem(chain(3), 2, 8)
-    stages = (Stage(ops=(0, 2), devices=(0,), microbatch_size=2, in_flight=4),
-              Stage(ops=(1,), devices=(1,), microbatch_size=2, in_flight=2))
+    stages = (
+        Stage(ops=(0, 2), devices=(0,), microbatch_size=2, in_flight=4),
+        Stage(ops=(1,), devices=(1,), microbatch_size=2, in_flight=2),
+    )
     plan = Plan(planner="test", stages=stages, edges=((0, 1),), minibatch_size=8, graph_fingerprint=of.graph.fingerprint)
     with pytest.raises(InvalidPlan, match="stage 0 is not convex"):
         plan.validate(of)
@@ -94,18 +99,27 @@ def test_order_edges_make_a_chain():
 def test_tensors_of_edges():
     found = PLAN.edge_tensors(PROBLEM.graph)
     assert {edge: [t.name for t in tensors] for edge, tensors in found.items()} == {
-        (0, 1): ["t0"], (0, 2): ["t0"], (1, 3): ["t1"], (2, 3): ["t2"]}
+        (0, 1): ["t0"],
+        (0, 2): ["t0"],
+        (1, 3): ["t1"],
+        (2, 3): ["t2"],
+    }
 
 
 def test_skip_connections_carry_their_tensor_past_stages():
     ops = tuple(Op(name=f"op{i}") for i in range(3))
-    tensors = (Tensor(name="skip", producer=0, consumers=(1, 2), bytes_per_sample=4.0),
-               Tensor(name="next", producer=1, consumers=(2,), bytes_per_sample=4.0))
+    tensors = (
+        Tensor(name="skip", producer=0, consumers=(1, 2), bytes_per_sample=4.0),
+        Tensor(name="next", producer=1, consumers=(2,), bytes_per_sample=4.0),
+    )
     of = problem(OpGraph(name="g", ops=ops, tensors=tensors), 3, 4)
     plan = make_plan(of, "test", [(1, 1), (2, 1), (4, 1)], 1)
     plan.validate(of)
     assert {edge: [t.name for t in found] for edge, found in plan.edge_tensors(of.graph).items()} == {
-        (0, 1): ["skip"], (0, 2): ["skip"], (1, 2): ["next"]}
+        (0, 1): ["skip"],
+        (0, 2): ["skip"],
+        (1, 2): ["next"],
+    }
 
 
 def test_gpipe_keeps_the_whole_minibatch():
@@ -113,8 +127,10 @@ def test_gpipe_keeps_the_whole_minibatch():
     assert [s.in_flight for s in make_plan(of, "test", [(1, 1), (2, 1), (4, 1)], 2).stages] == [8, 8, 8]
 
 
-@pytest.mark.parametrize(("b", "successor", "expected"), [
-    (4, None, 4), (4, (4, 4, 1), 8), (2, (4, 4, 1), 8), (1, (1, 1, 1), 2), (4, (2, 2, 1), 8), (4, (8, 2, 1), 16)])
+@pytest.mark.parametrize(
+    ("b", "successor", "expected"),
+    [(4, None, 4), (4, (4, 4, 1), 8), (2, (4, 4, 1), 8), (1, (1, 1, 1), 2), (4, (2, 2, 1), 8), (4, (8, 2, 1), 16)],
+)
 def test_in_flight(b, successor, expected):
     assert required_in_flight(b, 1, successor) == expected
 

@@ -42,8 +42,10 @@ def test_messages_between_two_devices_stay_in_order(seed):
     """Both ends walk their micro-batches in order, so one channel for each pair is first in, first out."""
     rng = random.Random(seed)
     total = rng.randint(1, 60)
-    found = messages(pieces(range(rng.randint(1, 5)), rng.randint(1, 12), total),
-                     pieces(range(10, 10 + rng.randint(1, 5)), rng.randint(1, 12), total))
+    found = messages(
+        pieces(range(rng.randint(1, 5)), rng.randint(1, 12), total),
+        pieces(range(10, 10 + rng.randint(1, 5)), rng.randint(1, 12), total),
+    )
     channels = defaultdict(list)
     for m in found:
         channels[m.src_device, m.dst_device].append((m.src_microbatch, m.dst_microbatch, m.lo))

@@ -25,12 +25,27 @@ def random_dag(rng: random.Random, num_ops: int) -> OpGraph:
     tensors = []
     for op in range(1, num_ops):
         for producer in sorted(rng.sample(range(op), k=min(op, rng.choice([1, 1, 2])))):
-            tensors.append(Tensor(name=f"t{producer}_{op}", producer=producer, consumers=(op,), bytes_per_sample=rng.uniform(0, 4),
-                                  differentiable=rng.random() < 0.8))
+            tensors.append(
+                Tensor(
+                    name=f"t{producer}_{op}",
+                    producer=producer,
+                    consumers=(op,),
+                    bytes_per_sample=rng.uniform(0, 4),
+                    differentiable=rng.random() < 0.8,
+                )
+            )
     params = tuple(Param(name=f"w{i}", num_bytes=rng.randint(1, 50)) for i in range(num_ops))
     # One weight tied between the first and the last operator.
-    ops = tuple(Op(name=f"o{i}", forward_flops=rng.uniform(0.5, 2), backward_flops=rng.uniform(0.5, 3), saved_bytes=rng.uniform(1, 9),
-                   params=(f"w{i}",) + (("w0",) if i == num_ops - 1 else ())) for i in range(num_ops))
+    ops = tuple(
+        Op(
+            name=f"o{i}",
+            forward_flops=rng.uniform(0.5, 2),
+            backward_flops=rng.uniform(0.5, 3),
+            saved_bytes=rng.uniform(1, 9),
+            params=(f"w{i}",) + (("w0",) if i == num_ops - 1 else ()),
+        )
+        for i in range(num_ops)
+    )
     return OpGraph(name="random", ops=ops, tensors=tuple(tensors), params=params)
 
 
@@ -39,8 +54,14 @@ def test_score_equals_simulation(seed: int) -> None:
     rng = random.Random(seed)
     num_ops = rng.randint(2, 8)
     graph = random_dag(rng, num_ops)
-    cluster = uniform(name="c", num_nodes=3, devices_per_node=8, device=DEVICE, intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
-                      inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3))
+    cluster = uniform(
+        name="c",
+        num_nodes=3,
+        devices_per_node=8,
+        device=DEVICE,
+        intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
+        inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
+    )
     schedule = rng.choice([OneFOneB(), GPipe()])
     problem = Problem(graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=24, in_flight=schedule.in_flight)
     b = rng.choice([2, 4, 6])

@@ -56,8 +56,15 @@ class Block:
     inputs: tuple[str, ...] = ()
 
 
-def capture_blocks(blocks: Sequence[Block], inputs: Mapping[str, Tensor], targets: Tensor | Mapping[str, Tensor], loss: Loss,
-                   metrics: Mapping[str, Loss] | None = None, *, name: str) -> Captured:
+def capture_blocks(
+    blocks: Sequence[Block],
+    inputs: Mapping[str, Tensor],
+    targets: Tensor | Mapping[str, Tensor],
+    loss: Loss,
+    metrics: Mapping[str, Loss] | None = None,
+    *,
+    name: str,
+) -> Captured:
     """Capture a list of blocks; arguments as of `gpp.capture.capture`.
 
     Costs are measured on fake tensors, and on real ones of a small batch where a block does not run on those.
@@ -73,8 +80,9 @@ def capture_blocks(blocks: Sequence[Block], inputs: Mapping[str, Tensor], target
         if block.name in known or not all(part.isidentifier() for part in block.name.split(".")):
             raise InvalidConfig("block", block.name, "names must be unique identifiers", "rename it")
         if missing := [item for item in block.inputs if item not in known]:
-            raise InvalidConfig(f"block {block.name}.inputs", missing, "must be model inputs or earlier blocks",
-                                f"choose from {sorted(known)}")
+            raise InvalidConfig(
+                f"block {block.name}.inputs", missing, "must be model inputs or earlier blocks", f"choose from {sorted(known)}"
+            )
         known.add(block.name)
     return _Builder(blocks, dict(inputs), named, loss, metrics or {}).build(name)
 
@@ -100,8 +108,14 @@ def _make(block: Block) -> nn.Module:
 class _Builder:
     """Drafts and facts of blocks, then those of the loss, in one list."""
 
-    def __init__(self, blocks: Sequence[Block], inputs: dict[str, Tensor], targets: dict[str, Tensor], loss: Loss,
-                 metrics: Mapping[str, Loss]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        inputs: dict[str, Tensor],
+        targets: dict[str, Tensor],
+        loss: Loss,
+        metrics: Mapping[str, Loss],
+    ) -> None:
         self.blocks, self.inputs, self.targets, self.loss, self.metrics = blocks, inputs, targets, loss, metrics
         self.drafts: list[Draft] = []
         self.facts: dict[str, Facts] = {}
@@ -158,8 +172,15 @@ class _Builder:
         facts.saved = [(self._new_storage(), amount, amount) for _, amount, _ in facts.saved]
         facts.saved += [(s, self.facts[n].num_bytes, self.facts[n].num_bytes) for n in names for s in self.facts[n].storages]
         spec = json.dumps([list(block.args), block.kwargs])
-        draft = Draft(name=block.name, kind="block", target=block.factory, module=block.name, args=[{"ref": n} for n in names],
-                      kwargs={"spec": spec, "params": [{"ref": n} for n in params]}, where=f"block {block.name}")
+        draft = Draft(
+            name=block.name,
+            kind="block",
+            target=block.factory,
+            module=block.name,
+            args=[{"ref": n} for n in names],
+            kwargs={"spec": spec, "params": [{"ref": n} for n in params]},
+            where=f"block {block.name}",
+        )
         self.drafts.append(draft)
         self.facts[block.name] = facts
         if facts.parts is None:
@@ -183,8 +204,15 @@ class _Builder:
         for kind, tensors in (("param", module.named_parameters()), ("buffer", module.named_buffers())):
             for key, tensor in tensors:
                 full = f"{block.name}.{key}"
-                draft = Draft(name=full, kind=kind, target=full, shape=tuple(tensor.shape), requires_grad=tensor.requires_grad,
-                              dtype=str(tensor.dtype).removeprefix("torch."), persistent=kind == "param" or key in persistent)
+                draft = Draft(
+                    name=full,
+                    kind=kind,
+                    target=full,
+                    shape=tuple(tensor.shape),
+                    requires_grad=tensor.requires_grad,
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    persistent=kind == "param" or key in persistent,
+                )
                 self.drafts.append(draft)
                 self.facts[full] = Facts(storages=(self._new_storage(),), num_bytes=tensor.numel() * tensor.element_size())
                 out.append(full)
@@ -212,8 +240,9 @@ class _Builder:
             draft.kwargs = _renamed(draft.kwargs, names)
             self.drafts.append(draft)
         results = {key: names[node] for key, node in tail.results.items()}
-        joined = Drafts(drafts=self.drafts, results=results, constants={names[k]: v for k, v in tail.constants.items()},
-                        aliases=self.aliases)
+        joined = Drafts(
+            drafts=self.drafts, results=results, constants={names[k]: v for k, v in tail.constants.items()}, aliases=self.aliases
+        )
         inputs = (*self.inputs, *(f"target:{key}" for key in self.targets))
         return assemble(joined, name=name, inputs=inputs, batch=None, warnings=warnings, facts=self.facts)
 
@@ -232,8 +261,9 @@ class _Tail(nn.Module):
 
 
 def _rename_storage(facts: Facts, old: int, new: int) -> None:
-    facts.storages, facts.reads, facts.writes = (tuple(new if s == old else s for s in part)
-                                                 for part in (facts.storages, facts.reads, facts.writes))
+    facts.storages, facts.reads, facts.writes = (
+        tuple(new if s == old else s for s in part) for part in (facts.storages, facts.reads, facts.writes)
+    )
     facts.saved = [(new if s == old else s, view, whole) for s, view, whole in facts.saved]
 
 
@@ -254,13 +284,18 @@ def _shape(name: str, one: Tensor, other: Tensor) -> tuple[Any, ...]:
         elif a * _OTHER_BATCH == b * MEASURED_BATCH:
             out.append("b" if a == MEASURED_BATCH else ["mul", a // MEASURED_BATCH, "b"])
         else:
-            raise CaptureError(f"{name} has size {a} for {MEASURED_BATCH} samples and {b} for {_OTHER_BATCH}; it must be fixed or "
-                               "a multiple of the batch")
+            raise CaptureError(
+                f"{name} has size {a} for {MEASURED_BATCH} samples and {b} for {_OTHER_BATCH}; it must be fixed or "
+                "a multiple of the batch"
+            )
     return tuple(out)
 
 
-def _measure(block: Block, values: list[tuple[Tensor, Tensor]], grads: list[bool],
-             ) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], Facts]:
+def _measure(
+    block: Block,
+    values: list[tuple[Tensor, Tensor]],
+    grads: list[bool],
+) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], Facts]:
     """A block's module (without storage where possible), its outputs at both batch sizes, its cost."""
     try:
         with torch.device("meta"):

@@ -29,15 +29,30 @@ MEASURED_BATCH = 8
 
 # operator name -> kind; the first pattern that fits decides
 _KINDS = (
-    (r"attention", "attention"), (r"embedding", "embedding"), (r"conv", "conv"), (r"norm", "norm"), (r"loss", "loss"),
-    (r"linear|matmul|\bmm\b|bmm|einsum|addmm|bilinear", "linear"), (r"lstm|gru|rnn", "recurrent"), (r"dropout", "dropout"),
-    (r"relu|gelu|silu|sigmoid|tanh|softmax|elu", "activation"), (r"pool", "pool"),
+    (r"attention", "attention"),
+    (r"embedding", "embedding"),
+    (r"conv", "conv"),
+    (r"norm", "norm"),
+    (r"loss", "loss"),
+    (r"linear|matmul|\bmm\b|bmm|einsum|addmm|bilinear", "linear"),
+    (r"lstm|gru|rnn", "recurrent"),
+    (r"dropout", "dropout"),
+    (r"relu|gelu|silu|sigmoid|tanh|softmax|elu", "activation"),
+    (r"pool", "pool"),
     (r"view|reshape|transpose|permute|slice|select|getitem|expand|squeeze|flatten|chunk|split|contiguous|clone|cat|stack", "shape"),
 )
 
 
-def capture(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], targets: Tensor | Mapping[str, Tensor],
-            loss: Loss, metrics: Mapping[str, Loss] | None = None, *, name: str, batch: int | None = None) -> Captured:
+def capture(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+    targets: Tensor | Mapping[str, Tensor],
+    loss: Loss,
+    metrics: Mapping[str, Loss] | None = None,
+    *,
+    name: str,
+    batch: int | None = None,
+) -> Captured:
     """Capture model, loss and metrics in training mode.
 
     Parameters may be on the meta device, then nothing of their size is allocated.
@@ -63,8 +78,16 @@ def capture(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
     return replace(captured, warnings=(*captured.warnings, *_unused(model, captured)))
 
 
-def assemble(drafts: Drafts, *, name: str, inputs: tuple[str, ...], batch: int | None, warnings: tuple[str, ...],
-             facts: dict[str, Facts] | None = None, measured_batch: int | None = None) -> Captured:
+def assemble(
+    drafts: Drafts,
+    *,
+    name: str,
+    inputs: tuple[str, ...],
+    batch: int | None,
+    warnings: tuple[str, ...],
+    facts: dict[str, Facts] | None = None,
+    measured_batch: int | None = None,
+) -> Captured:
     """Operators and their costs from drafts; `facts` only where they were measured elsewhere (hand-written blocks)."""
     size = measured_batch or batch or MEASURED_BATCH
     known = facts or measure(drafts.drafts, drafts.results["loss"], size)
@@ -75,11 +98,21 @@ def assemble(drafts: Drafts, *, name: str, inputs: tuple[str, ...], batch: int |
     graph = _Costs(drafts, known, groups, size).graph(name)
     kept = [draft for draft in drafts.drafts if draft.name in groups.live or draft.kind == "input"]
     noisy = [draft for draft in kept if draft.kind == "call" and known[draft.name].random and not _has_switch(draft.target)]
-    notes = tuple(f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
-                  for draft in noisy)
-    return Captured(name=name, nodes=tuple(_node(draft) for draft in kept), inputs=inputs, results=drafts.results, graph=graph,
-                    constants={key: value for key, value in drafts.constants.items() if key in groups.live}, batch=batch,
-                    aliases=drafts.aliases, warnings=(*warnings, *dict.fromkeys(notes)))
+    notes = tuple(
+        f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
+        for draft in noisy
+    )
+    return Captured(
+        name=name,
+        nodes=tuple(_node(draft) for draft in kept),
+        inputs=inputs,
+        results=drafts.results,
+        graph=graph,
+        constants={key: value for key, value in drafts.constants.items() if key in groups.live},
+        batch=batch,
+        aliases=drafts.aliases,
+        warnings=(*warnings, *dict.fromkeys(notes)),
+    )
 
 
 def _node(draft: Draft) -> Node:
@@ -91,8 +124,11 @@ def _has_switch(target: str) -> bool:
 
 
 def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
-    return tuple(f"parameter {name} is read by no operation; it gets no gradient" for name, _ in model.named_parameters()
-                 if captured.aliases.get(name, name) not in captured.graph.param_of)
+    return tuple(
+        f"parameter {name} is read by no operation; it gets no gradient"
+        for name, _ in model.named_parameters()
+        if captured.aliases.get(name, name) not in captured.graph.param_of
+    )
 
 
 class _Costs:
@@ -132,15 +168,24 @@ class _Costs:
             own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
             charged.update(own)
             facts = [self.facts[n] for n in own]
-            ops.append(Op(
-                name=names[number], kind=self._kind(number), nodes=tuple(self.groups.groups[number]),
-                forward_flops=sum(f.forward_flops for f in facts) / self.batch,
-                backward_flops=sum(f.backward_flops for f in facts) / self.batch,
-                traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
-                num_kernels=sum(not f.view for f in facts), saved_bytes=kept[number] / self.batch,
-                params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param")))
-        params = tuple(self._param(draft) for draft in self.drafts.drafts
-                       if draft.kind == "param" and any(draft.target in op.params for op in ops))
+            ops.append(
+                Op(
+                    name=names[number],
+                    kind=self._kind(number),
+                    nodes=tuple(self.groups.groups[number]),
+                    forward_flops=sum(f.forward_flops for f in facts) / self.batch,
+                    backward_flops=sum(f.backward_flops for f in facts) / self.batch,
+                    traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
+                    num_kernels=sum(not f.view for f in facts),
+                    saved_bytes=kept[number] / self.batch,
+                    params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
+                )
+            )
+        params = tuple(
+            self._param(draft)
+            for draft in self.drafts.drafts
+            if draft.kind == "param" and any(draft.target in op.params for op in ops)
+        )
         floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
         inputs = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
         dtype = floats.most_common(1)[0][0] if floats else (inputs or ["float32"])[0]
@@ -148,8 +193,13 @@ class _Costs:
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
-        return Param(name=draft.target, num_bytes=self.facts[draft.name].num_bytes, trainable=draft.requires_grad, aliases=others,
-                     gathered=self._gathered(draft))
+        return Param(
+            name=draft.target,
+            num_bytes=self.facts[draft.name].num_bytes,
+            trainable=draft.requires_grad,
+            aliases=others,
+            gathered=self._gathered(draft),
+        )
 
     def _gathered(self, param: Draft) -> bool:
         """Whether only embeddings read it: they touch the rows that the samples name, not the table."""
@@ -187,9 +237,16 @@ class _Costs:
         out = []
         for name in sorted(readers, key=self.index.__getitem__):
             facts = self.facts[name]
-            out.append(GraphTensor(name=name, producer=producer[name], consumers=tuple(sorted(readers[name])),
-                                   bytes_per_sample=facts.num_bytes / self.batch, saved=bool(set(facts.storages) & saved),
-                                   differentiable=facts.requires_grad))
+            out.append(
+                GraphTensor(
+                    name=name,
+                    producer=producer[name],
+                    consumers=tuple(sorted(readers[name])),
+                    bytes_per_sample=facts.num_bytes / self.batch,
+                    saved=bool(set(facts.storages) & saved),
+                    differentiable=facts.requires_grad,
+                )
+            )
         return tuple(out)
 
     def _main(self, number: int) -> Draft:

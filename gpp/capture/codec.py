@@ -19,9 +19,20 @@ GETITEM = "_operator.getitem"
 
 # sympy's and torch's class names of what a size can be made of
 _SIZE_FUNCTIONS = {
-    "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod",
-    "Pow": "pow", "PowByNatural": "pow", "FloatPow": "pow", "Max": "max", "Min": "min", "IntTrueDiv": "truediv",
-    "FloatTrueDiv": "truediv", "ToFloat": "float",
+    "Add": "add",
+    "Mul": "mul",
+    "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv",
+    "Mod": "mod",
+    "PythonMod": "mod",
+    "Pow": "pow",
+    "PowByNatural": "pow",
+    "FloatPow": "pow",
+    "Max": "max",
+    "Min": "min",
+    "IntTrueDiv": "truediv",
+    "FloatTrueDiv": "truediv",
+    "ToFloat": "float",
 }
 
 
@@ -95,8 +106,14 @@ def size(expression: Any) -> Any:
     return {"size": expression} if isinstance(expression, (list, str)) else expression
 
 
-def decode(value: Any, *, ref: Callable[[str], Any], number: Callable[[Any], Any], device: torch.device,
-           dtypes: dict[torch.dtype, torch.dtype] | None = None) -> Any:
+def decode(
+    value: Any,
+    *,
+    ref: Callable[[str], Any],
+    number: Callable[[Any], Any],
+    device: torch.device,
+    dtypes: dict[torch.dtype, torch.dtype] | None = None,
+) -> Any:
     """The argument that an encoding means.
 
     Args:
@@ -112,7 +129,7 @@ def decode(value: Any, *, ref: Callable[[str], Any], number: Callable[[Any], Any
         return [decode(item, ref=ref, number=number, device=device, dtypes=dtypes) for item in value]
     if not isinstance(value, dict):
         return value
-    (kind, content), = value.items()
+    ((kind, content),) = value.items()
     match kind:
         case "ref":
             return ref(content)
@@ -158,8 +175,10 @@ def operator_of(target: str) -> Callable[..., Any]:
         found = getattr(packet, parts[2], None)
         if isinstance(found, torch._ops.OpOverload):
             return found
-    raise CaptureError(f"operator {target} is not registered in this process. Fix: import the package that defines it, "
-                       "or use the torch version that captured it")
+    raise CaptureError(
+        f"operator {target} is not registered in this process. Fix: import the package that defines it, "
+        "or use the torch version that captured it"
+    )
 
 
 def writes(target: Callable[..., Any]) -> bool:

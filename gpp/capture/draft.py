@@ -20,8 +20,12 @@ from gpp.errors import CaptureError
 
 # checks that torch adds while tracing; they compute nothing
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}
-_KINDS = {InputKind.PARAMETER: "param", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant",
-          InputKind.USER_INPUT: "input"}
+_KINDS = {
+    InputKind.PARAMETER: "param",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "input",
+}
 _MAX_CONSTANT_BYTES = 1 << 20
 
 
@@ -156,8 +160,10 @@ class _Reader:
             try:
                 draft.shape = tuple(expression_of(extent) for extent in value.shape)
             except UnknownSize as error:
-                raise CaptureError(f"{draft.target} at {draft.where} makes a tensor whose size is {error}. Fix: mask instead of "
-                                   "selecting (torch.where), or use hand-written blocks (gpp.capture.blocks)") from error
+                raise CaptureError(
+                    f"{draft.target} at {draft.where} makes a tensor whose size is {error}. Fix: mask instead of "
+                    "selecting (torch.where), or use hand-written blocks (gpp.capture.blocks)"
+                ) from error
             draft.dtype = str(value.dtype).removeprefix("torch.")
             draft.batch_dim = batch_dimension(draft.shape, self.traced.batch)
         self.drafts.append(draft)
@@ -176,9 +182,12 @@ class _Reader:
         def lookup(node: torch.fx.Node) -> Any:
             found = values[node]
             if isinstance(found, UnknownSize):
-                raise CaptureError(f"{user.target} at {_where(user)} uses {found}. Fix: keep it a tensor "
-                                   "(no .item(), no int()), or describe the model by hand-written blocks (gpp.capture.blocks)")
+                raise CaptureError(
+                    f"{user.target} at {_where(user)} uses {found}. Fix: keep it a tensor "
+                    "(no .item(), no int()), or describe the model by hand-written blocks (gpp.capture.blocks)"
+                )
             return found
+
         return lookup
 
     def _call(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> None:
@@ -202,12 +211,23 @@ class _Reader:
             values[node] = values[node.args[0]][node.args[1]]
             return
         if target is not operator.getitem and not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
-                               "Fix: describe the model by hand-written blocks (gpp.capture.blocks)")
+            raise CaptureError(
+                f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
+                "Fix: describe the model by hand-written blocks (gpp.capture.blocks)"
+            )
         name = GETITEM if target is operator.getitem else str(target)
         kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
-        draft = self._add(node.name, value=value, kind="call", target=name, where=where, args=encode(node.args, lookup),
-                          kwargs=kwargs, module=_module_path(node), no_grad=no_grad)
+        draft = self._add(
+            node.name,
+            value=value,
+            kind="call",
+            target=name,
+            where=where,
+            args=encode(node.args, lookup),
+            kwargs=kwargs,
+            module=_module_path(node),
+            no_grad=no_grad,
+        )
         values[node] = {"ref": draft.name}
 
     def _broadcast(self, node: torch.fx.Node, item: int, values: dict[torch.fx.Node, Any], where: str, no_grad: bool) -> Any:
@@ -218,8 +238,16 @@ class _Reader:
         if source.meta["val"].shape == value.shape:
             return encoded
         shape = [size(expression_of(extent)) for extent in value.shape]
-        draft = self._add(f"{node.name}_{item}", value=value, kind="call", target="aten.expand.default", where=where,
-                          args=[encoded, shape], module=_module_path(node), no_grad=no_grad)
+        draft = self._add(
+            f"{node.name}_{item}",
+            value=value,
+            kind="call",
+            target="aten.expand.default",
+            where=where,
+            args=[encoded, shape],
+            module=_module_path(node),
+            no_grad=no_grad,
+        )
         return {"ref": draft.name}
 
     def _region(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> list[Any]:
@@ -227,11 +255,15 @@ class _Reader:
         kind = node.target.name() if callable(getattr(node.target, "name", None)) else str(node.target)  # type: ignore[union-attr]
         place = self._place(owner, node)
         if "autocast" in kind:
-            raise CaptureError(f"torch.autocast at {place} cannot be captured: a cut could fall inside its region. "
-                               "Fix: remove it and set dtype=bfloat16")
+            raise CaptureError(
+                f"torch.autocast at {place} cannot be captured: a cut could fall inside its region. "
+                "Fix: remove it and set dtype=bfloat16"
+            )
         if "set_grad_enabled" not in kind:
-            raise CaptureError(f"the higher-order operator {kind} at {place} cannot be captured. "
-                               "Fix: describe the model by hand-written blocks (gpp.capture.blocks)")
+            raise CaptureError(
+                f"the higher-order operator {kind} at {place} cannot be captured. "
+                "Fix: describe the model by hand-written blocks (gpp.capture.blocks)"
+            )
         enabled, inner, *operands = node.args
         region = getattr(owner, inner.target)  # type: ignore[union-attr]
         lookup = self._lookup(values, node)
@@ -257,8 +289,6 @@ class _Reader:
         if found.shape != ():
             raise CaptureError(f"{name} has shape {found.shape}. Fix: return a scalar, the mean over the samples")
         return found.name
-
-
 
 
 def _module_path(node: torch.fx.Node) -> str:

@@ -18,8 +18,14 @@ from gpp.errors import CaptureError
 from gpp.graph.captured import OPERATIONS, Node
 
 _TWO_OPERANDS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "truediv": operator.truediv, "mod": operator.mod,
-    "pow": operator.pow, "max": torch.sym_max, "min": torch.sym_min,
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "max": torch.sym_max,
+    "min": torch.sym_min,
 }
 _PATH = re.compile(r"\w+(\.\w+)*")
 
@@ -51,8 +57,9 @@ class Root(nn.Module):
         else:
             module.register_buffer(name, tensor, persistent=node.kind == "buffer" and node.persistent)
 
-    def add_block(self, node: Node, make: Callable[[], nn.Module] | None, device: torch.device,
-                  dtypes: dict[torch.dtype, torch.dtype]) -> None:
+    def add_block(
+        self, node: Node, make: Callable[[], nn.Module] | None, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
+    ) -> None:
         """A hand-written block, made by `make` or else by the factory that its node names."""
         module, name = self._holder(node.name)
         if make is None:
@@ -88,8 +95,9 @@ def import_factory(path: str) -> Callable[..., nn.Module]:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise CaptureError(f"the block factory {path} cannot be imported: {error}. Fix: give the dotted path of an importable "
-                           "function or class") from error
+        raise CaptureError(
+            f"the block factory {path} cannot be imported: {error}. Fix: give the dotted path of an importable function or class"
+        ) from error
 
 
 class Emitter:
@@ -100,8 +108,9 @@ class Emitter:
         batch: the only batch size that the code is for; None for any.
     """
 
-    def __init__(self, root: Root, *, device: torch.device, dtypes: dict[torch.dtype, torch.dtype], training: bool,
-                 batch: int | None) -> None:
+    def __init__(
+        self, root: Root, *, device: torch.device, dtypes: dict[torch.dtype, torch.dtype], training: bool, batch: int | None
+    ) -> None:
         self.root, self.device, self.dtypes, self.training = root, device, dtypes, training
         self.graph = fx.Graph()
         self.batch = self.graph.placeholder("batch")

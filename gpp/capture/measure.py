@@ -121,8 +121,10 @@ class _Run:
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
-        args, kwargs = (decode(part, ref=self.values.__getitem__, number=lambda tree: evaluate(tree, self.batch),
-                               device=torch.device("cpu")) for part in (draft.args, list(draft.kwargs.values())))
+        args, kwargs = (
+            decode(part, ref=self.values.__getitem__, number=lambda tree: evaluate(tree, self.batch), device=torch.device("cpu"))
+            for part in (draft.args, list(draft.kwargs.values()))
+        )
         kwargs = dict(zip(draft.kwargs, kwargs, strict=True))
         facts = self.facts[draft.name] = Facts()
         before = _tensors((args, kwargs))
@@ -140,8 +142,10 @@ class _Run:
             with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor):
                 value = operator(*args, **kwargs)
         except Exception as error:
-            raise CaptureError(f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}. "
-                               "Fix: make it work for any batch size") from error
+            raise CaptureError(
+                f"{draft.target} at {draft.where} does not run with {self.batch} samples: {error}. "
+                "Fix: make it work for any batch size"
+            ) from error
         self.values[draft.name] = value
         outputs = _tensors(value)
         facts.storages = tuple(storage_of(tensor) for tensor in outputs)

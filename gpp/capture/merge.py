@@ -48,8 +48,11 @@ class Merger:
             for storage in dict.fromkeys((*facts[draft.name].storages, *facts[draft.name].reads, *facts[draft.name].writes)):
                 self.owner_of.setdefault(storage, draft)
                 self.touching[storage].append(draft.name)
-        self.written = {s: [n for n in names if s in facts[n].writes] for s, names in self.touching.items()
-                        if any(s in facts[n].writes for n in names)}
+        self.written = {
+            s: [n for n in names if s in facts[n].writes]
+            for s, names in self.touching.items()
+            if any(s in facts[n].writes for n in names)
+        }
         self.parent: dict[str, str] = {}
 
     def merge(self) -> Groups:
@@ -121,8 +124,12 @@ class Merger:
                     continue
                 facts = self.facts[draft.name]
                 preparation = not uses_param[draft.name] and not facts.forward_flops
-                draft.free = (draft.name not in bound and not facts.random and (preparation or not uses_input[draft.name])
-                              and all(self.draft[n].free or self.draft[n].kind not in ("call", "block") for n in needs))
+                draft.free = (
+                    draft.name not in bound
+                    and not facts.random
+                    and (preparation or not uses_input[draft.name])
+                    and all(self.draft[n].free or self.draft[n].kind not in ("call", "block") for n in needs)
+                )
             taken = set()
             for storage, writers in self.written.items():
                 inside = [w for w in writers if w in live]
@@ -262,9 +269,11 @@ class Merger:
 
     def _home(self, draft: Draft, out: Groups) -> int:
         """Operator to which a free update of a buffer belongs: one of the same module, else the nearest one."""
+
         def nearness(unit: str) -> tuple[int, int]:
             a, b = draft.module.split("."), self.draft[unit].module.split(".")
             common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             same = draft.module == self.draft[unit].module
             return (-len(a) - 1 if same else -common, abs(self.index[unit] - self.index[draft.name]))
+
         return out.producer[min(out.producer, key=nearness)]

@@ -36,8 +36,9 @@ _WEIGHT_STD = 0.02
 _SLOW_S = 0.25
 
 
-def measured(cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int, device: str = "cpu",
-             optimizer: Any = None) -> Profiled:
+def measured(
+    cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int, device: str = "cpu", optimizer: Any = None
+) -> Profiled:
     """`cost` with the profile of `graph`, from disk where it is there and covers `largest` samples, else measured.
 
     Args:
@@ -51,8 +52,15 @@ def measured(cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int
     counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
     found = cost.load(graph, setting)
     if found is None or found.sample_counts[-1] < counts[-1]:
-        found = profile(captured, graph, device=device, sample_counts=counts, num_threads=cost.num_threads, budget_s=cost.budget_s,
-                        optimizer=optimizer)
+        found = profile(
+            captured,
+            graph,
+            device=device,
+            sample_counts=counts,
+            num_threads=cost.num_threads,
+            budget_s=cost.budget_s,
+            optimizer=optimizer,
+        )
         cost.store(graph, found)
     return cost.add(found)
 
@@ -61,12 +69,25 @@ def setting_of(device: str, num_threads: int, optimizer: str = "") -> Setting:
     """What a measurement on `device` depends on."""
     if torch.device(device).type == "cpu":
         return cpu_setting(num_threads, optimizer)
-    return Setting(device_kind="cuda", device_name=torch.cuda.get_device_name(device), torch_version=torch.__version__,
-                   num_threads=num_threads, optimizer=optimizer)
+    return Setting(
+        device_kind="cuda",
+        device_name=torch.cuda.get_device_name(device),
+        torch_version=torch.__version__,
+        num_threads=num_threads,
+        optimizer=optimizer,
+    )
 
 
-def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int], device: str = "cpu", num_threads: int = 1,
-            budget_s: float = 8.0, optimizer: Any = None) -> Profile:
+def profile(
+    captured: Captured,
+    graph: OpGraph,
+    *,
+    sample_counts: Sequence[int],
+    device: str = "cpu",
+    num_threads: int = 1,
+    budget_s: float = 8.0,
+    optimizer: Any = None,
+) -> Profile:
     """Time every operator of `graph` at every sample count.
 
     Args:
@@ -92,10 +113,15 @@ def profile(captured: Captured, graph: OpGraph, *, sample_counts: Sequence[int],
                 seen[key].append(_row(captured, module, sample_counts, at, budget, overhead))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
-    return Profile(graph_fingerprint=graph.fingerprint, sample_counts=tuple(sample_counts), update_s_per_byte=update,
-                   setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
-                   forward_s=tuple(rows[key][0] for key in keys), backward_s=tuple(rows[key][1] for key in keys),
-                   action_overhead_s=overhead.forward_s + overhead.backward_s)
+    return Profile(
+        graph_fingerprint=graph.fingerprint,
+        sample_counts=tuple(sample_counts),
+        update_s_per_byte=update,
+        setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
+        forward_s=tuple(rows[key][0] for key in keys),
+        backward_s=tuple(rows[key][1] for key in keys),
+        action_overhead_s=overhead.forward_s + overhead.backward_s,
+    )
 
 
 _Row = list[tuple[float, float]]
@@ -117,8 +143,9 @@ class _Pair:
     backward_s: float
 
 
-def _row(captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float,
-         overhead: _Pair) -> _Row:
+def _row(
+    captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _Pair
+) -> _Row:
     """(forward, backward) seconds of one group at each sample count; above the first slow one they are extrapolated."""
     out: _Row = []
     for i, samples in enumerate(sample_counts):
@@ -136,17 +163,27 @@ def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
     """An operator's own time: at least a tenth of what was seen, so that noise cannot make it vanish."""
-    return (max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
-            max(pair.backward_s - overhead.backward_s, pair.backward_s / 10))
+    return (
+        max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
+        max(pair.backward_s - overhead.backward_s, pair.backward_s / 10),
+    )
 
 
 def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
     """Equal for groups that do the same: equal calls, amounts, and shapes of everything that goes in or out."""
     nodes = [captured.node_of[name] for name in op.nodes]
     border = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
-    return (tuple((n.target if n.kind in ("call", "block") else n.kind, repr(n.shape), n.dtype) for n in nodes), repr(border),
-            len(module.sends), tuple(module.results), op.forward_flops, op.backward_flops, op.traffic_bytes, op.saved_bytes,
-            tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()))
+    return (
+        tuple((n.target if n.kind in ("call", "block") else n.kind, repr(n.shape), n.dtype) for n in nodes),
+        repr(border),
+        len(module.sends),
+        tuple(module.results),
+        op.forward_flops,
+        op.backward_flops,
+        op.traffic_bytes,
+        op.saved_bytes,
+        tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()),
+    )
 
 
 def _fill(module: StageModule) -> None:
@@ -197,8 +234,9 @@ def _overhead(device: torch.device) -> _Pair:
     return _time_passes(lambda: [received.detach().requires_grad_()], [torch.ones(1, device=device)], device, 0.05)
 
 
-def _time_passes(forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device,
-                 budget_s: float) -> _Pair:
+def _time_passes(
+    forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float
+) -> _Pair:
     """Medians over repeats after two warm-up passes, which also fill the gradients that later passes add to."""
     synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     # On one core, the time that this process computed: others on a busy machine do not count.

@@ -123,8 +123,9 @@ class StageModule(nn.Module):
 class _Cut:
     """Which nodes a stage runs and what crosses its border."""
 
-    def __init__(self, captured: Captured, nodes: Iterable[str], device: torch.device,
-                 dtypes: dict[torch.dtype, torch.dtype]) -> None:
+    def __init__(
+        self, captured: Captured, nodes: Iterable[str], device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
+    ) -> None:
         self.captured, self.device, self.dtypes = captured, device, dtypes
         self.node_of = captured.node_of
         self.order = {node.name: i for i, node in enumerate(captured.nodes)}
@@ -171,8 +172,11 @@ class _Cut:
         for name, node in self.captured.results.items():
             if node in self.own and (name == "loss" or not training):
                 todo.append(node)
-        own_writers = [n for n in self.own if self.node_of[n].kind == "call"
-                       and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))]
+        own_writers = [
+            n
+            for n in self.own
+            if self.node_of[n].kind == "call" and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))
+        ]
         todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
         seen: set[str] = set()
         while todo:
@@ -184,8 +188,9 @@ class _Cut:
             if self._foreign(node):
                 continue
             todo += node_references(node)
-            todo += [n for n in node.after if (not self._foreign(self.node_of[n]))
-                     and (training or not self.dropped(self.node_of[n]))]
+            todo += [
+                n for n in node.after if (not self._foreign(self.node_of[n])) and (training or not self.dropped(self.node_of[n]))
+            ]
         return seen
 
     def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]:
@@ -217,12 +222,19 @@ class _Cut:
             raise CaptureError(f"{name} has no batch dimension, so it cannot cross a border")
         rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
         dtype = dtype_of(node.dtype)
-        return TensorSpec(shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype),
-                          differentiable=node.requires_grad)
+        return TensorSpec(
+            shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
+        )
 
 
-def build_stage(captured: Captured, nodes: Iterable[str], *, device: torch.device | str, dtype_of_floats: torch.dtype | None = None,
-                blocks: Mapping[str, Callable[[], nn.Module]] | None = None) -> StageModule:
+def build_stage(
+    captured: Captured,
+    nodes: Iterable[str],
+    *,
+    device: torch.device | str,
+    dtype_of_floats: torch.dtype | None = None,
+    blocks: Mapping[str, Callable[[], nn.Module]] | None = None,
+) -> StageModule:
     """The module of the stage that holds `nodes`: the node names of all of its operators.
 
     Parameters and buffers are empty; fill them with `StageModule.load`.

@@ -52,8 +52,15 @@ class Traced:
 class Whole(nn.Module):
     """Model, loss and metrics as one module: flat tensors in; loss and metrics out."""
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any], num_inputs: int, targets: tuple[str, ...],
-                 loss: Loss, metrics: Mapping[str, Loss]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[..., Any],
+        num_inputs: int,
+        targets: tuple[str, ...],
+        loss: Loss,
+        metrics: Mapping[str, Loss],
+    ) -> None:
         super().__init__()
         self.model = model
         if isinstance(loss, nn.Module):
@@ -71,8 +78,10 @@ class Whole(nn.Module):
         return tuple(function(outputs, targets) for function in (loss, *metrics))
 
 
-def named_inputs(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
-                 ) -> tuple[dict[str, Tensor], Callable[..., Any]]:
+def named_inputs(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+) -> tuple[dict[str, Tensor], Callable[..., Any]]:
     """Inputs by name, and the function that calls a model with them given as a flat tuple.
 
     Positional inputs get the names of the signature, or their positions where it has none.
@@ -94,16 +103,28 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
     """
     for name, tensor in examples.items():
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise InvalidConfig(f"inputs.{name}", type(tensor).__name__, "must be a tensor with the batch as its first dimension",
-                                "pass constants through the model's constructor")
+            raise InvalidConfig(
+                f"inputs.{name}",
+                type(tensor).__name__,
+                "must be a tensor with the batch as its first dimension",
+                "pass constants through the model's constructor",
+            )
     sizes = {name: tensor.shape[0] for name, tensor in examples.items()}
     if len(set(sizes.values())) != 1:
-        raise InvalidConfig("inputs", sizes, "the first dimension of every input and target must be the same batch size",
-                            "pass batch-first tensors of one batch size")
+        raise InvalidConfig(
+            "inputs",
+            sizes,
+            "the first dimension of every input and target must be the same batch size",
+            "pass batch-first tensors of one batch size",
+        )
     (size,) = set(sizes.values())
     if size < 2:
-        raise InvalidConfig("inputs", sizes, "torch.export takes sizes 0 and 1 for constants, so the example batch must be "
-                            "at least 2", "pass two samples")
+        raise InvalidConfig(
+            "inputs",
+            sizes,
+            "torch.export takes sizes 0 and 1 for constants, so the example batch must be at least 2",
+            "pass two samples",
+        )
     return size
 
 
@@ -113,8 +134,15 @@ def resized(tensor: Tensor, batch: int) -> Tensor:
     return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:batch] if repeats > 1 else tensor[:batch]
 
 
-def trace(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], targets: Mapping[str, Tensor], loss: Loss,
-          metrics: Mapping[str, Loss], *, batch: int | None) -> Traced:
+def trace(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
+    targets: Mapping[str, Tensor],
+    loss: Loss,
+    metrics: Mapping[str, Loss],
+    *,
+    batch: int | None,
+) -> Traced:
     """Export with a symbolic batch, or at a fixed batch size where the model allows no other.
 
     Raises:
@@ -145,8 +173,13 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, ...], t
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return Traced(program=program, inputs=names, results=("loss", *(f"metric:{name}" for name in metrics)), batch=fixed,
-                  warnings=tuple(dict.fromkeys(notes)))
+    return Traced(
+        program=program,
+        inputs=names,
+        results=("loss", *(f"metric:{name}" for name in metrics)),
+        batch=fixed,
+        warnings=tuple(dict.fromkeys(notes)),
+    )
 
 
 def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.ExportedProgram:
@@ -176,8 +209,13 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
     Parameters and buffers are exchanged for fake ones of the same identity (ties stay ties) and put
     back afterwards. A model with real parameters is left alone. Yields the inputs to trace with.
     """
-    slots = [(holder, key, value) for module in whole.modules() for holder in (module._parameters, module._buffers, vars(module))
-             for key, value in holder.items() if isinstance(value, Tensor)]
+    slots = [
+        (holder, key, value)
+        for module in whole.modules()
+        for holder in (module._parameters, module._buffers, vars(module))
+        for key, value in holder.items()
+        if isinstance(value, Tensor)
+    ]
     if not any(value.is_meta for _, _, value in slots):
         device = next((value.device for _, _, value in slots), torch.device("cpu"))
         yield tuple(tensor.to(device) for tensor in tensors.values())
@@ -210,8 +248,10 @@ def _annotations(notes: list[str]) -> Iterator[None]:
     plain = checkpointing._checkpoint_without_reentrant_generator
 
     def note() -> None:
-        notes.append(f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; "
-                     "choose recomputation for whole stages (strategy/memory) instead")
+        notes.append(
+            f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; "
+            "choose recomputation for whole stages (strategy/memory) instead"
+        )
 
     def not_reentrant(*args: Any, **kwargs: Any) -> Any:
         note()
@@ -222,11 +262,15 @@ def _annotations(notes: list[str]) -> Iterator[None]:
             note()
             function, _, *operands = args
             return function(*operands)
-        raise CaptureError(f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
-                           f"drop its own backward. Fix: {REWRITE}")
+        raise CaptureError(
+            f"{cls.__name__} is a torch.autograd.Function at {_where(traceback.extract_stack())}; capturing would "
+            f"drop its own backward. Fix: {REWRITE}"
+        )
 
-    with mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", not_reentrant), \
-            mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    with (
+        mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", not_reentrant),
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+    ):
         yield
 
 

@@ -48,8 +48,9 @@ class Problem:
         if b is not None and (not isinstance(b, int) or b < 1 or self.minibatch_size % b):
             divisors = [d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0]
             near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
-            raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}",
-                                f"set microbatch_size={near}")
+            raise InvalidConfig(
+                "microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}"
+            )
 
     def microbatch_sizes(self) -> tuple[int, ...]:
         """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one."""
@@ -89,8 +90,7 @@ class Problem:
         """Bytes of trainable and of frozen parameters that a set of operators reads, each counted once."""
         names = {name for op in bits(mask) for name in self.graph.ops[op].params}
         params = [self.graph.param_of[name] for name in names]
-        return (float(sum(p.num_bytes for p in params if p.trainable)),
-                float(sum(p.num_bytes for p in params if not p.trainable)))
+        return (float(sum(p.num_bytes for p in params if p.trainable)), float(sum(p.num_bytes for p in params if not p.trainable)))
 
     def amounts(self, mask: int) -> tuple[float, float, float]:
         """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample of a stage."""

@@ -73,8 +73,9 @@ class Profile:
         if not counts or counts[0] < 1 or any(a >= b for a, b in pairwise(counts)):
             raise InvalidConfig("profile.sample_counts", counts, "must be ascending positive integers", "measure again")
         if len(self.forward_s) != len(self.backward_s) or any(len(row) != len(counts) for row in self.forward_s + self.backward_s):
-            raise InvalidConfig("profile", self.graph_fingerprint, "needs one time for each operator and sample count",
-                                "measure again")
+            raise InvalidConfig(
+                "profile", self.graph_fingerprint, "needs one time for each operator and sample count", "measure again"
+            )
 
     def at(self, samples: int) -> OpTimes:
         """Times for `samples` samples.
@@ -163,15 +164,20 @@ class Profiled(AbstractCostModel):
 
     def _fallback(self, device: Device) -> Analytical:
         if self.fallback is None:
-            raise InvalidConfig("cost", "profiled", f"has no measurement of this graph on a {device.kind} device",
-                                "measure it on such a device (mode=profile), or set cost=analytical")
+            raise InvalidConfig(
+                "cost",
+                "profiled",
+                f"has no measurement of this graph on a {device.kind} device",
+                "measure it on such a device (mode=profile), or set cost=analytical",
+            )
         return self.fallback
 
 
 def cpu_setting(num_threads: int = 1, optimizer: str = "") -> Setting:
     """The setting of a measurement on this machine's CPU, found without torch."""
-    return Setting(device_kind="cpu", device_name=cpu_name(), torch_version=version("torch"), num_threads=num_threads,
-                   optimizer=optimizer)
+    return Setting(
+        device_kind="cpu", device_name=cpu_name(), torch_version=version("torch"), num_threads=num_threads, optimizer=optimizer
+    )
 
 
 @cache

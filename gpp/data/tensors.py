@@ -47,6 +47,8 @@ def write(folder: Path, split: str, tensors: Mapping[str, Tensor]) -> None:
 
     counts = {name: len(tensor) for name, tensor in tensors.items()}
     if len(set(counts.values())) > 1:
-        raise InvalidConfig(f"data ({split})", counts, "all tensors must hold the same number of samples", "give one row per sample")
+        raise InvalidConfig(
+            f"data ({split})", counts, "all tensors must hold the same number of samples", "give one row per sample"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / f"{split}.safetensors")

@@ -96,7 +96,7 @@ def _incomparable(graph: OpGraph) -> np.ndarray:
     rows = [graph.all_mask & ~(graph.ancestors[i] | graph.descendants[i] | 1 << i) for i in range(graph.num_ops)]
     size = -(-graph.num_ops // 8)
     packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
-    return np.unpackbits(packed.reshape(graph.num_ops, size), axis=1, bitorder="little")[:, :graph.num_ops].astype(bool)
+    return np.unpackbits(packed.reshape(graph.num_ops, size), axis=1, bitorder="little")[:, : graph.num_ops].astype(bool)
 
 
 def _nodes(op: Op) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class _Groups:
         for op in bits(members):
             self.owner[op] = into
         self.members[into], self.before[into], self.after[into] = members, before, after
-        self.scope[into] = scopes[0][:_common(scopes)]
+        self.scope[into] = scopes[0][: _common(scopes)]
 
     def shrink(self, cap: int, dust: int) -> None:
         """Everything that is free under `cap`: light regions, chains, and dust beside them."""
@@ -386,8 +386,9 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
         if consumers := sorted({where[c] for c in tensor.consumers} - {producer}):
             tensors.append(replace(tensor, producer=producer, consumers=tuple(consumers)))
     tensors.sort(key=lambda tensor: tensor.producer)
-    ops = tuple(_merged(name, [graph.ops[i] for i in part], [weight[i] for i in part])
-                for name, part in zip(names, parts, strict=True))
+    ops = tuple(
+        _merged(name, [graph.ops[i] for i in part], [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)
+    )
     return replace(graph, ops=ops, tensors=tuple(tensors))
 
 
@@ -396,5 +397,10 @@ def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
     if len(ops) == 1:
         return ops[0]
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
-    return Op(name=name, kind=ops[weight.index(max(weight))].kind, params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
-              nodes=tuple(node for op in ops for node in _nodes(op)), **amounts)
+    return Op(
+        name=name,
+        kind=ops[weight.index(max(weight))].kind,
+        params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
+        nodes=tuple(node for op in ops for node in _nodes(op)),
+        **amounts,
+    )

@@ -22,8 +22,9 @@ def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tup
     """
     paths = [tuple(name.split(".")) for name in names]
     main = [_main(part, weight) for part in parts]
-    inside: Counter[tuple[str, ...]] = Counter(path[:depth] for ops in main for path in (paths[op] for op in ops)
-                                               for depth in range(len(path) + 1))
+    inside: Counter[tuple[str, ...]] = Counter(
+        path[:depth] for ops in main for path in (paths[op] for op in ops) for depth in range(len(path) + 1)
+    )
     out: list[str] = []
     taken = {names[part[0]] for part in parts if len(part) == 1}
     for part, ops in zip(parts, main, strict=True):

@@ -136,8 +136,10 @@ class OpGraph:
             if not 0 <= tensor.producer < len(self.ops) or any(c >= len(self.ops) for c in tensor.consumers):
                 raise InvalidGraph(f"tensor {tensor.name} names an operator that does not exist")
             if any(consumer <= tensor.producer for consumer in tensor.consumers):
-                raise InvalidGraph(f"tensor {tensor.name} goes from {names[tensor.producer]} to an earlier operator; "
-                                   "operators must be given in a topological order without cycles")
+                raise InvalidGraph(
+                    f"tensor {tensor.name} goes from {names[tensor.producer]} to an earlier operator; "
+                    "operators must be given in a topological order without cycles"
+                )
         known = {param.name for param in self.params}
         for op in self.ops:
             if missing := [name for name in op.params if name not in known]:

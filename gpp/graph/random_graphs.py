@@ -82,6 +82,7 @@ def _reachable(num_ops: int, edges: set[tuple[int, int]]) -> list[set[int]]:
 
 def _with_amounts(name: str, num_ops: int, edges: set[tuple[int, int]], rng: random.Random, skew: float) -> OpGraph:
     """Operators of about 1 GFLOP and 1 MB a sample: a few milliseconds on one CPU core."""
+
     def amount(scale: float) -> float:
         return float(round(scale * 10 ** rng.uniform(-skew / 2, skew / 2)))
 
@@ -92,8 +93,17 @@ def _with_amounts(name: str, num_ops: int, edges: set[tuple[int, int]], rng: ran
     for i in range(num_ops):
         forward, size = amount(1e9), amount(1e5)
         params.append(Param(name=f"op{i}.weight", num_bytes=int(amount(1e6)), trainable=rng.random() < 0.9))
-        ops.append(Op(name=f"op{i}", forward_flops=forward, backward_flops=2 * forward, traffic_bytes=3 * size,
-                      saved_bytes=size + amount(1e6), params=(f"op{i}.weight",), nodes=(f"op{i}",)))
+        ops.append(
+            Op(
+                name=f"op{i}",
+                forward_flops=forward,
+                backward_flops=2 * forward,
+                traffic_bytes=3 * size,
+                saved_bytes=size + amount(1e6),
+                params=(f"op{i}.weight",),
+                nodes=(f"op{i}",),
+            )
+        )
         if consumers[i]:
             tensors.append(Tensor(name=f"t{i}", producer=i, consumers=tuple(consumers[i]), bytes_per_sample=size))
     return OpGraph(name=name, ops=tuple(ops), tensors=tuple(tensors), params=tuple(params))

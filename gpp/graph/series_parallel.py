@@ -196,8 +196,9 @@ Barrier = Callable[[Order, int, Sequence[float]], int]
 """(order, region, weights) -> the half of the region that is to come first; it holds all ancestors of its operators."""
 
 
-def series_parallel_order(graph: OpGraph, weights: Sequence[float],
-                          barrier: Barrier | None = None) -> tuple[SPTree, tuple[Dependency, ...], Order]:
+def series_parallel_order(
+    graph: OpGraph, weights: Sequence[float], barrier: Barrier | None = None
+) -> tuple[SPTree, tuple[Dependency, ...], Order]:
     """Like `to_series_parallel`; also the order with the added dependencies.
 
     Args:
@@ -215,8 +216,12 @@ def series_parallel_order(graph: OpGraph, weights: Sequence[float],
         if len(pieces) == 1:
             first = (barrier or shortest_barrier)(order, mask, weights)
             pieces = (first, mask & ~first)
-            added += [Dependency(a, b) for a in order.sinks(pieces[0]) for b in order.sources(pieces[1])
-                      if not order.descendants[a] >> b & 1]
+            added += [
+                Dependency(a, b)
+                for a in order.sinks(pieces[0])
+                for b in order.sources(pieces[1])
+                if not order.descendants[a] >> b & 1
+            ]
             order.put_before(*pieces)
         pending.extend(pieces)
     tree = order.tree(graph.all_mask)
@@ -263,7 +268,7 @@ def shortest_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
 
 
 def _sample(values: Sequence[T]) -> Sequence[T]:
-    return values[::-(-len(values) // MAX_BARRIERS)]
+    return values[:: -(-len(values) // MAX_BARRIERS)]
 
 
 def branches(graph: OpGraph) -> tuple[int | None, ...]:

@@ -131,9 +131,7 @@ class Wandb(AbstractLogger):
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
-            raise InvalidConfig(
-                "logger.mode", self.mode, f"must be one of {', '.join(get_args(Mode))}", "set logger.mode=offline"
-            )
+            raise InvalidConfig("logger.mode", self.mode, f"must be one of {', '.join(get_args(Mode))}", "set logger.mode=offline")
         if not self.project:
             raise InvalidConfig("logger.project", repr(self.project), "must not be empty", "set logger.project=gpp")
 

@@ -38,8 +38,12 @@ def resolve(path: str, *, field: str) -> Any:
             found = importlib.import_module(here)
         except ModuleNotFoundError as error:
             if error.name and error.name != here and not here.startswith(f"{error.name}."):
-                raise InvalidConfig(field, path, f"importing {here} needs {error.name!r}, which is not installed",
-                                    f"pip install {error.name.split('.')[0]}") from error
+                raise InvalidConfig(
+                    field,
+                    path,
+                    f"importing {here} needs {error.name!r}, which is not installed",
+                    f"pip install {error.name.split('.')[0]}",
+                ) from error
             raise _unknown(path, field, prefix, name, found) from error
     return found
 

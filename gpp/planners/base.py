@@ -41,5 +41,9 @@ def check_at_least(field: str, value: int, least: int) -> None:
         InvalidConfig: with the field's full name.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfig(f"strategy.planner.{field}", value, f"must be an integer of at least {least}",
-                            f"set strategy.planner.{field}={max(least, 1)}")
+        raise InvalidConfig(
+            f"strategy.planner.{field}",
+            value,
+            f"must be an integer of at least {least}",
+            f"set strategy.planner.{field}={max(least, 1)}",
+        )

@@ -94,7 +94,8 @@ class Assessor:
         for s in reversed(range(len(parts))):
             depth[s] += max((depth[t] for t in nexts[s]), default=0)
         return self._shortage(ordered, microbatch_size, depth) or Candidate(
-            self._bound_s(ordered, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered)
+            self._bound_s(ordered, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered
+        )
 
     def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         edges = []
@@ -146,8 +147,10 @@ class Assessor:
         near = {nodes[i] for i in a[1]} & {nodes[i] for i in b[1]}
         links = [self.cluster.intra_node] if near else []
         links += [self.cluster.inter_node] if len({nodes[i] for i in (*a[1], *b[1])}) > 1 else []
-        return (min(link.transfer_s(forward * samples) for link in links),
-                min(link.transfer_s(backward * samples) for link in links))
+        return (
+            min(link.transfer_s(forward * samples) for link in links),
+            min(link.transfer_s(backward * samples) for link in links),
+        )
 
     def _bound_s(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> float:
         """No iteration is shorter than, at any stage: the way in, all micro-batches, the way out, the update.
@@ -162,8 +165,11 @@ class Assessor:
             ends.append(ends[-1] + r)
         devices = [range(ends[s], ends[s + 1]) for s in range(count)]
         times = [self._stage_s(mask, b, devices[s]) for s, (mask, _) in enumerate(parts)]
-        moves = {(s, t): self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b)
-                 for s in range(count) for t in nexts[s]}
+        moves = {
+            (s, t): self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b)
+            for s in range(count)
+            for t in nexts[s]
+        }
         trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
         for s in reversed(range(count)):
             trip[s] += max((trip[t] + sum(moves[s, t]) for t in nexts[s]), default=0.0)
@@ -209,8 +215,9 @@ class Search:
         if not self.worth(candidate.bound_s) or key in self._seen:
             return None
         self._seen.add(key)
-        plan = make_plan(self.assessor.problem, self.planner, candidate.parts, candidate.microbatch_size,
-                         chain=candidate.chain, ordered=True)
+        plan = make_plan(
+            self.assessor.problem, self.planner, candidate.parts, candidate.microbatch_size, chain=candidate.chain, ordered=True
+        )
         seconds = self.predict(plan).metrics.iteration_s
         self.num_simulated += 1
         if seconds < self.best_s * MARGIN:

@@ -81,9 +81,11 @@ class Intervals:
             _add_first(grads, consumers, i + 1, back)
             self.link_out_bytes[i + 1] += size + back
         self.static, self.trainable, self.kept, self.grads = (
-            table.cumsum(0).cumsum(1)[:n + 1, :n + 1] for table in (static, trainable, kept, grads))
-        self.prefix_s = np.concatenate([np.zeros((len(costs.forward_s), 1)),
-                                        np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1)
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (static, trainable, kept, grads)
+        )
+        self.prefix_s = np.concatenate(
+            [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
+        )
 
     def mask(self, i: int, j: int) -> int:
         """The operators of an interval."""

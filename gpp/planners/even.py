@@ -38,8 +38,12 @@ class Even(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         devices, ops = problem.cluster.num_devices, problem.graph.num_ops
         if devices > ops:
-            raise InvalidConfig("cluster.num_devices", devices, f"must be at most the number of operators, here {ops}",
-                                f"use {ops} devices or fewer, or raise graph.max_ops")
+            raise InvalidConfig(
+                "cluster.num_devices",
+                devices,
+                f"must be at most the number of operators, here {ops}",
+                f"use {ops} devices or fewer, or raise graph.max_ops",
+            )
         search = Search(Assessor(StageCosts(problem, replication=False)), "even", predict)
         candidates = even_candidates(search.assessor)
         search.simulate_all(candidates)

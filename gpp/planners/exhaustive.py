@@ -67,8 +67,10 @@ class Exhaustive(AbstractPlanner):
         check_at_least("max_devices", self.max_devices, 1)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        for field, have, most in (("graph.max_ops", problem.graph.num_ops, self.max_ops),
-                                  ("cluster.num_devices", problem.cluster.num_devices, self.max_devices)):
+        for field, have, most in (
+            ("graph.max_ops", problem.graph.num_ops, self.max_ops),
+            ("cluster.num_devices", problem.cluster.num_devices, self.max_devices),
+        ):
             if have > most:
                 raise InvalidConfig(field, have, f"the exhaustive planner takes at most {most}", "use strategy/planner=graphpipe")
         best, best_s, shortage = None, float("inf"), None
@@ -100,8 +102,11 @@ class Exhaustive(AbstractPlanner):
         alignments = [_Alignment(problem, most, barrier) for barrier in (shortest_barrier, branch_barrier)]
         if alignments[0].converted:
             known |= {frozenset(stages) for stages in _intervals(branch_first_order(problem.graph))}
-        spaces = [(stages, False) for stages in convex_partitions(problem.graph)
-                  if self.space == "convex" or frozenset(stages) in known or any(a.holds(frozenset(stages), a.every) for a in alignments)]
+        spaces = [
+            (stages, False)
+            for stages in convex_partitions(problem.graph)
+            if self.space == "convex" or frozenset(stages) in known or any(a.holds(frozenset(stages), a.every) for a in alignments)
+        ]
         for stages, chain in [*spaces, *((stages, True) for stages in linear)]:
             for counts in itertools.product(range(1, problem.cluster.num_devices + 1), repeat=len(stages)):
                 if sum(counts) > problem.cluster.num_devices or (not self.replication and max(counts) > 1):
@@ -123,6 +128,7 @@ def _slowest_s(problem: Problem, stages: tuple[Ops, ...], counts: tuple[int, ...
 
 def convex_partitions(graph: OpGraph) -> Iterator[tuple[Ops, ...]]:
     """All partitions of the operators into convex sets; their quotient may still have a cycle."""
+
     def place(op: int, blocks: list[Ops]) -> Iterator[tuple[Ops, ...]]:
         if op == graph.num_ops:
             yield tuple(blocks)
@@ -130,7 +136,7 @@ def convex_partitions(graph: OpGraph) -> Iterator[tuple[Ops, ...]]:
         for i, block in enumerate(blocks):
             larger = block | {op}
             if graph.is_convex(mask_of(larger)):
-                yield from place(op + 1, [*blocks[:i], larger, *blocks[i + 1:]])
+                yield from place(op + 1, [*blocks[:i], larger, *blocks[i + 1 :]])
         yield from place(op + 1, [*blocks, frozenset({op})])
 
     yield from place(0, [])
@@ -175,7 +181,7 @@ class _Alignment:
         yield from ((ops - chosen, chosen) for chosen in _unions(branches) if chosen != ops)
         items = self._items(ops)
         for p, item in enumerate(items):
-            before, after = frozenset().union(*items[:p]), frozenset().union(*items[p + 1:])
+            before, after = frozenset().union(*items[:p]), frozenset().union(*items[p + 1 :])
             inner = self._branches(item)
             if after:
                 yield before | item, after

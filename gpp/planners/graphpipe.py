@@ -151,8 +151,10 @@ class GraphPipe(AbstractPlanner):
         left, pool = self.max_candidates, []
         for b in costs.microbatch_sizes:
             spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
-                ((tuple(sorted(p)), False) for p in aligned), ((p, False) for p in linear if frozenset(p) not in aligned),
-                ((p, True) for p in linear))
+                ((tuple(sorted(p)), False) for p in aligned),
+                ((p, False) for p in linear if frozenset(p) not in aligned),
+                ((p, True) for p in linear),
+            )
             for masks, chain in spaces:
                 for counts in _device_splits(search, masks, b):
                     left -= 1
@@ -196,8 +198,9 @@ def _bottleneck_floor(costs: StageCosts, b: int) -> float:
     return max(spread, alone)
 
 
-def _partitions_by_bottleneck(partition_search: PartitionSearch, search: Search, b: int,
-                              floor_s: float) -> Iterator[list[tuple[int, int]]]:
+def _partitions_by_bottleneck(
+    partition_search: PartitionSearch, search: Search, b: int, floor_s: float
+) -> Iterator[list[tuple[int, int]]]:
     """Partitions on the way to the smallest feasible bottleneck, and at larger limits."""
     num_microbatches = search.assessor.problem.minibatch_size // b
     low, best = floor_s, None
@@ -241,8 +244,9 @@ def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[t
         return
     num_microbatches = costs.problem.minibatch_size // b
     if costs.cluster.homogeneous:
-        choices = [[o.num_replicas for o in costs.options(mask, b) if search.worth(num_microbatches * o.compute_s)]
-                   for mask in masks]
+        choices = [
+            [o.num_replicas for o in costs.options(mask, b) if search.worth(num_microbatches * o.compute_s)] for mask in masks
+        ]
     else:
         choices = [list(costs.replicas[b]) for _ in masks]
     spare = num_devices - sum(min(c, default=num_devices + 1) for c in choices)
@@ -262,17 +266,22 @@ def _is_chain(search: Search, plan: Plan) -> bool:
 def _explanation(search: Search, complete: bool, added: tuple[Dependency, ...], order: Order) -> tuple[str, ...]:
     graph, best = search.assessor.graph, search.best
     assert best is not None
-    lines = [f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
-             f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
-             "every partition of the planner's space was considered" if complete
-             else "the space is too large to list: dynamic program over bottlenecks, then refinement"]
+    lines = [
+        f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
+        f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
+        "every partition of the planner's space was considered"
+        if complete
+        else "the space is too large to list: dynamic program over bottlenecks, then refinement",
+    ]
     if added:
         weights = search.assessor.costs.op_seconds()
         before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), order))
         names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:3])
-        lines.append(f"the graph is not series-parallel: {len(added)} dependencies added for the search ({names}"
-                     f"{', ...' if len(added) > 3 else ''}); critical path {100 * (after / before - 1) if before else 0.0:+.1f} %; "
-                     "the plan itself keeps the graph's own edges")
+        lines.append(
+            f"the graph is not series-parallel: {len(added)} dependencies added for the search ({names}"
+            f"{', ...' if len(added) > 3 else ''}); critical path {100 * (after / before - 1) if before else 0.0:+.1f} %; "
+            "the plan itself keeps the graph's own edges"
+        )
     if _is_chain(search, best):
         lines.append("the best plan is a chain")
     return tuple(lines)

@@ -42,8 +42,10 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
     constraint = f"no plan fits the {_bytes(have)} of a device: even the plan that needs least memory"
     if isinstance(shortage, Shortage):
         lack = shortage.need_bytes - shortage.have_bytes
-        constraint += (f" ({len(fits.parts)} stages, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
-                       f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}")
+        constraint += (
+            f" ({len(fits.parts)} stages, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
+            f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}"
+        )
     remedy = f"{_bytes(have * high)} on every device (memory_bytes={have * high:.4g})"
     if problem.microbatch_size is not None and (b := _smaller_microbatch(problem, attempt)) is not None:
         remedy += f", or microbatch_size={b}"

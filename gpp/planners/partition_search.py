@@ -77,8 +77,11 @@ class Classes(NamedTuple):
     @classmethod
     def of(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
         counts = tuple(len(m) for m in members)
-        return cls(members, counts, tuple((group, sum(sum(m[:g]) for m, g in zip(members, group, strict=True)))
-                                          for group in _compositions(counts)))
+        return cls(
+            members,
+            counts,
+            tuple((group, sum(sum(m[:g]) for m, g in zip(members, group, strict=True))) for group in _compositions(counts)),
+        )
 
 
 class Structure:
@@ -233,8 +236,12 @@ class PartitionSearch:
             if count < fewest:
                 fewest = count
                 entries = [stages.get(group) or singles[next(c for c, g in enumerate(group) if g)] for group in chosen]
-                yield Entry(depth, count, max(e.bottleneck_s for e in entries if e),
-                            ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)))
+                yield Entry(
+                    depth,
+                    count,
+                    max(e.bottleneck_s for e in entries if e),
+                    ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)),
+                )
 
     def _groups(self, classes: Classes, depth: int) -> tuple[Groups, dict[Counts, Entry]]:
         """Groups of at least two branches that are feasible as one stage: their devices, and the stages."""
@@ -257,7 +264,7 @@ class PartitionSearch:
         for group, inner in chosen:
             mine = []
             for c, g in enumerate(group):
-                mine.append(members[c][taken[c]:taken[c] + g])
+                mine.append(members[c][taken[c] : taken[c] + g])
                 taken[c] += g
             branches = [branch for branches in mine for branch in branches]
             if len(branches) == 1:
@@ -327,5 +334,3 @@ def _translate(mask: int, source: int, target: int) -> int:
         return mask
     to = dict(zip(bits(source), bits(target), strict=True))
     return sum(1 << to[op] for op in bits(mask))
-
-

@@ -41,11 +41,12 @@ def refine(search: Search, patience: int, *, order: Sequence[int] | None = None)
         search.simulate_all(sorted(pool), patience)
 
 
-def _neighbours(costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain: bool,
-                order: Sequence[int] | None) -> Iterator[tuple[int, Stages]]:
+def _neighbours(
+    costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain: bool, order: Sequence[int] | None
+) -> Iterator[tuple[int, Stages]]:
     """Plans one step away: (micro-batch size, stages)."""
     at = costs.microbatch_sizes.index(b)
-    for size in costs.microbatch_sizes[max(0, at - 1):at + 2]:
+    for size in costs.microbatch_sizes[max(0, at - 1) : at + 2]:
         if size != b and all(size % r == 0 for _, r in stages):
             yield size, stages
     for counts in _replica_moves(costs, b, [r for _, r in stages]):
@@ -58,7 +59,7 @@ def _neighbours(costs: StageCosts, graph: OpGraph, b: int, stages: Stages, chain
         allowed = [r for r in costs.replicas[b] if r <= merged + spare]
         for r in {max(allowed), max(r for r in allowed if r <= merged)}:
             # A merged stage stands where its first half stood; only neighbours of a chain are merged.
-            yield b, [*stages[:p], (stages[p][0] | stages[q][0], r), *stages[p + 1:q], *stages[q + 1:]]
+            yield b, [*stages[:p], (stages[p][0] | stages[q][0], r), *stages[p + 1 : q], *stages[q + 1 :]]
 
 
 def _adjacent(graph: OpGraph, stages: Stages, chain: bool) -> Iterator[tuple[int, int]]:
@@ -89,14 +90,14 @@ def _border_moves(graph: OpGraph, stages: Stages, p: int, q: int) -> Iterator[St
 
 def _interval_moves(order: Sequence[int], stages: Stages, p: int) -> Iterator[Stages]:
     """The border between intervals p and p + 1 of the order, one operator up or down."""
-    (first, r), (second, s) = stages[p:p + 2]
+    (first, r), (second, s) = stages[p : p + 2]
     border = first.bit_count() + sum(mask.bit_count() for mask, _ in stages[:p])
     if first.bit_count() > 1:
         last = 1 << order[border - 1]
-        yield [*stages[:p], (first ^ last, r), (second | last, s), *stages[p + 2:]]
+        yield [*stages[:p], (first ^ last, r), (second | last, s), *stages[p + 2 :]]
     if second.bit_count() > 1:
         following = 1 << order[border]
-        yield [*stages[:p], (first | following, r), (second ^ following, s), *stages[p + 2:]]
+        yield [*stages[:p], (first | following, r), (second ^ following, s), *stages[p + 2 :]]
 
 
 def _replica_moves(costs: StageCosts, b: int, counts: list[int]) -> Iterator[list[int]]:
@@ -106,7 +107,7 @@ def _replica_moves(costs: StageCosts, b: int, counts: list[int]) -> Iterator[lis
         more = next((x for x in allowed if x > r), None)
         if more is None:
             continue
-        larger = [*counts[:s], more, *counts[s + 1:]]
+        larger = [*counts[:s], more, *counts[s + 1 :]]
         lack = sum(larger) - costs.cluster.num_devices
         if lack <= 0:
             yield larger
@@ -114,4 +115,4 @@ def _replica_moves(costs: StageCosts, b: int, counts: list[int]) -> Iterator[lis
         for t, other in enumerate(larger):
             less = next((x for x in reversed(allowed) if x <= other - lack), None)
             if t != s and less is not None:
-                yield [*larger[:t], less, *larger[t + 1:]]
+                yield [*larger[:t], less, *larger[t + 1 :]]

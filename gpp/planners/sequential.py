@@ -69,8 +69,10 @@ class Sequential(AbstractPlanner):
         if search.best is None:
             raise explain(problem, self._attempt)
         best = search.best
-        text = (f"best of {search.num_simulated} simulated chains: {len(best.stages)} stages, "
-                f"micro-batch {best.stages[0].microbatch_size}")
+        text = (
+            f"best of {search.num_simulated} simulated chains: {len(best.stages)} stages, "
+            f"micro-batch {best.stages[0].microbatch_size}"
+        )
         return replace(best, explanation=(text,))
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
@@ -159,8 +161,10 @@ class _ChainSearch:
         self.num_ops, self.num_devices = costs.graph.num_ops, costs.cluster.num_devices
         self.num_microbatches = costs.problem.minibatch_size // microbatch_size
         # No chain is faster than all devices busy all the time.
-        self.ideal_s = min(self.num_microbatches * costs.compute_s(costs.graph.all_mask, self.b // r) * r / self.num_devices
-                           for r in costs.replicas[self.b])
+        self.ideal_s = min(
+            self.num_microbatches * costs.compute_s(costs.graph.all_mask, self.b // r) * r / self.num_devices
+            for r in costs.replicas[self.b]
+        )
 
     def solve(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
         """(estimate, parts) of the best chain of each number of stages, up to `worth_s`.
@@ -219,9 +223,9 @@ class _ChainSearch:
             table = np.full(shape, np.inf)
             for row in (r.at(s) for r in rows):
                 if len(row.i):
-                    rest = tables[-1][:shape[0] - row.num_replicas, row.j]
+                    rest = tables[-1][: shape[0] - row.num_replicas, row.j]
                     value = np.minimum.reduceat(np.maximum(row.busy_s, row.through_s + rest), row.starts, axis=1)
-                    table[row.num_replicas:, row.firsts] = np.minimum(table[row.num_replicas:, row.firsts], value)
+                    table[row.num_replicas :, row.firsts] = np.minimum(table[row.num_replicas :, row.firsts], value)
             if not np.isfinite(table).any():
                 break
             tables.append(table)

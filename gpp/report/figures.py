@@ -75,8 +75,6 @@ def stage_memory(run: RunRecord, stage: int, timeline: Timeline | None) -> tuple
     if run.plan is None:
         return None, None
     devices = run.plan.stages[stage].devices
-    peaks = (
-        [timeline.metrics.peak_memory_bytes[d] for d in devices if d in timeline.metrics.peak_memory_bytes] if timeline else []
-    )
+    peaks = [timeline.metrics.peak_memory_bytes[d] for d in devices if d in timeline.metrics.peak_memory_bytes] if timeline else []
     limits = [run.cluster.devices[d].memory_bytes for d in devices if d < run.cluster.num_devices] if run.cluster else []
     return max(peaks, default=None), min(limits, default=None)

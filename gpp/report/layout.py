@@ -264,9 +264,7 @@ def _routes(nodes: list[_Node], boxes: list[Box], edges: list[tuple[int, int]], 
         (x0, y0), (x1, y1) = points[0], points[1]
         labels.append(((x0 + x1) / 2, (y0 + y1) / 2))
         out.append((edge, tuple(points)))
-    return [
-        Route(edge=edge, points=points, label=label) for (edge, points), label in zip(out, _spread_labels(labels), strict=True)
-    ]
+    return [Route(edge=edge, points=points, label=label) for (edge, points), label in zip(out, _spread_labels(labels), strict=True)]
 
 
 def _spread_labels(labels: list[tuple[float, float]]) -> list[tuple[float, float]]:

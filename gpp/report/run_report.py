@@ -63,8 +63,7 @@ def _heading(run: RunRecord) -> str:
         ]
     words = "".join(f"<span>{escape(name)} <b>{escape(str(value))}</b></span> " for name, value in facts)
     return (
-        f'<h1>{escape(str(result.get("model")))}<span class="status {kind}">{escape(status)}</span></h1>'
-        f'<p class="sub">{words}</p>'
+        f'<h1>{escape(str(result.get("model")))}<span class="status {kind}">{escape(status)}</span></h1><p class="sub">{words}</p>'
     )
 
 
@@ -83,9 +82,7 @@ def _cards(run: RunRecord) -> str:
         rows = [("predicted", figure.show(figure.predicted))]
         rows += [("measured", figure.show(figure.measured)), ("ratio", text.ratio(figure.ratio))] if run.measured else []
         lines = "".join(
-            f"<dt>{name}</dt><dd{' class=big' if name != 'ratio' else ''}>{escape(value)}</dd>".replace(
-                "class=big", 'class="big"'
-            )
+            f"<dt>{name}</dt><dd{' class=big' if name != 'ratio' else ''}>{escape(value)}</dd>".replace("class=big", 'class="big"')
             for name, value in rows
         )
         out.append(f'<div class="card"><h3>{escape(figure.name)}</h3><dl>{lines}</dl></div>')

@@ -125,9 +125,7 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     for n, name in enumerate(_lines(names, style.lines, chars)):
         out.append(label(left, box.y + 32 + 13 * n, name, size, INK, font_family=MONO))
     last = (
-        f"b = {stage.microbatch_size} · {stage.in_flight} in flight"
-        if roomy
-        else f"b={stage.microbatch_size}, i={stage.in_flight}"
+        f"b = {stage.microbatch_size} · {stage.in_flight} in flight" if roomy else f"b={stage.microbatch_size}, i={stage.in_flight}"
     )
     out.append(label(left, box.y + box.height - 8, last, 10.5 if roomy else 9.5, INK))
     return element("g", "".join(out))

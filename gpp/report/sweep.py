@@ -25,9 +25,7 @@ MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "commun
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
     if isinstance(value, Mapping):
-        return {
-            k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
-        }
+        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
     return {prefix: json.dumps(value) if isinstance(value, list) else value}
 
 

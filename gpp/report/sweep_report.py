@@ -46,8 +46,7 @@ def _bars(groups: Sequence[dict[str, Any]]) -> str:
             continue
         engines = {g["engine"] for g in members if g["engine"] is not None}
         labels = [
-            str(g["strategy"]) if len(engines) < 2 or g["engine"] is None else f"{g['strategy']} ({g['engine']})"
-            for g in members
+            str(g["strategy"]) if len(engines) < 2 or g["engine"] is None else f"{g['strategy']} ({g['engine']})" for g in members
         ]
         series = [
             (source, fill, [(g[source] or {}).get("iteration_s") for g in members])
@@ -77,9 +76,7 @@ def _scaling(jobs: Sequence[Job]) -> str:
         devices = (job.result.get("plan") or {}).get("num_devices")
         if job.ok and best and devices and best.get("throughput_samples_per_s") is not None:
             lines = points.setdefault(str(job.result["model"]), {})
-            lines.setdefault(str(job.result["strategy"]), {}).setdefault(int(devices), []).append(
-                best["throughput_samples_per_s"]
-            )
+            lines.setdefault(str(job.result["strategy"]), {}).setdefault(int(devices), []).append(best["throughput_samples_per_s"])
     out = []
     for model, lines in points.items():
         if max(len(by_devices) for by_devices in lines.values()) < 2:

@@ -133,8 +133,7 @@ def prediction_lines(run: RunRecord) -> Group:
         Text.assemble(
             "predicted  ",
             (text.seconds(own.iteration_s), "bold"),
-            f" per step, {text.significant(own.throughput_samples_per_s)} "
-            f"samples/s, bubble {text.percent(own.bubble_fraction)}",
+            f" per step, {text.significant(own.throughput_samples_per_s)} samples/s, bubble {text.percent(own.bubble_fraction)}",
         )
     ]
     for name, metrics in run.baseline_predicted.items():

@@ -42,8 +42,17 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         if stale.is_file():
             stale.unlink()
     threads = str(job.settings.threads)
-    envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": threads,
-                   "MKL_NUM_THREADS": threads, **KEEP_MEMORY} for rank in range(world)}
+    envs = {
+        rank: {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            **KEEP_MEMORY,
+        }
+        for rank in range(world)
+    }
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
@@ -147,9 +156,11 @@ def collect(job: Job, run_dir: Path, world: int) -> Outcome:
             starts[step] = min(starts.get(step, record["start"]), record["start"])
             if "loss" in record:
                 losses[step] = losses.get(step, 0.0) + record["loss"]
-    return Outcome(measured=_timeline(job, run_dir, starts, ends, set(evaluations)),
-                   losses=tuple(losses[step] for step in sorted(losses)),
-                   evaluations=tuple({"step": done, **values} for done, values in sorted(evaluations.items())))
+    return Outcome(
+        measured=_timeline(job, run_dir, starts, ends, set(evaluations)),
+        losses=tuple(losses[step] for step in sorted(losses)),
+        evaluations=tuple({"step": done, **values} for done, values in sorted(evaluations.items())),
+    )
 
 
 def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], evaluated: set[int]) -> Timeline:
@@ -162,10 +173,21 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - iteration_s))
     # A stage near the sink starts its step early and waits; the step begins with the first thing done.
-    zero = min(event[4] for device in devices for record in device["steps"] if record["step"] == typical for event in record["events"])
-    events = tuple(sorted((Event(d, kind, stage, mb, start - zero, end - zero, num_bytes)
-                           for device in devices for record in device["steps"] if record["step"] == typical
-                           for d, kind, stage, mb, start, end, num_bytes in record["events"]), key=lambda e: (e.start_s, e.device)))
+    zero = min(
+        event[4] for device in devices for record in device["steps"] if record["step"] == typical for event in record["events"]
+    )
+    events = tuple(
+        sorted(
+            (
+                Event(d, kind, stage, mb, start - zero, end - zero, num_bytes)
+                for device in devices
+                for record in device["steps"]
+                if record["step"] == typical
+                for d, kind, stage, mb, start, end, num_bytes in record["events"]
+            ),
+            key=lambda e: (e.start_s, e.device),
+        )
+    )
     ids = [device["device"] for device in devices]
     sent = sum(e.num_bytes for e in events if e.kind in ("SF", "SB", "R"))
     metrics = Metrics(

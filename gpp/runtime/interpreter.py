@@ -22,9 +22,17 @@ class Interpreter:
         synchronize: waits for the accelerator, so that an event's end is the end of its kernels.
     """
 
-    def __init__(self, actions: Sequence[Action], runner: StageRunner, transport: AbstractTransport, *,
-                 reduce_params: Mapping[int, tuple[list[torch.nn.Parameter], int]], update: Callable[[], None],
-                 synchronize: Callable[[], None] | None = None, pending_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        runner: StageRunner,
+        transport: AbstractTransport,
+        *,
+        reduce_params: Mapping[int, tuple[list[torch.nn.Parameter], int]],
+        update: Callable[[], None],
+        synchronize: Callable[[], None] | None = None,
+        pending_limit: int | None = None,
+    ) -> None:
         self.runner, self.transport, self.update, self.synchronize = runner, transport, update, synchronize
         self.reduce_params, self.pending_limit = reduce_params, pending_limit
         self.events: list[Event] = []
@@ -32,8 +40,14 @@ class Interpreter:
         last = {(a.kind, a.microbatch): i for i, a in enumerate(actions) if a.kind[0] == "S"}
         self.actions = [(a, last.get((a.kind, a.microbatch)) == i) for i, a in enumerate(actions)]
         self.handlers: dict[str, Callable[[Action, bool], int]] = {
-            "F": self._forward, "B": self._backward, "RF": self._receive, "RB": self._receive,
-            "SF": self._send, "SB": self._send, "R": self._reduce, "U": self._update,
+            "F": self._forward,
+            "B": self._backward,
+            "RF": self._receive,
+            "RB": self._receive,
+            "SF": self._send,
+            "SB": self._send,
+            "R": self._reduce,
+            "U": self._update,
         }
 
     def run(self) -> None:
@@ -71,7 +85,9 @@ class Interpreter:
     def _send(self, action: Action, last: bool) -> int:
         if self.pending_limit is not None:
             self.transport.flush(self.pending_limit)
-        return self.runner.send(action.kind[1], action.microbatch, action.peer_stage, action.peer_device, action.lo, action.hi, last)
+        return self.runner.send(
+            action.kind[1], action.microbatch, action.peer_stage, action.peer_device, action.lo, action.hi, last
+        )
 
     def _reduce(self, action: Action, last: bool) -> int:
         params, n = self.reduce_params[action.microbatch]
@@ -80,7 +96,7 @@ class Interpreter:
         self.transport.reduce(action.microbatch, flat)
         at = 0
         for param in params:
-            param.grad = flat[at: at + param.numel()].view_as(param)
+            param.grad = flat[at : at + param.numel()].view_as(param)
             at += param.numel()
         self._sync()
         # What a ring moves over each member's link: the same measure as the simulator's.

@@ -1,9 +1,9 @@
 """The job: everything a worker needs, as files that a person can read; no Hydra, no pickles.
 
-    RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, backend
-                model.json      the captured model      graph.json   its (coarsened) operator graph
-                cluster.json    plan.json               program.txt  evaluation.txt
-                weights.safetensors                     initial weights, by full parameter name
+RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, backend
+            model.json      the captured model      graph.json   its (coarsened) operator graph
+            cluster.json    plan.json               program.txt  evaluation.txt
+            weights.safetensors                     initial weights, by full parameter name
 """
 
 from __future__ import annotations
@@ -98,8 +98,17 @@ class Job:
         types = {"settings": Settings, "captured": Captured, "graph": OpGraph, "cluster": Cluster, "plan": Plan}
         values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
         evaluation = folder / "evaluation.txt"
-        return cls(**values, program=Program.from_text((folder / "program.txt").read_text()),
-                   evaluation=Program.from_text(evaluation.read_text()) if evaluation.exists() else None)
+        return cls(
+            **values,
+            program=Program.from_text((folder / "program.txt").read_text()),
+            evaluation=Program.from_text(evaluation.read_text()) if evaluation.exists() else None,
+        )
 
 
-FILES = {"settings": "settings.json", "captured": "model.json", "graph": "graph.json", "cluster": "cluster.json", "plan": "plan.json"}
+FILES = {
+    "settings": "settings.json",
+    "captured": "model.json",
+    "graph": "graph.json",
+    "cluster": "cluster.json",
+    "plan": "plan.json",
+}

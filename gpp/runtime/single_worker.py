@@ -72,8 +72,18 @@ class SingleWorker:
         self.optimizer.zero_grad(set_to_none=True)
         self._sync()
         end = clock()
-        self.kept.append({"step": step, "start": start, "end": end, "events": [
-            Event(0, "F", 0, 0, start, forward), Event(0, "B", 0, 0, forward, backward), Event(0, "U", 0, 0, backward, end)]})
+        self.kept.append(
+            {
+                "step": step,
+                "start": start,
+                "end": end,
+                "events": [
+                    Event(0, "F", 0, 0, start, forward),
+                    Event(0, "B", 0, 0, forward, backward),
+                    Event(0, "U", 0, 0, backward, end),
+                ],
+            }
+        )
         return {"step": step, "start": start, "end": end, "loss": value.item()}
 
     def _sync(self) -> None:
@@ -100,10 +110,16 @@ class SingleWorker:
         for step in range(settings.steps):
             write_line(out, self.train_step(step, meter if step == 0 else None))
             done = step + 1
-            if settings.evaluation_samples and (done == settings.steps or settings.evaluate_every and done % settings.evaluate_every == 0):
+            if settings.evaluation_samples and (
+                done == settings.steps or settings.evaluate_every and done % settings.evaluate_every == 0
+            ):
                 write_line(out, {"evaluated": done, **self.evaluate()})
-        state = sum(t.numel() * t.element_size() for entry in self.optimizer.state.values() for t in entry.values()
-                    if isinstance(t, torch.Tensor) and t.numel() > 1)
+        state = sum(
+            t.numel() * t.element_size()
+            for entry in self.optimizer.state.values()
+            for t in entry.values()
+            if isinstance(t, torch.Tensor) and t.numel() > 1
+        )
         static = state + sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
         peak = static + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": 0, "peak_memory_bytes": peak, "steps": list(self.kept)}

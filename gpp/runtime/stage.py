@@ -40,7 +40,7 @@ class Layout:
         for spec in self.specs:
             shape = (samples, *spec.shape)
             size = _num_bytes(shape, spec.dtype)
-            out.append(buffer[at: at + size].view(spec.dtype).view(shape))
+            out.append(buffer[at : at + size].view(spec.dtype).view(shape))
             at += -(-size // ALIGN) * ALIGN
         return out
 
@@ -135,10 +135,22 @@ class StageRunner:
         num_samples: of the whole pass; a micro-batch's loss counts by its share.
     """
 
-    def __init__(self, module: StageModule, *, stage: int, device_id: int, device: torch.device, transport: AbstractTransport,
-                 incoming: Mapping[int, Layout], outgoing: Mapping[int, Layout], returning_in: Mapping[int, Layout],
-                 returning_out: Mapping[int, Layout], pieces: Mapping[int, tuple[int, int]], num_samples: int,
-                 train: bool = True) -> None:
+    def __init__(
+        self,
+        module: StageModule,
+        *,
+        stage: int,
+        device_id: int,
+        device: torch.device,
+        transport: AbstractTransport,
+        incoming: Mapping[int, Layout],
+        outgoing: Mapping[int, Layout],
+        returning_in: Mapping[int, Layout],
+        returning_out: Mapping[int, Layout],
+        pieces: Mapping[int, tuple[int, int]],
+        num_samples: int,
+        train: bool = True,
+    ) -> None:
         self.module, self.stage, self.device_id, self.device, self.transport = module, stage, device_id, device, transport
         self.incoming, self.outgoing, self.returning_in, self.returning_out = incoming, outgoing, returning_in, returning_out
         self.pieces, self.num_samples, self.train = pieces, num_samples, train
@@ -150,8 +162,12 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
         self._gradients: dict[int, dict[str, torch.Tensor]] = {}
-        self._specs = {name: spec for at in (incoming, outgoing) for lay in at.values()
-                       for name, spec in zip(lay.names, lay.specs, strict=True)}
+        self._specs = {
+            name: spec
+            for at in (incoming, outgoing)
+            for lay in at.values()
+            for name, spec in zip(lay.names, lay.specs, strict=True)
+        }
 
     def begin(self, fetch: Fetch, seed: Callable[[int], int]) -> None:
         """Start a pass over a new mini-batch.
@@ -186,8 +202,10 @@ class StageRunner:
         for peer, found in parts.items():
             found.sort(key=lambda part: part[0])
             columns = zip(*(tensors for _, tensors in found), strict=True)
-            out[peer] = {name: column[0] if len(column) == 1 else torch.cat(column)
-                         for name, column in zip(lays[peer].names, columns, strict=False)}
+            out[peer] = {
+                name: column[0] if len(column) == 1 else torch.cat(column)
+                for name, column in zip(lays[peer].names, columns, strict=False)
+            }
         return out
 
     def forward(self, microbatch: int) -> None:
@@ -256,8 +274,11 @@ class StageRunner:
             seeds.append(None)
         if roots:
             torch.autograd.backward(roots, seeds)
-        self._gradients[microbatch] = {name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-                                       for name, leaf in done.leaves.items() if leaf.requires_grad}
+        self._gradients[microbatch] = {
+            name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            for name, leaf in done.leaves.items()
+            if leaf.requires_grad
+        }
         if self.meter:
             self.meter.release(microbatch)
 
@@ -266,7 +287,7 @@ class StageRunner:
         made, lays = (self._outputs, self.outgoing) if direction == "F" else (self._gradients, self.returning_out)
         lay, start = lays[peer_stage], self.pieces[microbatch][0]
         tensors = made[microbatch]
-        rows = [tensors[name][lo - start: hi - start] for name in lay.names]
+        rows = [tensors[name][lo - start : hi - start] for name in lay.names]
         buffer = lay.pack(rows, hi - lo, self.device)
         self.transport.send((direction, self.stage, peer_stage, self.device_id, peer_device), buffer)
         if last:

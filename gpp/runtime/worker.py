@@ -66,16 +66,28 @@ class Worker:
         self.optimizer = self.spec.build(trainable) if trainable else None
         # A model in memory has no settings; its data needs none.
         model, data = restore(settings.model) if settings.model else None, restore(settings.data)
-        self.samples: dict[str, Samples] = {
-            split: data.load(split, model, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")} if self.module.inputs else {}
+        self.samples: dict[str, Samples] = (
+            {split: data.load(split, model, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")}
+            if self.module.inputs
+            else {}
+        )
         self.num_train = settings.train_samples
         self.runner = self._runner(self.module, job.program, train=True)
         groups = reduce_groups(plan, job.graph)
-        mine = {g: ([self.params[name] for name in group.params], len(group.devices))
-                for g, group in enumerate(groups) if device_id in group.devices}
+        mine = {
+            g: ([self.params[name] for name in group.params], len(group.devices))
+            for g, group in enumerate(groups)
+            if device_id in group.devices
+        }
         self.synchronize = torch.cuda.synchronize if device.type == "cuda" else None
-        self.training = Interpreter(job.program.actions[device_id], self.runner, transport, reduce_params=mine,
-                                    update=self._update, synchronize=self.synchronize)
+        self.training = Interpreter(
+            job.program.actions[device_id],
+            self.runner,
+            transport,
+            reduce_params=mine,
+            update=self._update,
+            synchronize=self.synchronize,
+        )
         self.evaluation = self._evaluation() if job.evaluation else None
         self.step = 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
@@ -83,18 +95,39 @@ class Worker:
     def _runner(self, module: StageModule, program: Program, *, train: bool) -> StageRunner:
         lays = _layouts(self.job.plan, self.job, module, self.stage)
         stage = self.job.plan.stages[self.stage]
-        own = {p.microbatch: (p.lo, p.hi) for p in pieces(stage.devices, stage.microbatch_size, program.num_samples)
-               if p.device == self.device_id}
-        return StageRunner(module, stage=self.stage, device_id=self.device_id, device=self.device, transport=self.transport,
-                           incoming=lays[0], outgoing=lays[1], returning_in=lays[2], returning_out=lays[3], pieces=own,
-                           num_samples=program.num_samples, train=train)
+        own = {
+            p.microbatch: (p.lo, p.hi)
+            for p in pieces(stage.devices, stage.microbatch_size, program.num_samples)
+            if p.device == self.device_id
+        }
+        return StageRunner(
+            module,
+            stage=self.stage,
+            device_id=self.device_id,
+            device=self.device,
+            transport=self.transport,
+            incoming=lays[0],
+            outgoing=lays[1],
+            returning_in=lays[2],
+            returning_out=lays[3],
+            pieces=own,
+            num_samples=program.num_samples,
+            train=train,
+        )
 
     def _evaluation(self) -> Interpreter:
         program = self.job.evaluation
         assert program is not None
         runner = self._runner(self.module.eval_module(), program, train=False)
-        return Interpreter(program.actions[self.device_id], runner, self.transport, reduce_params={}, update=lambda: None,
-                           synchronize=self.synchronize, pending_limit=EVALUATION_SENDS)
+        return Interpreter(
+            program.actions[self.device_id],
+            runner,
+            self.transport,
+            reduce_params={},
+            update=lambda: None,
+            synchronize=self.synchronize,
+            pending_limit=EVALUATION_SENDS,
+        )
 
     def _update(self) -> None:
         if self.optimizer is None:
@@ -110,7 +143,9 @@ class Worker:
         self.step = step
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
-        self.runner.begin(self._fetch("train", order, self.module.inputs), lambda m: hash((settings.seed, step, self.stage, m, self.device_id)))
+        self.runner.begin(
+            self._fetch("train", order, self.module.inputs), lambda m: hash((settings.seed, step, self.stage, m, self.device_id))
+        )
         start = time.perf_counter()
         self.training.run()
         end = time.perf_counter()
@@ -139,10 +174,16 @@ class Worker:
     def static_bytes(self) -> int:
         """Weights, one gradient for each trainable one, optimizer state, buffers."""
         state = self.optimizer.state.values() if self.optimizer else ()
-        return (sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in self.params.values())
-                + sum(t.numel() * t.element_size() for t in self.module.buffers())
-                + sum(t.numel() * t.element_size() for entry in state for t in entry.values()
-                      if isinstance(t, torch.Tensor) and t.numel() > 1))
+        return (
+            sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in self.params.values())
+            + sum(t.numel() * t.element_size() for t in self.module.buffers())
+            + sum(
+                t.numel() * t.element_size()
+                for entry in state
+                for t in entry.values()
+                if isinstance(t, torch.Tensor) and t.numel() > 1
+            )
+        )
 
     def run(self, out: TextIO) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
@@ -223,8 +264,13 @@ def _connect(job: Job, run_dir: Path, rank: int, world: int) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", settings.interface)
     # A launcher of several machines names its own rendezvous; on one machine a file binds no port at all.
     external = "MASTER_ADDR" in os.environ
-    dist.init_process_group(settings.backend, rank=rank, world_size=world, timeout=timedelta(seconds=settings.timeout_s),
-                            init_method="env://" if external else f"file://{(run_dir / 'ranks' / 'rendezvous').resolve()}")
+    dist.init_process_group(
+        settings.backend,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=settings.timeout_s),
+        init_method="env://" if external else f"file://{(run_dir / 'ranks' / 'rendezvous').resolve()}",
+    )
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
@@ -242,7 +288,12 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
             torch.cuda.set_device(device)
         run(job, run_dir, rank, world, device)
     except Exception as error:
-        report = {"rank": rank, "time": time.time(), "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        report = {
+            "rank": rank,
+            "time": time.time(),
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
         (run_dir / "ranks" / f"rank_{rank}.error.json").write_text(json.dumps(report))
         traceback.print_exc()
         code = 1
@@ -255,8 +306,9 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     devices = sorted(job.plan.stage_of_device)
     _connect(job, run_dir, rank, world)
-    transport = TorchTransport(job.plan, job.graph, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)},
-                               backend=job.settings.backend)
+    transport = TorchTransport(
+        job.plan, job.graph, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, backend=job.settings.backend
+    )
     worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport)
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
         worker.run(out)

@@ -42,7 +42,11 @@ def test_every_block_is_one_operator(captured):
     assert graph.ops[0].params == ("dense.inner.weight", "dense.inner.bias")
     assert graph.ops[0].forward_flops == 2 * 4 * 4 and graph.ops[2].backward_flops == 2 * 2 * 4 * 3
     assert [(t.name, t.bytes_per_sample, t.differentiable) for t in graph.tensors] == [
-        ("dense", 32, True), ("text.0", 32, True), ("text.1", 160, True), ("head", 24, True)]
+        ("dense", 32, True),
+        ("text.0", 32, True),
+        ("text.1", 160, True),
+        ("head", 24, True),
+    ]
     assert captured.node_of["text.1"].batch_dim == 1 and all(op.saved_bytes > 0 for op in graph.ops)
 
 

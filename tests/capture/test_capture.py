@@ -46,8 +46,12 @@ def test_sizes_join_no_branches():
 def test_an_updated_buffer_lives_in_one_operator():
     _, captured = capture_case("normed")
     for buffer in ("bn.running_mean", "bn.num_batches_tracked"):
-        touching = [op.name for op in captured.graph.ops for n in op.nodes
-                    if any(ref["ref"] == buffer for ref in captured.node_of[n].args if isinstance(ref, dict))]
+        touching = [
+            op.name
+            for op in captured.graph.ops
+            for n in op.nodes
+            if any(ref["ref"] == buffer for ref in captured.node_of[n].args if isinstance(ref, dict))
+        ]
         assert set(touching) == {"bn"}
 
 
@@ -93,8 +97,14 @@ def test_tied_weights_are_one_parameter_with_both_names():
     readers = [op.name for op in captured.graph.ops if "emb.weight" in op.params]
     assert readers == ["emb", "head"]
     with torch.device("meta"):
-        again = capture(Tied().double(), (torch.zeros(2, 3, dtype=torch.int64),), torch.zeros(2, dtype=torch.int64), cross_entropy,
-                        {"accuracy": accuracy}, name="tied")
+        again = capture(
+            Tied().double(),
+            (torch.zeros(2, 3, dtype=torch.int64),),
+            torch.zeros(2, dtype=torch.int64),
+            cross_entropy,
+            {"accuracy": accuracy},
+            name="tied",
+        )
     assert again == captured and set(initial_state(model, captured)) == {"emb.weight", "mid.weight", "mid.bias"}
 
 
@@ -116,6 +126,7 @@ def test_attention_and_recurrence_have_flops():
     def forward(self, x):
         h = self.rnn(x)[0]
         return F.scaled_dot_product_attention(h, h, h).mean(1)
+
     model = small(forward, rnn=nn.LSTM(4, 8, batch_first=True))
     captured = capture(model, (torch.zeros(2, 5, 4),), torch.zeros(2, 8), mse, name="rnn")
     ops = {op.kind: op for op in captured.graph.ops}
@@ -198,6 +209,7 @@ def test_a_decision_on_data_is_refused_with_the_users_line():
         if y.sum().item() > 0:
             return y
         return -y
+
     with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: if y\.sum\(\)\.item\(\) > 0.*Fix: rewrite"):
         capture(small(forward, a=nn.Linear(3, 3)), (torch.zeros(2, 3),), torch.zeros(2, 3), mse, name="m")
 
@@ -229,13 +241,16 @@ class Cast(nn.Linear):
             return super().forward(x).relu()
 
 
-@pytest.mark.parametrize(("kind", "message"), [
-    (Selecting, r"aten\.index\.Tensor at .*test_capture\.py:\d+: return y\[.*size.*mask instead"),
-    (Scaling, r"aten\.mul\.Tensor at .*test_capture\.py:\d+: return.*data-dependent.*keep it a tensor"),
-    (Doubled, r"Doubling is a torch\.autograd\.Function at .*test_capture\.py:\d+.*own backward"),
-    (Numpy, r"test_capture\.py:\d+: return torch.from_numpy.*numpy"),
-    (Cast, r"autocast at .*test_capture\.py:\d+: return.*dtype=bfloat16"),
-])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Selecting, r"aten\.index\.Tensor at .*test_capture\.py:\d+: return y\[.*size.*mask instead"),
+        (Scaling, r"aten\.mul\.Tensor at .*test_capture\.py:\d+: return.*data-dependent.*keep it a tensor"),
+        (Doubled, r"Doubling is a torch\.autograd\.Function at .*test_capture\.py:\d+.*own backward"),
+        (Numpy, r"test_capture\.py:\d+: return torch.from_numpy.*numpy"),
+        (Cast, r"autocast at .*test_capture\.py:\d+: return.*dtype=bfloat16"),
+    ],
+)
 def test_what_cannot_be_captured_is_named(kind, message):
     with pytest.raises(CaptureError, match=message):
         capture(kind(3, 3), (torch.zeros(2, 3),), torch.zeros(2, 3), lambda o, t: o.mean(), name="m")
@@ -253,8 +268,10 @@ class Doubling(torch.autograd.Function):
 
 def test_checkpoint_is_noted():
     for reentrant in (True, False):
+
         def forward(self, x, reentrant=reentrant):
             return checkpoint(self.a, x, use_reentrant=reentrant)
+
         model = small(forward, a=nn.Linear(3, 3))
         captured = capture(model, (torch.zeros(2, 3),), torch.zeros(2, 3), mse, name="m")
         assert "checkpoint at" in captured.warnings[0] and "test_capture.py" in captured.warnings[0]
@@ -290,6 +307,7 @@ def test_a_model_on_the_meta_device_stays_there_and_tensors_in_its_code_fit():
 def test_a_loss_with_parts_before_it_does_not_swallow_the_model():
     def loss(outputs, targets):
         return many(outputs, targets) + outputs["left"].abs().mean()
+
     captured = capture(ManyOutputs().double(), (floats(2, 4),), {"l": floats(2, 2), "r": floats(2)}, loss, name="m")
     assert {"trunk", "left", "right", "loss"} <= {op.name for op in captured.graph.ops}
 
@@ -297,6 +315,7 @@ def test_a_loss_with_parts_before_it_does_not_swallow_the_model():
 def test_a_large_model_on_the_meta_device_allocates_nothing():
     def forward(self, x):
         return self.layers(x)
+
     with torch.device("meta"):
         layer = nn.TransformerEncoderLayer(8192, 64, 32768, batch_first=True)
         model = small(forward, layers=nn.Sequential(layer, nn.Linear(8192, 8192)))  # 3.5 GB of weights

@@ -7,29 +7,40 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param
 from gpp.values import from_json, to_json
 
-DEVICE = Device(kind="cuda", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9, "float16": 4e9}, efficiency=0.5,
-                memory_bandwidth_bytes_per_s=1e6, kernel_latency_s=1e-3)
+DEVICE = Device(
+    kind="cuda",
+    memory_bytes=1e9,
+    peak_flop_per_s={"float32": 1e9, "float16": 4e9},
+    efficiency=0.5,
+    memory_bandwidth_bytes_per_s=1e6,
+    kernel_latency_s=1e-3,
+)
 GRAPH = OpGraph(
-    name="g", tensors=(),
+    name="g",
+    tensors=(),
     params=(Param(name="w", num_bytes=4000), Param(name="table", num_bytes=10**6, gathered=True)),
-    ops=(Op(name="product", forward_flops=1e8, backward_flops=2e8, traffic_bytes=100, saved_bytes=50, params=("w",)),
-         Op(name="norm", forward_flops=10, backward_flops=20, traffic_bytes=5000, num_kernels=3, saved_bytes=2500),
-         Op(name="view", num_kernels=0),
-         Op(name="embedding", traffic_bytes=1000, params=("table",))))
+    ops=(
+        Op(name="product", forward_flops=1e8, backward_flops=2e8, traffic_bytes=100, saved_bytes=50, params=("w",)),
+        Op(name="norm", forward_flops=10, backward_flops=20, traffic_bytes=5000, num_kernels=3, saved_bytes=2500),
+        Op(name="view", num_kernels=0),
+        Op(name="embedding", traffic_bytes=1000, params=("table",)),
+    ),
+)
 
 
 def test_roofline_by_hand():
     times = Analytical().op_times(GRAPH, 2, DEVICE)
-    assert times.forward_s.tolist() == pytest.approx([
-        2 * 1e8 / 0.5e9 + 1e-3,     # bound by arithmetic
-        2 * 5000 / 1e6 + 3e-3,      # by traffic
-        0.0,
-        2 * 1000 / 1e6 + 1e-3])     # reads rows, not the table
-    assert times.backward_s.tolist() == pytest.approx([
-        2 * 2e8 / 0.5e9 + 2e-3,
-        2 * 2 * 5000 / 1e6 + 6e-3,
-        0.0,
-        (2 * 2 * 1000 + 4 * 10**6) / 1e6 + 2e-3])
+    assert times.forward_s.tolist() == pytest.approx(
+        [
+            2 * 1e8 / 0.5e9 + 1e-3,  # bound by arithmetic
+            2 * 5000 / 1e6 + 3e-3,  # by traffic
+            0.0,
+            2 * 1000 / 1e6 + 1e-3,
+        ]
+    )  # reads rows, not the table
+    assert times.backward_s.tolist() == pytest.approx(
+        [2 * 2e8 / 0.5e9 + 2e-3, 2 * 2 * 5000 / 1e6 + 6e-3, 0.0, (2 * 2 * 1000 + 4 * 10**6) / 1e6 + 2e-3]
+    )
 
 
 def test_parameters_are_read_once_a_microbatch():

@@ -13,13 +13,21 @@ from tests.graphs import DEVICE, chain, problem
 
 def shared():
     """op0 -> op1 -> op2, where op0 and op2 share a weight and op1 has a frozen one; t0 is kept, t1 is not, i2 is an index."""
-    ops = (Op(name="op0", saved_bytes=10, params=("tied",)), Op(name="op1", saved_bytes=20, params=("frozen",)),
-           Op(name="op2", saved_bytes=30, params=("tied", "own")))
-    tensors = (Tensor(name="t0", producer=0, consumers=(1, 2), bytes_per_sample=4, saved=True),
-               Tensor(name="t1", producer=1, consumers=(2,), bytes_per_sample=6, saved=False),
-               Tensor(name="i1", producer=1, consumers=(2,), bytes_per_sample=8, saved=True, differentiable=False))
-    params = (Param(name="tied", num_bytes=100), Param(name="frozen", num_bytes=1000, trainable=False),
-              Param(name="own", num_bytes=7))
+    ops = (
+        Op(name="op0", saved_bytes=10, params=("tied",)),
+        Op(name="op1", saved_bytes=20, params=("frozen",)),
+        Op(name="op2", saved_bytes=30, params=("tied", "own")),
+    )
+    tensors = (
+        Tensor(name="t0", producer=0, consumers=(1, 2), bytes_per_sample=4, saved=True),
+        Tensor(name="t1", producer=1, consumers=(2,), bytes_per_sample=6, saved=False),
+        Tensor(name="i1", producer=1, consumers=(2,), bytes_per_sample=8, saved=True, differentiable=False),
+    )
+    params = (
+        Param(name="tied", num_bytes=100),
+        Param(name="frozen", num_bytes=1000, trainable=False),
+        Param(name="own", num_bytes=7),
+    )
     return OpGraph(name="g", ops=ops, tensors=tensors, params=params)
 
 
@@ -69,15 +77,22 @@ def test_crossing_tensors():
     assert of.crossing(0b100, 0b011) == ()
 
 
-@pytest.mark.parametrize(("minibatch", "imposed", "sizes"), [
-    (8, None, (1, 2, 4, 8)), (12, None, (1, 2, 4, 12)), (7, None, (1, 7)), (12, 3, (3,))])
+@pytest.mark.parametrize(
+    ("minibatch", "imposed", "sizes"), [(8, None, (1, 2, 4, 8)), (12, None, (1, 2, 4, 12)), (7, None, (1, 7)), (12, 3, (3,))]
+)
 def test_microbatch_sizes(minibatch, imposed, sizes):
     assert problem(chain(2), 2, minibatch, microbatch_size=imposed).microbatch_sizes() == sizes
 
 
-@pytest.mark.parametrize(("minibatch", "imposed", "message"), [
-    (0, None, "minibatch_size=0"), (8, 3, r"must divide minibatch_size=8. Fix: set microbatch_size=(2|4)"),
-    (8, 16, "microbatch_size=8"), (8, 0, "microbatch_size=1")])
+@pytest.mark.parametrize(
+    ("minibatch", "imposed", "message"),
+    [
+        (0, None, "minibatch_size=0"),
+        (8, 3, r"must divide minibatch_size=8. Fix: set microbatch_size=(2|4)"),
+        (8, 16, "microbatch_size=8"),
+        (8, 0, "microbatch_size=1"),
+    ],
+)
 def test_bad_batches(minibatch, imposed, message):
     with pytest.raises(InvalidConfig, match=message):
         problem(chain(2), 2, minibatch, microbatch_size=imposed)

@@ -15,9 +15,14 @@ from tests.graphs import chain
 GRAPH = chain(2)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e6)
 SETTING = Setting(device_kind="cpu", device_name="some core", torch_version="2.13.0")
-PROFILE = Profile(graph_fingerprint=GRAPH.fingerprint, setting=SETTING, sample_counts=(1, 2, 8),
-                  forward_s=((1.0, 1.5, 4.5), (2.0, 2.0, 2.0)), backward_s=((2.0, 3.0, 9.0), (0.0, 0.0, 0.0)),
-                  update_s_per_byte=0.5)
+PROFILE = Profile(
+    graph_fingerprint=GRAPH.fingerprint,
+    setting=SETTING,
+    sample_counts=(1, 2, 8),
+    forward_s=((1.0, 1.5, 4.5), (2.0, 2.0, 2.0)),
+    backward_s=((2.0, 3.0, 9.0), (0.0, 0.0, 0.0)),
+    update_s_per_byte=0.5,
+)
 
 
 def cost(tmp_path, **more):
@@ -80,8 +85,9 @@ def test_adding_replaces_the_older_one(tmp_path):
     assert cost(tmp_path).add(other).profiles == (PROFILE, other)
 
 
-@pytest.mark.parametrize("change", [
-    {"sample_counts": ()}, {"sample_counts": (2, 1, 8)}, {"sample_counts": (1, 2)}, {"backward_s": ((1.0, 1.0, 1.0),)}])
+@pytest.mark.parametrize(
+    "change", [{"sample_counts": ()}, {"sample_counts": (2, 1, 8)}, {"sample_counts": (1, 2)}, {"backward_s": ((1.0, 1.0, 1.0),)}]
+)
 def test_broken_tables_are_refused(change):
     with pytest.raises(InvalidConfig, match="profile"):
         replace(PROFILE, **change)
@@ -99,8 +105,10 @@ def test_sample_counts(largest, counts):
 
 
 def test_this_machine_is_named_without_torch():
-    script = ("import sys, json; from gpp.cost.profiled import cpu_setting; from gpp.values import to_json;"
-              "print(to_json(cpu_setting())); assert 'torch' not in sys.modules")
+    script = (
+        "import sys, json; from gpp.cost.profiled import cpu_setting; from gpp.values import to_json;"
+        "print(to_json(cpu_setting())); assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["device_name"] and found["torch_version"]

@@ -21,8 +21,17 @@ class Model:
         if param_bytes:
             params = (f"{name}.weight",)
             self.params.append(Param(name=params[0], num_bytes=param_bytes))
-        self.ops.append(Op(name=name, kind=name.rsplit(".", 1)[-1], forward_flops=weight * 1e9, backward_flops=weight * 2e9,
-                           saved_bytes=weight, params=params, nodes=(f"{name}_node",)))
+        self.ops.append(
+            Op(
+                name=name,
+                kind=name.rsplit(".", 1)[-1],
+                forward_flops=weight * 1e9,
+                backward_flops=weight * 2e9,
+                saved_bytes=weight,
+                params=params,
+                nodes=(f"{name}_node",),
+            )
+        )
         for x in inputs:
             self.readers.setdefault(x, []).append(op)
         return op
@@ -40,8 +49,10 @@ class Model:
         return self(f"{path}.add_1", [add, self(f"{path}.mlp.down", [wide], 4)], 0.001)
 
     def graph(self):
-        tensors = tuple(Tensor(name=self.ops[op].name, producer=op, consumers=tuple(readers), bytes_per_sample=4.0)
-                        for op, readers in sorted(self.readers.items()))
+        tensors = tuple(
+            Tensor(name=self.ops[op].name, producer=op, consumers=tuple(readers), bytes_per_sample=4.0)
+            for op, readers in sorted(self.readers.items())
+        )
         return OpGraph(name="model", ops=tuple(self.ops), tensors=tensors, params=tuple(self.params))
 
 

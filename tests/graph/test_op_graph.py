@@ -31,8 +31,9 @@ def test_reachability_of_the_diamond():
     assert DIAMOND.predecessors[3] == 0b00110
 
 
-@pytest.mark.parametrize(("ops", "convex"), [
-    ((0, 1), True), ((0, 3), False), ((0, 1, 3), False), ((0, 1, 2, 3), True), ((1, 2), True)])
+@pytest.mark.parametrize(
+    ("ops", "convex"), [((0, 1), True), ((0, 3), False), ((0, 1, 3), False), ((0, 1, 2, 3), True), ((1, 2), True)]
+)
 def test_convexity(ops, convex):
     assert DIAMOND.is_convex(mask_of(ops)) is convex
 
@@ -45,13 +46,16 @@ def test_convexity_is_what_the_paths_say(seed):
         assert g.is_convex(mask) is not outside_between
 
 
-@pytest.mark.parametrize(("bad", "message"), [
-    (lambda: graph(2, [(1, 0)]), "topological order"),
-    (lambda: graph(2, [(0, 2)]), "does not exist"),
-    (lambda: graph(2, [(0, 0)]), "topological order"),
-    (lambda: graph(1, [], reads={0: ("w",)}), "unknown parameters: w"),
-    (lambda: OpGraph(name="g", ops=(Op(name="a"), Op(name="a")), tensors=()), "repeated: a"),
-])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda: graph(2, [(1, 0)]), "topological order"),
+        (lambda: graph(2, [(0, 2)]), "does not exist"),
+        (lambda: graph(2, [(0, 0)]), "topological order"),
+        (lambda: graph(1, [], reads={0: ("w",)}), "unknown parameters: w"),
+        (lambda: OpGraph(name="g", ops=(Op(name="a"), Op(name="a")), tensors=()), "repeated: a"),
+    ],
+)
 def test_bad_graphs_are_refused(bad, message):
     with pytest.raises(InvalidGraph, match=message):
         bad()

@@ -36,8 +36,12 @@ def test_skew_zero_makes_equal_amounts():
 
 def test_same_graph_under_another_hash_seed():
     code = "from gpp.graph.random_graphs import *; print(random_series_parallel(30, 1).fingerprint, random_dag(30, 1).fingerprint)"
-    outputs = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": str(seed)}, capture_output=True, text=True,
-                              check=True).stdout for seed in (0, 1)}
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in (0, 1)
+    }
     assert outputs == {f"{random_series_parallel(30, 1).fingerprint} {random_dag(30, 1).fingerprint}\n"}
 
 

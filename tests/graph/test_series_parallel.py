@@ -35,7 +35,7 @@ def relation(tree):
     out = set().union(*(relation(child) for child in tree.children))
     if isinstance(tree, Series):
         for i, first in enumerate(tree.children):
-            for second in tree.children[i + 1:]:
+            for second in tree.children[i + 1 :]:
                 out |= {(a, b) for a in bits(first.mask) for b in bits(second.mask)}
     return out
 

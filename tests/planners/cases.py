@@ -36,11 +36,18 @@ class Rate(AbstractCostModel):
         return num_bytes / device.memory_bandwidth_bytes_per_s
 
 
-def cluster(num_devices: int, memory_bytes: float = 1e15, link: Link = FREE, inter: Link | None = None,
-            num_nodes: int = 1) -> Cluster:
+def cluster(
+    num_devices: int, memory_bytes: float = 1e15, link: Link = FREE, inter: Link | None = None, num_nodes: int = 1
+) -> Cluster:
     device = Device(kind="cuda", memory_bytes=memory_bytes, peak_flop_per_s={"float32": 1e13}, memory_bandwidth_bytes_per_s=1e12)
-    return uniform(name="test", num_nodes=num_nodes, devices_per_node=num_devices // num_nodes, device=device, intra_node=link,
-                   inter_node=inter)
+    return uniform(
+        name="test",
+        num_nodes=num_nodes,
+        devices_per_node=num_devices // num_nodes,
+        device=device,
+        intra_node=link,
+        inter_node=inter,
+    )
 
 
 def random_problem(seed: int, *, max_ops: int, max_devices: int, series_parallel: bool | None = None) -> Problem:
@@ -54,19 +61,38 @@ def random_problem(seed: int, *, max_ops: int, max_devices: int, series_parallel
     nodes = 2 if devices % 2 == 0 and rng.random() < 0.3 else 1
     link = Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))
     inter = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
-    return Problem(graph=graph, cost=Rate(), minibatch_size=rng.choice([8, 12, 16]), optimizer_state_factor=rng.choice([0.0, 2.0]),
-                   cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes))
+    return Problem(
+        graph=graph,
+        cost=Rate(),
+        minibatch_size=rng.choice([8, 12, 16]),
+        optimizer_state_factor=rng.choice([0.0, 2.0]),
+        cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes),
+    )
 
 
-def towers(num_branches: int, num_blocks: int, *, fork: bool = False, forward: float = 1.0, saved: float = 1.0,
-           names: list[str] | None = None) -> OpGraph:
+def towers(
+    num_branches: int,
+    num_blocks: int,
+    *,
+    fork: bool = False,
+    forward: float = 1.0,
+    saved: float = 1.0,
+    names: list[str] | None = None,
+) -> OpGraph:
     """Equal branches of equal blocks and a join that costs next to nothing; one tensor between neighbours."""
     ops: list[Op] = []
     edges: dict[int, list[int]] = {}
 
     def add(name: str, seconds: float, kept: float, num_bytes: int) -> int:
-        ops.append(Op(name=name, forward_flops=seconds, backward_flops=2 * seconds, saved_bytes=kept,
-                      params=(f"{name}.weight",) if num_bytes else ()))
+        ops.append(
+            Op(
+                name=name,
+                forward_flops=seconds,
+                backward_flops=2 * seconds,
+                saved_bytes=kept,
+                params=(f"{name}.weight",) if num_bytes else (),
+            )
+        )
         return len(ops) - 1
 
     root = add("fork", forward / 100, 0.0, 0) if fork else None

@@ -110,8 +110,9 @@ def test_whole_minibatch_in_flight_under_gpipe():
 def test_heterogeneous_cluster_is_judged_on_its_own_devices():
     base = cluster(4)
     fast, slow = base.devices[0], replace(base.devices[0], speed_factor=0.5, memory_bytes=5e7)
-    mixed = Cluster(name="mixed", devices=(fast, fast, slow, slow), nodes=base.nodes, intra_node=base.intra_node,
-                    inter_node=base.inter_node)
+    mixed = Cluster(
+        name="mixed", devices=(fast, fast, slow, slow), nodes=base.nodes, intra_node=base.intra_node, inter_node=base.inter_node
+    )
     problem = Problem(graph=towers(2, 3), cluster=mixed, cost=Constant(), minibatch_size=16)
     _, seconds = run(GraphPipe(), problem)
     assert seconds <= run(Sequential(), problem)[1]
@@ -120,8 +121,12 @@ def test_heterogeneous_cluster_is_judged_on_its_own_devices():
 
 @pytest.mark.parametrize(("branches", "blocks"), [(4, 16), (7, 6), (14, 4)])
 def test_search_is_fast(branches, blocks):
-    problem = Problem(graph=towers(branches, blocks, fork=True, saved=10.0), cluster=cluster(16, 900.0), cost=Constant(fixed_s=0.1),
-                      minibatch_size=256)
+    problem = Problem(
+        graph=towers(branches, blocks, fork=True, saved=10.0),
+        cluster=cluster(16, 900.0),
+        cost=Constant(fixed_s=0.1),
+        minibatch_size=256,
+    )
     start = time.process_time()
     assert run(GraphPipe(), problem) is not None
     assert time.process_time() - start < 10
@@ -139,7 +144,9 @@ def test_towers_that_exchange_values_stay_whole():
     left, right = range(6), range(6, 12)
     edges = [*itertools.pairwise(left), *itertools.pairwise(right), (2, 12), (8, 12), (12, 13), (13, 14), (5, 14), (11, 14)]
     # The three joining operators weigh as much as a tower.
-    ops = tuple(Op(name=f"op{i}", forward_flops=1.0 + (i > 11), backward_flops=2.0 + 2.0 * (i > 11), saved_bytes=1.0) for i in range(15))
+    ops = tuple(
+        Op(name=f"op{i}", forward_flops=1.0 + (i > 11), backward_flops=2.0 + 2.0 * (i > 11), saved_bytes=1.0) for i in range(15)
+    )
     tensors = tuple(Tensor(name=f"t{a}_{b}", producer=a, consumers=(b,), bytes_per_sample=1.0) for a, b in sorted(edges))
     graph = OpGraph(name="bridged", ops=ops, tensors=tensors)
     assert decompose(graph) is None

@@ -158,15 +158,25 @@ def _chains(problem):
 
 
 def test_same_plan_under_another_hash_seed():
-    code = ("from tests.planners.cases import random_problem, run\n"
-            "from gpp.planners.graphpipe import GraphPipe\nfrom gpp.planners.sequential import Sequential\n"
-            "from gpp.planners.even import Even\nfrom dataclasses import replace\n"
-            "for seed in range(6):\n"
-            "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even()):\n"
-            "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
-            "        print(found and (replace(found[0], search_s=0.0), found[1]))\n")
-    runs = [subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": "."}, capture_output=True,
-                           text=True, check=True).stdout for seed in (0, 1)]
+    code = (
+        "from tests.planners.cases import random_problem, run\n"
+        "from gpp.planners.graphpipe import GraphPipe\nfrom gpp.planners.sequential import Sequential\n"
+        "from gpp.planners.even import Even\nfrom dataclasses import replace\n"
+        "for seed in range(6):\n"
+        "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even()):\n"
+        "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
+        "        print(found and (replace(found[0], search_s=0.0), found[1]))\n"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (0, 1)
+    ]
     assert runs[0] == runs[1] and "Plan(" in runs[0]
 
 
@@ -195,8 +205,9 @@ def test_infeasible_says_what_lacks_and_what_would_fit(planner):
 
 @pytest.mark.parametrize("planner", [PLANNERS[0], *PLANNERS[3:]], ids=lambda p: type(p).__name__)
 def test_infeasible_names_a_smaller_microbatch(planner):
-    problem = Problem(graph=towers(2, 3, saved=100.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8,
-                      microbatch_size=8)
+    problem = Problem(
+        graph=towers(2, 3, saved=100.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8, microbatch_size=8
+    )
     strategy = Strategy(name="test", planner=planner, schedule=OneFOneB())
     with pytest.raises(Infeasible) as caught:
         strategy.plan(problem)
@@ -220,8 +231,9 @@ def test_tables_say_what_the_problem_says():
                 assert (table.static[i, j], table.kept[i, j], table.grads[i, j]) == pytest.approx(expected)
         mask, b = graph.all_mask, costs.microbatch_sizes[-1]
         for r in costs.replicas[b]:
-            assert costs.compute_s(mask, b // r) == pytest.approx(sum(problem.stage_times(tuple(range(graph.num_ops)), b,
-                                                                                         tuple(range(r)))))
+            assert costs.compute_s(mask, b // r) == pytest.approx(
+                sum(problem.stage_times(tuple(range(graph.num_ops)), b, tuple(range(r))))
+            )
 
 
 def test_tensor_without_consumers_is_harmless():

@@ -31,9 +31,7 @@ def branchy_graph(num_branches: int, depth: int = 4, trunk: int = 3) -> OpGraph:
                 )
             )
             if i:
-                tensors.append(
-                    Tensor(name=f"t{len(ops)}", producer=len(ops) - 2, consumers=(len(ops) - 1,), bytes_per_sample=4e5)
-                )
+                tensors.append(Tensor(name=f"t{len(ops)}", producer=len(ops) - 2, consumers=(len(ops) - 1,), bytes_per_sample=4e5))
         ends.append(len(ops) - 1)
     for i in range(trunk):
         ops.append(

@@ -16,10 +16,7 @@ def check_geometry(place: Layout) -> None:
         assert apart, f"boxes {a.stage} and {b.stage} overlap"
     for box in place.boxes:
         assert (
-            box.x >= 0
-            and box.y >= -1e-6
-            and box.x + box.width <= place.width + 1e-6
-            and box.y + box.height <= place.height + 1e-6
+            box.x >= 0 and box.y >= -1e-6 and box.x + box.width <= place.width + 1e-6 and box.y + box.height <= place.height + 1e-6
         )
         for (x0, y0), (x1, y1), edge in segments(place):
             inside_x = min(x0, x1) < box.x + box.width - 1e-6 and max(x0, x1) > box.x + 1e-6

@@ -76,9 +76,7 @@ def test_thousands_of_events_make_a_small_page() -> None:
         for m in range(512)
         for kind in ("F", "B")
     )
-    timeline = Timeline(
-        source="simulate", events=events, metrics=replace(fake_timeline(plan, problem).metrics, iteration_s=1.024)
-    )
+    timeline = Timeline(source="simulate", events=events, metrics=replace(fake_timeline(plan, problem).metrics, iteration_s=1.024))
     assert plan.num_devices == 32
     result = result_dict(
         status="ok", model="m", strategy="s", cluster="c", engine="e", seed=0, plan=plan, predicted=timeline.metrics

@@ -49,9 +49,7 @@ def test_counter_stays_within_the_plan(run4: RunRecord) -> None:
     assert run4.plan is not None
     trace = build_trace([("predicted", run4.predicted)], run4.plan)  # type: ignore[list-item]
     for s, stage in enumerate(run4.plan.stages):
-        values = [
-            e["args"]["samples"] for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == f"s{s} samples in flight"
-        ]
+        values = [e["args"]["samples"] for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == f"s{s} samples in flight"]
         assert values and values[-1] == 0 and 0 < max(values) <= stage.in_flight
 
 

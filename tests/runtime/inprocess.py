@@ -29,25 +29,61 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.passes import lower
 
-CPU = Device(kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6)
+CPU = Device(
+    kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
+)
 
 
 def problem_of(captured: Captured, num_devices: int, minibatch_size: int, *, max_ops: int = 16, **more: Any) -> Problem:
-    cluster = uniform(name="test", num_nodes=1, devices_per_node=num_devices, device=CPU,
-                      intra_node=Link(latency_s=5e-5, bandwidth_bytes_per_s=2e9))
-    return Problem(graph=coarsen(captured.graph, max_ops), cluster=cluster, cost=Analytical(), minibatch_size=minibatch_size, **more)
+    cluster = uniform(
+        name="test",
+        num_nodes=1,
+        devices_per_node=num_devices,
+        device=CPU,
+        intra_node=Link(latency_s=5e-5, bandwidth_bytes_per_s=2e9),
+    )
+    return Problem(
+        graph=coarsen(captured.graph, max_ops), cluster=cluster, cost=Analytical(), minibatch_size=minibatch_size, **more
+    )
 
 
-def make_job(captured: Captured, problem: Problem, plan: Plan, schedule: AbstractSchedule, *, model: AbstractModel, data: AbstractData,
-             optimizer: AbstractOptimizer, steps: int, dtype: str, seed: int = 0, held_out: int = 0) -> Job:
+def make_job(
+    captured: Captured,
+    problem: Problem,
+    plan: Plan,
+    schedule: AbstractSchedule,
+    *,
+    model: AbstractModel,
+    data: AbstractData,
+    optimizer: AbstractOptimizer,
+    steps: int,
+    dtype: str,
+    seed: int = 0,
+    held_out: int = 0,
+) -> Job:
     plan.validate(problem)
     program = lower(plan, problem.graph, schedule)
     check_program(program, reduce_groups(plan, problem.graph))
-    settings = Settings(steps=steps, minibatch_size=plan.minibatch_size, dtype=dtype, seed=seed, optimizer=describe(optimizer),
-                        data=describe(data), model=describe(model), evaluation_samples=held_out,
-                        train_samples=len(data.load("train", model, seed=seed, dtype=dtype)))
-    return Job(settings=settings, captured=captured, graph=problem.graph, cluster=problem.cluster, plan=plan, program=program,
-               evaluation=lower(plan, problem.graph, ForwardOnly(), held_out) if held_out else None)
+    settings = Settings(
+        steps=steps,
+        minibatch_size=plan.minibatch_size,
+        dtype=dtype,
+        seed=seed,
+        optimizer=describe(optimizer),
+        data=describe(data),
+        model=describe(model),
+        evaluation_samples=held_out,
+        train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
+    )
+    return Job(
+        settings=settings,
+        captured=captured,
+        graph=problem.graph,
+        cluster=problem.cluster,
+        plan=plan,
+        program=program,
+        evaluation=lower(plan, problem.graph, ForwardOnly(), held_out) if held_out else None,
+    )
 
 
 def run(job: Job, run_dir: Path, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
@@ -55,8 +91,10 @@ def run(job: Job, run_dir: Path, weights: dict[str, torch.Tensor]) -> tuple[list
     job.save(run_dir, weights)
     job = Job.load(run_dir)
     network = FakeNetwork(reduce_groups(job.plan, job.graph))
-    workers = [Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
-               for d in sorted(job.plan.stage_of_device)]
+    workers = [
+        Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+        for d in sorted(job.plan.stage_of_device)
+    ]
     losses = [0.0] * job.settings.steps
     lock = threading.Lock()
 
@@ -95,8 +133,17 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def reference(model: AbstractModel, data: AbstractData, optimizer: AbstractOptimizer, weights: dict[str, torch.Tensor], *, steps: int,
-              minibatch_size: int, dtype: str, seed: int = 0) -> tuple[list[float], dict[str, torch.Tensor]]:
+def reference(
+    model: AbstractModel,
+    data: AbstractData,
+    optimizer: AbstractOptimizer,
+    weights: dict[str, torch.Tensor],
+    *,
+    steps: int,
+    minibatch_size: int,
+    dtype: str,
+    seed: int = 0,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same training on one device in plain PyTorch, whole mini-batches."""
     with default_dtype(dtype):
         network = model.build().train()

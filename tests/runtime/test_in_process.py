@@ -74,7 +74,9 @@ def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
     problem = inprocess.problem_of(cap, 4, 16)
     rng = random.Random(1)
     plan = make_plan(problem, "test", [(mask, 1 + (i == 0)) for i, mask in enumerate(random_partition(problem.graph, 3, rng))], 8)
-    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=SGD(lr=0.1), steps=1, dtype="float64", held_out=77)
+    job = inprocess.make_job(
+        cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=SGD(lr=0.1), steps=1, dtype="float64", held_out=77
+    )
     _, state, workers = inprocess.run(job, tmp_path, weights)
     found: dict[str, float] = {}
     for shares in inprocess.in_threads([w.evaluate for w in workers]):

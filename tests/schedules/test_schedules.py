@@ -80,7 +80,9 @@ def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed
     schedule = rng.choice(SCHEDULES)
     prob = problem(graph(n, edges), 3 * n, 16, in_flight=schedule.in_flight)
     sizes = [rng.choice([2, 4, 8, 16]) for _ in range(n)]
-    plan = make_plan(prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3)
+    plan = make_plan(
+        prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3
+    )
     plan.validate(prob)
     program = lower(plan, prob.graph, schedule)
     check_program(program, reduce_groups(plan, prob.graph))
@@ -97,15 +99,24 @@ def test_every_sample_arrives_once_forwards_and_backwards() -> None:
     program = lower(plan, prob.graph, OneFOneB())
     for s, t in plan.edges:
         for kind, stage, peer in (("SF", s, t), ("RF", t, s), ("SB", t, s), ("RB", s, t)):
-            samples = sorted(i for actions in program.actions.values() for a in actions
-                             if (a.kind, a.stage, a.peer_stage) == (kind, stage, peer) for i in range(a.lo, a.hi))
+            samples = sorted(
+                i
+                for actions in program.actions.values()
+                for a in actions
+                if (a.kind, a.stage, a.peer_stage) == (kind, stage, peer)
+                for i in range(a.lo, a.hi)
+            )
             assert samples == list(range(24)), (kind, s, t)
 
 
 def test_a_deadlock_is_named_with_its_grid() -> None:
-    program = Program(num_samples=1, actions={
-        0: (Action("RB", 0, 0, 1, 1, 0, 1), Action("B", 0, 0), Action("F", 0, 0), Action("SF", 0, 0, 1, 1, 0, 1)),
-        1: (Action("RF", 1, 0, 0, 0, 0, 1), Action("F", 1, 0), Action("B", 1, 0), Action("SB", 1, 0, 0, 0, 0, 1))})
+    program = Program(
+        num_samples=1,
+        actions={
+            0: (Action("RB", 0, 0, 1, 1, 0, 1), Action("B", 0, 0), Action("F", 0, 0), Action("SF", 0, 0, 1, 1, 0, 1)),
+            1: (Action("RF", 1, 0, 0, 0, 0, 1), Action("F", 1, 0), Action("B", 1, 0), Action("SB", 1, 0, 0, 0, 0, 1)),
+        },
+    )
     with pytest.raises(MalformedProgram, match=r"blocked: s0\.B0@d0, s1\.F0@d1") as info:
         check_program(program)
     assert ">>s0.B0@d0<<" in str(info.value)
