@@ -13,6 +13,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 

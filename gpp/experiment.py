@@ -181,9 +181,10 @@ class Experiment:
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
         device = self.cluster.devices[0].kind
-        if device == "cpu" and (found := cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__))):
+        if device == "cpu":
             # The common case needs no torch.
-            if found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None:
+            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__))
+            if found and (found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None):
                 return cost.add(found)
         from gpp.capture.profiler import measured
 

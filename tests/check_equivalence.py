@@ -26,7 +26,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:  # noqa: ANN401
+def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:
     run_dir = sweep / f"single_{overrides['model']}"
     if not (run_dir / "result.json").exists():
         keep = {key: config[key] for key in ("dtype", "steps", "evaluate_every", "minibatch_size", "seed")}

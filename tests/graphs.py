@@ -51,7 +51,7 @@ def cluster(num_devices: int, memory_bytes: float = 1e15) -> Cluster:
 
 def problem(
     of: OpGraph, num_devices: int, minibatch_size: int, *, memory_bytes: float = 1e15, fixed_s: float = 0.0, **more
-) -> Problem:  # noqa: ANN003
+) -> Problem:
     return Problem(
         graph=of, cluster=cluster(num_devices, memory_bytes), cost=Constant(fixed_s=fixed_s), minibatch_size=minibatch_size, **more
     )

@@ -111,7 +111,7 @@ class SingleWorker:
             write_line(out, self.train_step(step, meter if step == 0 else None))
             done = step + 1
             if settings.evaluation_samples and (
-                done == settings.steps or settings.evaluate_every and done % settings.evaluate_every == 0
+                done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
             ):
                 write_line(out, {"evaluated": done, **self.evaluate()})
         state = sum(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -239,7 +239,7 @@ class StageRunner:
                 self.meter.update()
         self._outputs[microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
 
-    def _hooks(self, microbatch: int):  # noqa: ANN202 - a context manager of torch or the null one
+    def _hooks(self, microbatch: int) -> AbstractContextManager[object]:
         meter = self.meter
         if not meter or not self.train:
             return nullcontext()

@@ -31,7 +31,7 @@ from gpp.routing import pieces
 from gpp.runtime.channels import AbstractTransport, TorchTransport
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
-from gpp.runtime.stage import Layout, MemoryMeter, StageRunner, layout
+from gpp.runtime.stage import Fetch, Layout, MemoryMeter, StageRunner, layout
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
@@ -162,7 +162,7 @@ class Worker:
             self.evaluation.run()
         return {name: value.item() for name, value in runner.results.items()}
 
-    def _fetch(self, split: str, order: list[int], names: tuple[str, ...]):  # noqa: ANN202
+    def _fetch(self, split: str, order: list[int], names: tuple[str, ...]) -> Fetch:
         wanted = set(names)
 
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
@@ -195,7 +195,7 @@ class Worker:
             self.runner.meter = meter if step == 0 else None
             write_line(out, self.train_step(step))
             done = step + 1
-            if self.evaluation and (done == settings.steps or settings.evaluate_every and done % settings.evaluate_every == 0):
+            if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
         activations = meter.peak_bytes if meter else 0
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self.static_bytes() + activations

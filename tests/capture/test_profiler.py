@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpp.capture import capture
+from gpp.capture import capture, profiler
 from gpp.cluster import Device
-from gpp.capture import profiler
 from gpp.cost.profiled import Profiled
 from gpp.graph.coarsen import coarsen
 

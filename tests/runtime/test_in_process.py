@@ -24,16 +24,16 @@ MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower
 
 
 @cache
-def captured(name: str):  # noqa: ANN201
+def captured(name: str):
     model = model_named(name)
     return model, *inprocess.capture(model)
 
 
-def data_of(model: AbstractModel):  # noqa: ANN201
+def data_of(model: AbstractModel):
     return DigitsData() if model.name == "digits" else Synthetic(num_samples=64, num_test_samples=32)
 
 
-def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:  # noqa: ANN001
+def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:
     """Convex parts with an acyclic quotient: grow down-sets of a random topological order."""
     indegree = {op: sum(1 for _ in bits(graph.predecessors[op])) for op in range(graph.num_ops)}
     ready, order = [op for op, count in indegree.items() if not count], []

@@ -21,7 +21,7 @@ from tests.graphs import chain, diamond, graph, problem, two_towers
 SCHEDULES = [OneFOneB(), GPipe()]
 
 
-def plan_of(p, num_stages: int, b: int):  # noqa: ANN001, ANN201
+def plan_of(p, num_stages: int, b: int):
     return make_plan(p, "test", [(1 << op, 1) for op in range(num_stages)], b)
 
 
