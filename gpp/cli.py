@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -100,7 +101,7 @@ def _run(story: Story, cfg: Any) -> int:
         return 3 if done == "infeasible" else 0
     if multirun:
         console.rule(f"job {hydra_cfg.job.num}: {' '.join(overrides)}", align="left")
-    choices = hydra_cfg.runtime.choices
+    choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
         experiment = instantiate(cfg, _convert_="all")
     except (InstantiationException, GppError) as error:
@@ -167,11 +168,13 @@ def _latest(run_dir: Path) -> None:
     os.replace(new, link)
 
 
-def _sweep_id(config_name: str) -> str:
+def _sweep_id() -> str:
     """A name for a sweep that the same command line gives again."""
+    flags = dict(itertools.pairwise(sys.argv[1:]))
+    name = flags.get("-cn") or flags.get("--config-name") or "sweep"
     words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
-    return config_name if config_name != "config" and not words else f"{config_name}-{digest}"
+    return f"{name}-{digest}" if words else name
 
 
 def _explain(error: BaseException) -> str:

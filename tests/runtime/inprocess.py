@@ -149,7 +149,8 @@ def reference(
         network = model.build().train()
     with torch.no_grad():
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-            tensor.copy_(weights[name])
+            if name in weights:
+                tensor.copy_(weights[name])
     samples = data.load("train", model, seed=seed, dtype=dtype)
     torch_optimizer = optimizer.build(network.parameters())
     measure, losses = loss(model.loss), []

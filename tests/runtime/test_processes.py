@@ -1,0 +1,102 @@
+"""Real worker processes give the single device's losses and weights; imported models keep their towers side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpp.data.digits import Digits as DigitsData
+from gpp.data.synthetic import Synthetic
+from gpp.graph.op_graph import OpGraph
+from gpp.graph.series_parallel import decompose
+from gpp.optimizers import Adam
+from gpp.plan import Plan
+from gpp.values import from_json
+from tests.cli import Finished, run
+from tests.conf import model_named
+from tests.runtime import inprocess
+
+STEPS, MINIBATCH = 20, 48
+COMMON = [
+    "logger=none",
+    "cost=analytical",
+    "dtype=float64",
+    f"steps={STEPS}",
+    "evaluate_every=0",
+    f"minibatch_size={MINIBATCH}",
+    "microbatch_size=8",
+]
+
+pytestmark = pytest.mark.dist
+
+
+def check_against_one_device(done: Finished, name: str) -> None:
+    """Losses to 1e-9, every parameter to 1e-8."""
+    assert done.code == 0, done.out
+    model = model_named(name)
+    data = DigitsData() if name == "digits" else Synthetic()
+    with inprocess.default_dtype("float64"):
+        torch.manual_seed(0)
+        initial = {k: v.clone() for k, v in model.build().state_dict().items()}
+    losses, params = inprocess.reference(
+        model, data, Adam(lr=0.0005), initial, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
+    )
+    assert done.result["loss"] == pytest.approx(losses, abs=1e-9)
+    state: dict[str, torch.Tensor] = {}
+    for path in (done.run_dir / "checkpoints" / "final").glob("*.safetensors"):
+        state.update(load_file(path))
+    for tensor_name, tensor in params.items():
+        if tensor.grad is not None or tensor_name in state:
+            torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "workers", "replication"),
+    [
+        ("digits", "graphpipe", 4, False),
+        ("mmt_small", "sequential", 2, True),
+        ("dlrm_small", "graphpipe", 6, True),
+        ("candle_uno_small", "gpipe", 4, False),
+    ],
+)
+def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: str, workers: int, replication: bool) -> None:
+    done = run(
+        tmp_path,
+        *COMMON,
+        f"model={name}",
+        f"strategy={strategy}",
+        f"cluster.num_devices={workers}",
+        "graph.max_ops=24",
+        f"strategy.planner.replication={str(replication).lower()}",
+    )
+    check_against_one_device(done, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "towers"),
+    [
+        ("clip_imported", ("text_model", "vision_model")),
+        ("bridge_tower_small", ("text_layers", "image_layers")),
+    ],
+)
+def test_imported_and_bridged_towers_run_at_the_same_time(tmp_path: Path, name: str, towers: tuple[str, str]) -> None:
+    pytest.importorskip("transformers")
+    done = run(tmp_path, *COMMON, f"model={name}", "cluster.num_devices=3", "strategy.planner.replication=false")
+    check_against_one_device(done, name)
+    plan = from_json(Plan, (tmp_path / "job" / "plan.json").read_text())
+    graph = from_json(OpGraph, (tmp_path / "job" / "graph.json").read_text())
+    assert (decompose(graph) is None) == (name == "bridge_tower_small")
+    first = {
+        tower: next(s for s, stage in enumerate(plan.stages) for op in stage.ops if graph.ops[op].name.startswith(tower))
+        for tower in towers
+    }
+    assert len(set(first.values())) == 2
+    events = json.loads((tmp_path / "timeline.json").read_text())["predicted"]["events"]
+    spans = [
+        [(start, end) for _, kind, stage, _, start, end, _ in events if kind == "F" and stage == first[tower]] for tower in towers
+    ]
+    assert any(a[0] < b[1] and b[0] < a[1] for a in spans[0] for b in spans[1])
