@@ -127,7 +127,7 @@ def _run(story: Story, cfg: Any) -> int:
         experiment=experiment,
         run_dir=run_dir,
         console=console,
-        config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+        config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
         command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
     )

@@ -117,5 +117,6 @@ class Adam(AbstractOptimizer):
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
+        first, second = self.betas
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(params, lr=self.lr, betas=tuple(self.betas), eps=self.eps, weight_decay=self.weight_decay, fused=True)
+        return kind(params, lr=self.lr, betas=(first, second), eps=self.eps, weight_decay=self.weight_decay, fused=True)

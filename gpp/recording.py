@@ -26,7 +26,7 @@ from gpp.loggers.base import AbstractRecord, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.plan import Plan
 from gpp.report.record import RunRecord
-from gpp.report.result import result_dict, write_json, write_text
+from gpp.report.result import Status, result_dict, write_json, write_text
 from gpp.report.run_report import run_report
 from gpp.report.terminal import StepProgress, show_plan, show_result
 from gpp.report.trace import build_trace
@@ -60,7 +60,7 @@ class Recorder:
     command: str = ""
     group: str | None = None
     exit_code: int = 0
-    status: str = "ok"
+    status: Status = "ok"
     reason: str | None = None
     plan: Plan | None = None
     graph: OpGraph | None = None
@@ -147,7 +147,7 @@ class Recorder:
             reason=self.reason,
             model=e.model.name,
             strategy=e.strategy.name,
-            cluster=e.cluster.name,  # type: ignore[arg-type]
+            cluster=e.cluster.name,
             engine=e.engine.name,
             seed=e.seed,
             plan=self.plan,

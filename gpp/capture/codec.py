@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -186,10 +186,10 @@ def writes(target: Callable[..., Any]) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target._schema.name != "aten::detach_"
 
 
-def bound_arguments(target: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bound_arguments(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Mapping[str | int, Any]:
     """Arguments of a call by the names of the operator's schema, defaults included."""
     if not isinstance(target, torch._ops.OpOverload):
-        return dict(enumerate(args))  # type: ignore[arg-type]
+        return dict(enumerate(args))
     out = {}
     for position, argument in enumerate(target._schema.arguments):
         if position < len(args):

@@ -169,9 +169,9 @@ class _Reader:
         self.drafts.append(draft)
         return draft
 
-    def _emit(self, owner: torch.nn.Module, values: dict[torch.fx.Node, Any], *, no_grad: bool) -> list[Any]:
+    def _emit(self, owner: torch.fx.GraphModule, values: dict[torch.fx.Node, Any], *, no_grad: bool) -> list[Any]:
         """Append drafts for the graph of `owner`; returns its encoded outputs."""
-        for node in owner.graph.nodes:  # type: ignore[attr-defined]
+        for node in owner.graph.nodes:
             if node.op == "output":
                 return [encode(item, self._lookup(values, node)) for item in node.args[0]]
             if node.op == "call_function":
@@ -190,7 +190,7 @@ class _Reader:
 
         return lookup
 
-    def _call(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> None:
+    def _call(self, owner: torch.fx.GraphModule, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> None:
         target, value, where = node.target, node.meta.get("val"), _where(node)
         lookup = self._lookup(values, node)
         if isinstance(target, torch._ops.HigherOrderOperator):
@@ -205,10 +205,11 @@ class _Reader:
         if isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] in _CHECKS:
             return
         if target is torch.ops.aten.broadcast_tensors.default:
-            values[node] = [self._broadcast(node, i, values, where, no_grad) for i in range(len(value))]
+            values[node] = [self._broadcast(node, i, values, where, no_grad) for i in range(len(node.meta["val"]))]
             return
-        if target is operator.getitem and isinstance(values.get(node.args[0]), list):
-            values[node] = values[node.args[0]][node.args[1]]
+        source = node.args[0] if target is operator.getitem else None
+        if isinstance(source, torch.fx.Node) and isinstance(values.get(source), list):
+            values[node] = values[source][node.args[1]]
             return
         if target is not operator.getitem and not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(
@@ -232,7 +233,10 @@ class _Reader:
 
     def _broadcast(self, node: torch.fx.Node, item: int, values: dict[torch.fx.Node, Any], where: str, no_grad: bool) -> Any:
         """One tensor of a broadcast on its own, so that the others do not hang on it (a prediction on its target)."""
-        source = node.args[0][item]  # type: ignore[index]
+        sources = node.args[0]
+        assert isinstance(sources, (list, tuple))
+        source = sources[item]
+        assert isinstance(source, torch.fx.Node)
         value = node.meta["val"][item]
         encoded = self._lookup(values, node)(source)
         if source.meta["val"].shape == value.shape:
@@ -250,9 +254,12 @@ class _Reader:
         )
         return {"ref": draft.name}
 
-    def _region(self, owner: torch.nn.Module, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool) -> list[Any]:
+    def _region(
+        self, owner: torch.fx.GraphModule, node: torch.fx.Node, values: dict[torch.fx.Node, Any], no_grad: bool
+    ) -> list[Any]:
         """Inline a `torch.no_grad` (or enable_grad) region."""
-        kind = node.target.name() if callable(getattr(node.target, "name", None)) else str(node.target)  # type: ignore[union-attr]
+        assert isinstance(node.target, torch._ops.HigherOrderOperator)
+        kind = node.target.name()
         place = self._place(owner, node)
         if "autocast" in kind:
             raise CaptureError(
@@ -265,13 +272,14 @@ class _Reader:
                 "Fix: describe the model by hand-written blocks (gpp.capture.blocks)"
             )
         enabled, inner, *operands = node.args
-        region = getattr(owner, inner.target)  # type: ignore[union-attr]
+        assert isinstance(inner, torch.fx.Node)  # it gets the region from the owner
+        region = getattr(owner, str(inner.target))
         lookup = self._lookup(values, node)
         placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
         local = {p: encode(operand, lookup) for p, operand in zip(placeholders, operands, strict=True)}
         return self._emit(region, local, no_grad=not enabled)
 
-    def _place(self, owner: torch.nn.Module, node: torch.fx.Node) -> str:
+    def _place(self, owner: torch.fx.GraphModule, node: torch.fx.Node) -> str:
         """Where a region stands: the call itself has no stack trace, its first inner node has one."""
         for argument in node.args:
             if isinstance(argument, torch.fx.Node) and argument.op == "get_attr":
@@ -305,9 +313,9 @@ def _where(node: torch.fx.Node) -> str:
     return where_of(node.meta.get("stack_trace")) or f"module {_module_path(node) or 'of the model'}"
 
 
-def _stored(tensor: Tensor | None) -> str | None:
+def _stored(tensor: object) -> str | None:
     """Base64 of a constant's bytes; None where it is too large or has no value."""
-    if tensor is None or tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_sparse:
+    if not isinstance(tensor, Tensor) or tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_sparse:
         return None
     if tensor.numel() * tensor.element_size() > _MAX_CONSTANT_BYTES:
         return None

@@ -42,7 +42,9 @@ class Root(nn.Module):
         for part in prefix:
             if part not in module._modules:
                 module.add_module(part, nn.Module())
-            module = module._modules[part]  # type: ignore[assignment]
+            child = module._modules[part]
+            assert child is not None  # only modules are added
+            module = child
         return module, name
 
     def add(self, node: Node, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]) -> None:

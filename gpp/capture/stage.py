@@ -56,6 +56,7 @@ class StageModule(nn.Module):
     sends: tuple[str, ...]
     results: tuple[str, ...]
     has_random: bool
+    _root: Root
 
     def __init__(self, cut: _Cut, root: Root, *, training: bool) -> None:
         super().__init__()

@@ -209,7 +209,7 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
     Parameters and buffers are exchanged for fake ones of the same identity (ties stay ties) and put
     back afterwards. A model with real parameters is left alone. Yields the inputs to trace with.
     """
-    slots = [
+    slots: list[tuple[dict[str, Any], str, Tensor]] = [
         (holder, key, value)
         for module in whole.modules()
         for holder in (module._parameters, module._buffers, vars(module))

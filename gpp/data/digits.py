@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
@@ -75,7 +75,7 @@ def _read() -> np.ndarray:
         return np.loadtxt(file, delimiter=",", dtype=np.float32)
     from sklearn.datasets import load_digits  # the file has moved within scikit-learn
 
-    bunch = load_digits()
+    bunch: Any = load_digits()  # without stubs its type is that of another return_X_y
     return np.column_stack([bunch.data, bunch.target]).astype(np.float32)
 
 

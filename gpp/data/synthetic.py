@@ -78,6 +78,7 @@ class _Draw:
         if spec.dtype == "bool":
             return np.ones(shape, dtype=bool)
         if spec.dtype == "int":
+            assert spec.high is not None  # every int has one
             # The sign of a projection of z chooses the lower or the upper half of the values.
             upper = self._signal(name, spec.num_elements).reshape(shape) > 0
             uniform = self._rng(name, self.split).random(shape)
@@ -96,6 +97,7 @@ class _Draw:
             return self._signal(name, spec.num_elements).reshape(shape)
         if spec.dtype == "bool":
             return self._signal(name, spec.num_elements).reshape(shape) > 0
+        assert spec.high is not None  # every int has one
         num_classes = min(spec.high, MAX_CLASSES)
         return self._signal(name, spec.num_elements * num_classes).reshape(*shape, num_classes).argmax(-1).astype(np.int64)
 

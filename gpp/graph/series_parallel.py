@@ -145,7 +145,7 @@ class Order:
             pieces = cut(mask)
             if len(pieces) > 1:
                 children = [self.tree(piece) for piece in pieces]
-                return None if None in children else node(tuple(children), mask)  # type: ignore[arg-type]
+                return None if None in children else node(tuple(children), mask)  # pyright: ignore[reportArgumentType]  # kinds alternate
         return None
 
 

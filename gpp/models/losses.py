@@ -46,6 +46,7 @@ def metric(name: str) -> Measure:
 
 
 def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:
+    function: Measure
     if name in shipped:
         function = shipped[name]
     elif "." in str(name):

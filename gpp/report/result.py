@@ -9,15 +9,17 @@ import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gpp.plan import Plan
 from gpp.timeline import Metrics
 
+Status: TypeAlias = Literal["ok", "infeasible", "failed"]
+
 
 def result_dict(
     *,
-    status: Literal["ok", "infeasible", "failed"],
+    status: Status,
     model: str,
     strategy: str,
     cluster: str,

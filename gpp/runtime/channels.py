@@ -70,7 +70,8 @@ class TorchTransport(AbstractTransport):
         self._group: dict[Channel, dist.ProcessGroup | None] = dict.fromkeys(self._tag)
         if backend == "nccl":
             for channel in self._tag:
-                self._group[channel] = dist.new_group([rank_of[channel[3]], rank_of[channel[4]]])
+                group = dist.new_group([rank_of[channel[3]], rank_of[channel[4]]])
+                self._group[channel] = group  # pyright: ignore[reportArgumentType]  # a number where not a member: never used
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
 

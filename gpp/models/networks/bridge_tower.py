@@ -96,9 +96,11 @@ class BridgeTowerNetwork(nn.Module):
         text, image = self.text(text), self.image(image)
         for i in range(self.num_plain):
             text, image = self.text_layers[i](text), self.image_layers[i](image)
-        cross_text, cross_image = None, None
+        cross_text: Tensor | None = None
+        cross_image: Tensor | None = None
         for i in range(len(self.text_cross)):
             text, image = self.text_layers[self.num_plain + i](text), self.image_layers[self.num_plain + i](image)
             into_text, into_image = self.text_bridges[i](text, cross_text), self.image_bridges[i](image, cross_image)
             cross_text, cross_image = self.text_cross[i](into_text, into_image), self.image_cross[i](into_image, into_text)
+        assert cross_text is not None and cross_image is not None  # there is at least one cross layer
         return self.classify(torch.cat([cross_text.mean(dim=1), cross_image.mean(dim=1)], dim=-1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,6 +86,11 @@ class TransformerLayer(nn.Module):
         return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
 
 
-def drop(x: Tensor, layer: nn.Module) -> Tensor:
+class _HasDropout(Protocol):
+    dropout: float
+    training: bool
+
+
+def drop(x: Tensor, layer: _HasDropout) -> Tensor:
     """Dropout at the layer's rate; leaves no operator in the graph when the rate is 0."""
     return F.dropout(x, layer.dropout, layer.training) if layer.dropout else x
