@@ -60,7 +60,7 @@ def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] 
             if not any(parent in found for parent in (p.parent, *p.parent.parents))
         ]
         jobs = [
-            (path, _stored_overrides(path))
+            (path.relative_to(directory), _stored_overrides(path))
             for path in sorted(set(found), key=lambda p: natural_order(str(p.relative_to(directory))))
         ]
     return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]

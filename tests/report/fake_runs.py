@@ -11,7 +11,7 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan import Plan, make_plan
 from gpp.report.record import RunRecord
-from gpp.report.result import result_dict
+from gpp.report.result import Status, result_dict
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
 
@@ -146,6 +146,11 @@ def metrics_of(plan: Plan, problem: Problem, events: tuple[Event, ...], noise: f
         max_in_flight_samples={s: stage.in_flight for s, stage in enumerate(plan.stages)},
         weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
     )
+
+
+def unplanned_run(status: Status, reason: str) -> RunRecord:
+    """A run that ended before there was a plan."""
+    return RunRecord(result=result_dict(status=status, reason=reason, model="m", strategy="s", cluster="c", engine="e", seed=0))
 
 
 def make_run(num_branches: int, *, measured: bool = True, **settings: object) -> RunRecord:

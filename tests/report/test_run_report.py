@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from fake_runs import branches_of, branchy_graph, fake_timeline, make_run, plan_of
+from fake_runs import make_run, unplanned_run
 from page_check import parse
 
 from gpp.report.palette import INK, MUTED, REDUCE, TRUNK, UPDATE, contrast, tone
 from gpp.report.record import RunRecord
-from gpp.report.result import result_dict
+from gpp.report.result import Status
 from gpp.report.run_report import run_report
 from gpp.timeline import Event, Timeline
 
@@ -42,9 +42,8 @@ def test_every_stage_is_drawn_and_tabled(run4: RunRecord) -> None:
 @pytest.mark.parametrize(
     ("status", "reason"), [("infeasible", "stage 3 needs 2e9 bytes < & >"), ("failed", "worker 1 failed:\nTraceback ...")]
 )
-def test_a_run_without_a_plan_says_why(status: str, reason: str) -> None:
-    result = result_dict(status=status, reason=reason, model="mmt", strategy="piper", cluster="c", engine="simulate", seed=0)  # type: ignore[arg-type]
-    parsed = parse(run_report(RunRecord(result=result)))
+def test_a_run_without_a_plan_says_why(status: Status, reason: str) -> None:
+    parsed = parse(run_report(unplanned_run(status, reason)))
     text = " ".join(parsed.words)
     assert status in text and reason.splitlines()[0] in text
 
@@ -68,30 +67,18 @@ def test_losses_that_are_not_finite(run4: RunRecord) -> None:
 
 
 def test_thousands_of_events_make_a_small_page() -> None:
-    graph = branchy_graph(4)
-    plan, problem = plan_of(graph, per_branch=4, trunk_devices=16, microbatch=16, minibatch=64)
+    run = make_run(4, measured=False, per_branch=4, trunk_devices=16, microbatch=16, minibatch=64)
+    plan, predicted = run.plan, run.predicted
+    assert plan is not None and predicted is not None
     events = tuple(
         Event(d, kind, s, m, (2 * m + (kind == "B")) * 1e-3, (2 * m + (kind == "B") + 0.9) * 1e-3)
         for d, s in plan.stage_of_device.items()
         for m in range(512)
         for kind in ("F", "B")
     )
-    timeline = Timeline(source="simulate", events=events, metrics=replace(fake_timeline(plan, problem).metrics, iteration_s=1.024))
+    timeline = Timeline(source="simulate", events=events, metrics=replace(predicted.metrics, iteration_s=1.024))
     assert plan.num_devices == 32
-    result = result_dict(
-        status="ok", model="m", strategy="s", cluster="c", engine="e", seed=0, plan=plan, predicted=timeline.metrics
-    )
-    page = run_report(
-        RunRecord(
-            result=result,
-            plan=plan,
-            graph=graph,
-            cluster=problem.cluster,
-            branches=branches_of(graph),
-            predicted=timeline,
-            measured=timeline,
-        )
-    )
+    page = run_report(replace(run, predicted=timeline, measured=timeline))
     assert len(page) < 5_000_000
     parse(page)
 

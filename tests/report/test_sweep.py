@@ -162,3 +162,8 @@ def test_jobs_in_named_directories(tmp_path: Path, run4: RunRecord) -> None:
     put(tmp_path, "job10", ["x=3"], of(run4))
     put(tmp_path, "job9", ["x=2"], of(run4))
     assert [job.name for job in read_jobs(tmp_path)] == ["a/b", "job9", "job10"]
+
+
+def test_a_relative_directory(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sweep.parent)
+    assert [job.result for job in write_sweep(sweep.name)] == [job.result for job in write_sweep(sweep)]

@@ -2,10 +2,11 @@ import io
 from dataclasses import replace
 
 import pytest
+from fake_runs import unplanned_run
 from rich.console import Console
 
 from gpp.report.record import RunRecord
-from gpp.report.result import result_dict
+from gpp.report.result import Status
 from gpp.report.terminal import PIPE_WIDTH, StepProgress, comparison_table, make_console, show_plan, show_result
 
 
@@ -45,9 +46,8 @@ def test_paths_are_never_broken(run4: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("status", ["infeasible", "failed"])
-def test_the_reason_is_said(status: str) -> None:
-    result = result_dict(status=status, reason="stage 3 [needs] more", model="m", strategy="s", cluster="c", engine="e", seed=0)  # type: ignore[arg-type]
-    run = RunRecord(result=result)
+def test_the_reason_is_said(status: Status) -> None:
+    run = unplanned_run(status, "stage 3 [needs] more")
     out = printed(80, lambda c: show_plan(c, run), lambda c: show_result(c, run))
     assert f"{status}: stage 3 [needs] more" in out
 
