@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpp.cluster import Device, Link, uniform
+from gpp.cluster import Link, uniform
 from gpp.cost.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
@@ -17,8 +17,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from gpp.scoring import can_score, score
 from gpp.simulator import simulate
-
-DEVICE = Device(kind="cpu", memory_bytes=1e15, peak_flop_per_s={"float32": 1}, memory_bandwidth_bytes_per_s=1)
+from tests.graphs import DEVICE
 
 
 def random_dag(rng: random.Random, num_ops: int) -> OpGraph:
