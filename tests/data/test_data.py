@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from gpp.data.digits import Digits
 from gpp.data.imported import Imported
@@ -20,8 +17,8 @@ from gpp.models.dlrm import DLRM
 from gpp.models.dotted import construct
 from gpp.models.losses import loss
 from gpp.models.mmt import MMT
+from tests.conf import option
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SMALL_DLRM = DLRM(num_dense=2, num_sparse=2, num_dense_features=8, hidden=32, num_rows=50, embedding=4, bag=3, num_top_layers=1)
 SMALL_MMT = MMT(num_branches=2, num_layers=1, hidden=32, sequence=6, num_heads=2, ffn=64)
 SMALL_BRIDGE = BridgeTower(
@@ -63,8 +60,7 @@ class Pairs(torch.utils.data.Dataset):
 @pytest.mark.parametrize("name", ["synthetic", "digits", "imported"])
 def test_options_build(name):
     extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        data = instantiate(compose("config", overrides=[f"data={name}", *extra]).data, _convert_="all")
+    data = option("data", name, *extra)
     assert construct(json.loads(json.dumps(data.key()))) == data
     data.check(DigitsModel())
     assert len(data.load("train", DigitsModel(), seed=0, dtype="float32")) > 0

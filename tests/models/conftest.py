@@ -1,26 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from gpp.models.base import TensorSpec
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
-@pytest.fixture
-def model_option():
-    """The object that `model=NAME` with overrides gives."""
-
-    def build(name: str, *overrides: str):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return instantiate(compose("config", overrides=[f"model={name}", *overrides]).model, _convert_="all")
-
-    return build
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from torch import nn
 from gpp.errors import InvalidConfig
 from gpp.models import dotted
 from gpp.models.imported import Imported
+from tests.conf import model_named
 
 SPECS = {"input_specs": {"input": {"shape": [4]}}, "target_specs": {"y": {"shape": [], "dtype": "int", "high": 3}}}
 
@@ -71,9 +72,9 @@ def test_settings_refuse(settings, words):
         model(**settings)
 
 
-def test_clip_keeps_its_own_names_and_couples_no_samples(model_option, draw):
+def test_clip_keeps_its_own_names_and_couples_no_samples(draw):
     pytest.importorskip("transformers")
-    clip = model_option("clip_imported")
+    clip = model_named("clip_imported")
     network, inputs = clip.build().eval(), draw(clip.inputs(), 4)
     outputs = network(**inputs)
     assert {name: tuple(y.shape) for name, y in outputs.items()} == {"text_embeds": (4, 32), "image_embeds": (4, 32)}
@@ -82,10 +83,10 @@ def test_clip_keeps_its_own_names_and_couples_no_samples(model_option, draw):
     torch.testing.assert_close(alone["text_embeds"], outputs["text_embeds"][1:2])
 
 
-def test_clip_config_with_an_unknown_class(model_option):
+def test_clip_config_with_an_unknown_class():
     pytest.importorskip("transformers")
     with pytest.raises(InvalidConfig, match=r"did you mean transformers\.CLIPConfig"):
-        model_option("clip_imported", "model.config=transformers.ClipConfig").build()
+        model_named("clip_imported", "model.config=transformers.ClipConfig").build()
 
 
 def test_origin_of_installed_code_is_its_version():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from gpp.models.base import describe
 from gpp.models.dotted import construct
 from gpp.models.losses import loss, metric
+from tests.conf import CONF, model_named
 
-OPTIONS = sorted(file.stem for file in (Path(__file__).resolve().parents[2] / "conf" / "model").glob("*.yaml"))
+OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 ABSTRACT = ["imported"]  # has no default factory
 PAPER = ["bridge_tower", "candle_uno", "dlrm", "mmt"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
@@ -24,9 +24,9 @@ def needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_sizes_run_forward_and_backward(name, model_option, draw):
+def test_small_sizes_run_forward_and_backward(name, draw):
     needs(name)
-    model = model_option(name)
+    model = model_named(name)
     torch.manual_seed(0)
     network = model.build()
     assert sum(parameter.numel() for parameter in network.parameters()) < 5e6
@@ -41,9 +41,9 @@ def test_small_sizes_run_forward_and_backward(name, model_option, draw):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, model_option, draw):
+def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
     needs(name)
-    model = model_option(name)
+    model = model_named(name)
     torch.manual_seed(0)
     network = model.build().double()
     inputs, targets = draw(model.inputs(), 6), draw(model.targets(), 6)
@@ -57,9 +57,9 @@ def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, model_optio
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_initial_weights_follow_the_seed(name, model_option):
+def test_initial_weights_follow_the_seed(name):
     needs(name)
-    model = model_option(name)
+    model = model_named(name)
     states = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -68,9 +68,9 @@ def test_initial_weights_follow_the_seed(name, model_option):
 
 
 @pytest.mark.parametrize("name", PAPER + SMALL)
-def test_description_reads_back_equal(name, model_option):
+def test_description_reads_back_equal(name):
     needs(name)
-    model = model_option(name)
+    model = model_named(name)
     key = json.loads(json.dumps(model.key()))
     assert construct(key) == model
     assert key == model.key()
@@ -89,8 +89,8 @@ def test_description_reads_back_equal(name, model_option):
         ("candle_uno", 15_580 * 4096 + 21 * 4096**2 + 28 * 4096 + 28_672 * 4192 + 3 * 4192**2 + 4 * 4192 + 4193),
     ],
 )
-def test_paper_sizes(name, total, model_option):
-    model = model_option(name)
+def test_paper_sizes(name, total):
+    model = model_named(name)
     with torch.device("meta"):
         network = model.build()
         inputs = {
@@ -102,33 +102,33 @@ def test_paper_sizes(name, total, model_option):
     assert network(**inputs).shape[0] == 2
 
 
-def test_paper_sizes_of_the_dossier(model_option):
+def test_paper_sizes_of_the_dossier():
     """GraphPipe, appendix A.2: about 403M for MMT; DLRM's concatenation is 73,472 wide."""
     with torch.device("meta"):
-        mmt, dlrm = model_option("mmt").build(), model_option("dlrm").build()
+        mmt, dlrm = model_named("mmt").build(), model_named("dlrm").build()
     branches = sum(parameter.numel() for parameter in mmt.branches.parameters())
     assert branches == pytest.approx(403e6, rel=0.005)
     assert dlrm.top.layers[0].in_features == 73_472
     assert sum(parameter.numel() for parameter in dlrm.dense_towers.parameters()) == pytest.approx(470e6, rel=0.005)
 
 
-def test_module_paths_read_as_the_model_does(model_option):
-    paths = dict(model_option("mmt_small").build().named_modules())
+def test_module_paths_read_as_the_model_does():
+    paths = dict(model_named("mmt_small").build().named_modules())
     assert {"branches.0.layers.3.attention", "head"} <= set(paths)
 
 
-def test_default_dtype_is_the_callers(model_option):
+def test_default_dtype_is_the_callers():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        dtypes = {parameter.dtype for parameter in model_option("digits").build().parameters()}
+        dtypes = {parameter.dtype for parameter in model_named("digits").build().parameters()}
     finally:
         torch.set_default_dtype(before)
     assert dtypes == {torch.float64}
 
 
-def test_dropout_acts_in_training_only(model_option, draw):
-    model = model_option("mmt_small", "model.dropout=0.5")
+def test_dropout_acts_in_training_only(draw):
+    model = model_named("mmt_small", "model.dropout=0.5")
     network, inputs = model.build(), draw(model.inputs(), 2)
     assert not torch.equal(network(**inputs), network(**inputs))
     network.eval()
@@ -136,6 +136,5 @@ def test_dropout_acts_in_training_only(model_option, draw):
 
 
 def test_first_line_of_every_option_says_what_it_is():
-    conf = Path(__file__).resolve().parents[2] / "conf"
-    for file in [*(conf / "model").glob("*.yaml"), *(conf / "data").glob("*.yaml")]:
+    for file in [*(CONF / "model").glob("*.yaml"), *(CONF / "data").glob("*.yaml")]:
         assert file.read_text().startswith("# "), file
