@@ -164,8 +164,11 @@ class Experiment:
             InvalidConfig: more devices than operators.
         """
         cost = self.cost
-        if not self.engine.one_stage:
-            self.strategy.check(self.cluster, graph)
+        devices, ops = self.cluster.num_devices, captured.graph.num_ops
+        if devices > ops and not self.engine.one_stage:
+            raise InvalidConfig(
+                "cluster.num_devices", devices, f"must be at most the number of operators of {self.model.name}, {ops}", f"use {ops} or fewer"
+            )
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
         fixed = captured.batch is not None and not self.engine.one_stage

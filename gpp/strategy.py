@@ -9,9 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import final
 
-from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -38,30 +36,13 @@ class Strategy:
 
         Raises:
             Infeasible: nothing fits.
-            InvalidConfig: more devices than operators.
         """
         problem = self._problem(problem)
-        self.check(problem.cluster, problem.graph)
         start = time.perf_counter()
         plan = self.planner.plan(problem, lambda candidate: self.predict(candidate, problem, record=False))
         plan = replace(plan, search_s=time.perf_counter() - start)
         plan.validate(problem)
         return plan
-
-    def check(self, cluster: Cluster, graph: OpGraph) -> None:
-        """Refuse a cluster with more devices than the graph has operators.
-
-        Raises:
-            InvalidConfig: it has.
-        """
-        devices, ops = cluster.num_devices, graph.num_ops
-        if devices > ops:
-            raise InvalidConfig(
-                "cluster.num_devices",
-                devices,
-                f"must be at most the number of operators, here {ops}",
-                f"use {ops} devices or fewer, or raise graph.max_ops",
-            )
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
