@@ -23,12 +23,11 @@ from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen import coarsen
-from gpp.models.base import describe
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan import Plan
 from gpp.runtime.distributed import Distributed
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
-from gpp.runtime.job import Job, Settings
+from gpp.runtime.job import assemble
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -125,30 +124,22 @@ def train(
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
         )
-    cuda = problem.cluster.devices[0].kind == "cuda"
     floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
-    settings = Settings(
+    job = assemble(
+        captured,
+        problem,
+        plan,
+        strategy,
+        optimizer=optimizer,
+        data=tensors.Tensors(folder=str((run_dir / "data").resolve())),
+        model=None,
         steps=steps,
-        minibatch_size=plan.minibatch_size,
         dtype=floats,
         seed=seed,
-        optimizer=describe(optimizer),
-        data=describe(tensors.Tensors(folder=str((run_dir / "data").resolve()))),
-        model={},
-        evaluate_every=evaluate_every,
         train_samples=sizes["train"],
-        evaluation_samples=sizes["test"],
-        backend="nccl" if cuda else "gloo",
-        device_kind=problem.cluster.devices[0].kind,
-    )
-    job = Job(
-        settings=settings,
-        captured=captured,
-        graph=problem.graph,
-        cluster=problem.cluster,
-        plan=plan,
-        program=strategy.lower(plan, problem.graph),
-        evaluation=strategy.lower_evaluation(plan, problem.graph, sizes["test"]) if sizes["test"] else None,
+        held_out=sizes["test"],
+        evaluate_every=evaluate_every,
+        **engine.worker_settings,
     )
     job.save(run_dir, initial_state(model, captured))
     outcome = engine.execute(job, run_dir, progress or Progress())

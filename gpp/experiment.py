@@ -21,12 +21,12 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph
-from gpp.models.base import AbstractModel, describe
+from gpp.models.base import AbstractModel
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan, make_plan
 from gpp.planners.sequential import Sequential
 from gpp.runtime.engine import AbstractEngine
-from gpp.runtime.job import Job, Settings
+from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Metrics
@@ -167,7 +167,10 @@ class Experiment:
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
         if devices > ops and not self.engine.one_stage:
             raise InvalidConfig(
-                "cluster.num_devices", devices, f"must be at most the number of operators of {self.model.name}, {ops}", f"use {ops} or fewer"
+                "cluster.num_devices",
+                devices,
+                f"must be at most the number of operators of {self.model.name}, {ops}",
+                f"use {ops} or fewer",
             )
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
@@ -242,33 +245,22 @@ class Experiment:
         """Everything the workers need."""
         sizes = {split: self._num_samples(split) if self.trains else 0 for split in ("train", "test")}
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
-        cuda = self.cluster.devices[0].kind == "cuda"
-        settings = Settings(
+        return assemble(
+            captured,
+            problem,
+            plan,
+            self.strategy,
+            optimizer=self.optimizer,
+            data=self.data,
+            model=self.model,
             steps=self.steps,
-            minibatch_size=self.minibatch_size,
             dtype=self.dtype,
             seed=self.seed,
-            optimizer=describe(self.optimizer),
-            data=describe(self.data),
-            model=describe(self.model),
-            evaluate_every=self.evaluate_every,
             train_samples=sizes["train"],
-            evaluation_samples=held_out,
-            backend="nccl" if cuda else "gloo",
-            device_kind=self.cluster.devices[0].kind,
-            interface=getattr(self.engine, "interface", "lo"),
-            timeout_s=getattr(self.engine, "timeout_s", 600.0),
+            held_out=held_out,
+            evaluate_every=self.evaluate_every,
             final_weights=self.final_weights,
-        )
-        evaluation = self.strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None
-        return Job(
-            settings=settings,
-            captured=captured,
-            graph=problem.graph,
-            cluster=self.cluster,
-            plan=plan,
-            program=self.strategy.lower(plan, problem.graph),
-            evaluation=evaluation,
+            **self.engine.worker_settings,
         )
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from gpp.errors import InvalidConfig
 from gpp.plan import Plan
@@ -38,6 +38,10 @@ class Distributed(AbstractEngine):
     @property
     def one_stage(self) -> bool:
         return False
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {"interface": self.interface, "timeout_s": self.timeout_s}
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         cores = len(os.sched_getaffinity(0))

@@ -53,6 +53,11 @@ class AbstractEngine(ABC):
     def one_stage(self) -> bool:
         """Whether the engine runs the whole model on one device, whatever the strategy."""
 
+    @property
+    @abstractmethod
+    def worker_settings(self) -> dict[str, Any]:
+        """What the engine's own settings say to the workers: fields of `gpp.runtime.job.Settings`."""
+
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from gpp.cluster import Cluster
+from gpp.cost.problem import Problem
+from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
+from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.program import Program
+from gpp.strategy import Strategy
 from gpp.values import from_json, to_json
 
 
@@ -103,6 +108,54 @@ class Job:
             program=Program.from_text((folder / "program.txt").read_text()),
             evaluation=Program.from_text(evaluation.read_text()) if evaluation.exists() else None,
         )
+
+
+def assemble(
+    captured: Captured,
+    problem: Problem,
+    plan: Plan,
+    strategy: Strategy,
+    *,
+    optimizer: AbstractOptimizer,
+    data: AbstractData,
+    model: AbstractModel | None,
+    steps: int,
+    dtype: str,
+    seed: int,
+    train_samples: int,
+    held_out: int = 0,
+    **settings: Any,
+) -> Job:
+    """The job of a plan: its programs lowered and proved free of deadlock, its settings as plain data.
+
+    Args:
+        model: None for a model that the caller holds in memory.
+        train_samples, held_out: sizes of the two splits; without held-out samples nothing is evaluated.
+        settings: further fields of `Settings`.
+    """
+    kind = problem.cluster.devices[0].kind
+    return Job(
+        settings=Settings(
+            steps=steps,
+            minibatch_size=plan.minibatch_size,
+            dtype=dtype,
+            seed=seed,
+            optimizer=describe(optimizer),
+            data=describe(data),
+            model=describe(model) if model else {},
+            train_samples=train_samples,
+            evaluation_samples=held_out,
+            backend="nccl" if kind == "cuda" else "gloo",
+            device_kind=kind,
+            **settings,
+        ),
+        captured=captured,
+        graph=problem.graph,
+        cluster=problem.cluster,
+        plan=plan,
+        program=strategy.lower(plan, problem.graph),
+        evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
+    )
 
 
 FILES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from gpp.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -25,6 +25,10 @@ class Single(AbstractEngine):
     @property
     def one_stage(self) -> bool:
         return True
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {}
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         return ()

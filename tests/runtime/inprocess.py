@@ -17,17 +17,17 @@ from gpp.data.base import AbstractData
 from gpp.data.sampler import minibatch
 from gpp.graph.captured import Captured
 from gpp.graph.coarsen import coarsen
-from gpp.models.base import AbstractModel, describe
+from gpp.models.base import AbstractModel
 from gpp.models.losses import loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
-from gpp.program import check_program, reduce_groups
+from gpp.planners.even import Even
+from gpp.program import reduce_groups
 from gpp.runtime.channels import FakeNetwork, FakeTransport
-from gpp.runtime.job import Job, Settings
+from gpp.runtime.job import Job, assemble
 from gpp.runtime.worker import Worker
 from gpp.schedules.base import AbstractSchedule
-from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.passes import lower
+from gpp.strategy import Strategy
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
@@ -62,37 +62,31 @@ def make_job(
     held_out: int = 0,
 ) -> Job:
     plan.validate(problem)
-    program = lower(plan, problem.graph, schedule)
-    check_program(program, reduce_groups(plan, problem.graph))
-    settings = Settings(
+    return assemble(
+        captured,
+        problem,
+        plan,
+        Strategy(name="test", planner=Even(), schedule=schedule),
+        optimizer=optimizer,
+        data=data,
+        model=model,
         steps=steps,
-        minibatch_size=plan.minibatch_size,
         dtype=dtype,
         seed=seed,
-        optimizer=describe(optimizer),
-        data=describe(data),
-        model=describe(model),
-        evaluation_samples=held_out,
         train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
-    )
-    return Job(
-        settings=settings,
-        captured=captured,
-        graph=problem.graph,
-        cluster=problem.cluster,
-        plan=plan,
-        program=program,
-        evaluation=lower(plan, problem.graph, ForwardOnly(), held_out) if held_out else None,
+        held_out=held_out,
     )
 
 
-def run(job: Job, run_dir: Path, weights: dict[str, torch.Tensor]) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
+def run(
+    job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu"
+) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
     """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
     job.save(run_dir, weights)
     job = Job.load(run_dir)
     network = FakeNetwork(reduce_groups(job.plan, job.graph))
     workers = [
-        Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
         for d in sorted(job.plan.stage_of_device)
     ]
     losses = [0.0] * job.settings.steps
