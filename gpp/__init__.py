@@ -3,7 +3,7 @@
 The names below are the whole public interface; `gpp.api` says how they fit together.
 """
 
-from gpp.api import capture, problem, train
+from gpp.api import capture_model, problem, train
 from gpp.cluster import Cluster, Device, Link, local, uniform
 from gpp.cost.analytical import Analytical
 from gpp.cost.profiled import Profiled
@@ -30,7 +30,7 @@ __all__ = [
     "Profiled",
     "Sequential",
     "Strategy",
-    "capture",
+    "capture_model",
     "local",
     "problem",
     "train",

@@ -1,6 +1,6 @@
 """The platform from Python, without Hydra: capture, problem, plan, train.
 
-captured = gpp.capture(model, {"x": x}, y, loss)
+captured = gpp.capture_model(model, {"x": x}, y, loss)
 problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
 strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
 plan = strategy.plan(problem)
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     """(inputs by name, targets)."""
 
 
-def capture(
+def capture_model(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     targets: Tensor | Mapping[str, Tensor],

@@ -33,7 +33,7 @@ def test_train_from_python(tmp_path: Path) -> None:
     targets = inputs["a"].sum(-1) * 0.3
     loss = torch.nn.functional.mse_loss
 
-    captured = gpp.capture(model, {name: t[:4] for name, t in inputs.items()}, targets[:4], loss)
+    captured = gpp.capture_model(model, {name: t[:4] for name, t in inputs.items()}, targets[:4], loss)
     optimizer = gpp.SGD(lr=0.05)
     problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=64, microbatch_size=16, optimizer=optimizer)
     strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
@@ -72,3 +72,9 @@ def test_every_public_name_is_listed_and_sorted() -> None:
     text = (Path(gpp.__file__).parent / "__init__.py").read_text()
     imported = {name.strip() for line in re.findall(r"^from .* import (.*)$", text, re.M) for name in line.split(",")}
     assert imported == set(gpp.__all__)
+
+
+def test_public_names_are_not_shadowed_by_packages() -> None:
+    """`import gpp.capture.build` sets `gpp.capture` to the package; a function of that name would be gone then."""
+    packages = {path.stem for path in Path(gpp.__file__).parent.iterdir()}
+    assert not packages & set(gpp.__all__)
