@@ -1,0 +1,61 @@
+"""Every option builds, every preset and sweep composes, and one word stands in four places."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from gpp.cli import GROUPS, help_text
+from tests.conf import CONF, option
+
+ROOT = CONF.parent
+NAMED = [
+    (group, path.stem)
+    for group in ("cluster", "cost", "strategy", "engine", "optimizer", "logger")
+    for path in sorted((CONF / group).glob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize(("group", "name"), NAMED)
+def test_every_option_builds(group: str, name: str) -> None:
+    assert option(group, name, "name=test") is not None
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_preset_composes(path: Path) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", overrides=[f"+experiment={path.stem}", "name=test"])
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
+    with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
+        cfg = compose(path.stem, overrides=[f"hydra.searchpath=[file://{CONF}]", "name=test"], return_hydra_config=True)
+    assert str(cfg.hydra.mode) == "RunMode.MULTIRUN"
+    for group, words in cfg.hydra.sweeper.params.items():
+        if group in GROUPS:
+            assert all((CONF / group / f"{word}.yaml").exists() for word in words.split(",")), group
+
+
+@pytest.mark.parametrize("group", ["strategy/planner", "strategy/schedule"])
+def test_one_word_four_places(group: str) -> None:
+    package = {"strategy/planner": "planners", "strategy/schedule": "schedules"}[group]
+    for path in (CONF / group).glob("*.yaml"):
+        target = OmegaConf.load(path)._target_
+        module, _, cls = target.rpartition(".")
+        assert module.startswith(f"gpp.{package}.")
+        assert module.rpartition(".")[2] == {"1f1b": "one_f_one_b"}.get(path.stem, path.stem)
+        assert hasattr(importlib.import_module(module), cls)
+
+
+def test_help_has_a_line_for_every_option() -> None:
+    text = help_text()
+    for group in GROUPS:
+        for path in (CONF / group).glob("*.yaml"):
+            line = next(line for line in text.splitlines() if line.split()[:1] == [path.stem])
+            assert len(line.split()) > 3, f"{path} has no comment on top"
