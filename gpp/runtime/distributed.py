@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from gpp.errors import InvalidConfig
 from gpp.plan import Plan
@@ -23,6 +23,8 @@ class Distributed(AbstractEngine):
         timeout_s: after which a worker that waits for a message gives up.
     """
 
+    needs_weights: ClassVar[bool] = True
+    one_stage: ClassVar[bool] = False
     name: str = "distributed"
     interface: str = "lo"
     timeout_s: float = 600.0
@@ -30,14 +32,6 @@ class Distributed(AbstractEngine):
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise InvalidConfig("engine.timeout_s", self.timeout_s, "must be positive", "set engine.timeout_s=600")
-
-    @property
-    def needs_weights(self) -> bool:
-        return True
-
-    @property
-    def one_stage(self) -> bool:
-        return False
 
     @property
     def worker_settings(self) -> dict[str, Any]:

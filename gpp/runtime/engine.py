@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from gpp.plan import Plan
@@ -43,15 +43,10 @@ class AbstractEngine(ABC):
 
     name: str
 
-    @property
-    @abstractmethod
-    def needs_weights(self) -> bool:
-        """Whether the job must hold initial weights, hence a model that is really built."""
-
-    @property
-    @abstractmethod
-    def one_stage(self) -> bool:
-        """Whether the engine runs the whole model on one device, whatever the strategy."""
+    needs_weights: ClassVar[bool]
+    """Whether the job must hold initial weights, hence a model that is really built."""
+    one_stage: ClassVar[bool]
+    """Whether the engine runs the whole model on one device, whatever the strategy."""
 
     @property
     @abstractmethod

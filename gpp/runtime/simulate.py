@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from gpp.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -16,15 +16,9 @@ from gpp.runtime.job import Job
 class Simulate(AbstractEngine):
     """Predicts only."""
 
+    needs_weights: ClassVar[bool] = False
+    one_stage: ClassVar[bool] = False
     name: str = "simulate"
-
-    @property
-    def needs_weights(self) -> bool:
-        return False
-
-    @property
-    def one_stage(self) -> bool:
-        return False
 
     @property
     def worker_settings(self) -> dict[str, Any]:

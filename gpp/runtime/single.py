@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from gpp.plan import Plan
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -16,15 +16,9 @@ from gpp.runtime.job import Job
 class Single(AbstractEngine):
     """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal."""
 
+    needs_weights: ClassVar[bool] = True
+    one_stage: ClassVar[bool] = True
     name: str = "single"
-
-    @property
-    def needs_weights(self) -> bool:
-        return True
-
-    @property
-    def one_stage(self) -> bool:
-        return True
 
     @property
     def worker_settings(self) -> dict[str, Any]:
