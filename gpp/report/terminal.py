@@ -161,14 +161,11 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
             Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
         )
     if run.predicted or run.measured:
-        table = _table("", ("", "left"), ("predicted", "right"), ("measured", "right"), ("ratio", "right"))
+        both = [("measured", "right"), ("ratio", "right")] if run.measured else []
+        table = _table("", ("", "left"), ("predicted", "right"), *both)
         for figure in run_figures(run):
-            table.add_row(
-                figure.name,
-                figure.show(figure.predicted),
-                Text(figure.show(figure.measured), style="bold"),
-                text.ratio(figure.ratio),
-            )
+            measured = [Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio)] if run.measured else []
+            table.add_row(figure.name, figure.show(figure.predicted), *measured)
         console.print(table)
     known = [v for v in run.losses if v is not None]
     if known:
