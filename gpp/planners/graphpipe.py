@@ -17,7 +17,7 @@ Constraints (paper, section 3):
 6. Bottleneck: no stage takes longer than the limit for a micro-batch: compute or its transfers, which overlap,
    and its share of the all-reduce and update at the end (`StageCosts.options`, `PartitionSearch._stage`).
 
-Steps of `GraphPipe.plan`:
+Steps of `GraphPipe.plan`, taken once with replicas, if they are allowed, and once without; the better result counts:
 1. the chains of `sequential`, as a chain and with the data edges only (a chain is a partition too, so
    the result is never predicted slower than `sequential`'s under equal settings); of a graph that is
    not series-parallel also cuts of the order in which each branch comes before what joins it;
@@ -47,7 +47,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
@@ -58,7 +58,7 @@ from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch, Structure
 from gpp.planners.refine import refine
-from gpp.planners.sequential import chain_candidates, climb_chains
+from gpp.planners.sequential import chain_candidates, climb_chains, with_and_without
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
@@ -71,6 +71,13 @@ data edges only, added dependencies, absorbed joins); the finished candidate is 
 
 PRECISION = 1.01
 """The smallest feasible bottleneck is searched up to this factor."""
+
+
+class _Found(NamedTuple):
+    """A finished search, and whether it saw the whole space."""
+
+    search: Search
+    complete: bool
 
 
 @final
@@ -93,31 +100,36 @@ class GraphPipe(AbstractPlanner):
         check_at_least("max_candidates", self.max_candidates, 0)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        costs = StageCosts(problem, replication=self.replication)
-        assessor = Assessor(costs)
+        graph, tables = problem.graph, with_and_without(problem, self.replication)
+        weights = tables[0].op_seconds()
+        _, added, order = series_parallel_order(graph, weights)
+        orders = [order, series_parallel_order(graph, weights, branch_barrier)[2]] if added else [order]
+        found = [self._search(problem, predict, costs, orders) for costs in tables]
+        best = min(found, key=lambda each: each.search.best_s)
+        if best.search.best is None:
+            structure = Structure(graph, order, tables[0].labels())
+            raise explain(problem, lambda other, memory_scale: self._attempt(structure, other, memory_scale))
+        simulated = sum(each.search.num_simulated for each in found)
+        return replace(best.search.best, explanation=_explanation(best, simulated, added, order))
+
+    def _search(self, problem: Problem, predict: Predict, costs: StageCosts, orders: list[Order]) -> _Found:
+        """Steps 1 to 4, with one set of allowed replicas."""
+        assessor, graph = Assessor(costs), problem.graph
         search = Search(assessor, "graphpipe", predict)
-        _, added, order = series_parallel_order(problem.graph, costs.op_seconds())
-        structure = Structure(problem.graph, order, costs.labels())
-        chains = climb_chains(search, self.patience)
-        self._unchained(search, chains)
-        if added:
-            self._unchained(search, chain_candidates(assessor, order=branch_first_order(problem.graph)))
-        self._bottlenecks(PartitionSearch(structure, costs), search)
-        orders = [order]
-        if added:
-            orders.append(series_parallel_order(problem.graph, costs.op_seconds(), branch_barrier)[2])
-            self._bottlenecks(PartitionSearch(Structure(problem.graph, orders[1], costs.labels()), costs), search)
+        self._unchained(search, climb_chains(search, self.patience))
+        if len(orders) > 1:
+            self._unchained(search, chain_candidates(assessor, order=branch_first_order(graph)))
+        for each in orders:
+            self._bottlenecks(PartitionSearch(Structure(graph, each, costs.labels()), costs), search)
         complete = self._complete(orders, search)
         for memory_scale in LENIENT if not complete and costs.memory_binds() else ():
-            lenient = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+            lenient = StageCosts(problem, replication=costs.replication, memory_scale=memory_scale)
             self._unchained(search, chain_candidates(Assessor(lenient)))
             if search.best is None:
-                self._bottlenecks(PartitionSearch(structure, lenient), search)
-        if search.best is None:
-            raise explain(problem, lambda other, memory_scale: self._attempt(structure, other, memory_scale))
-        if not complete:
+                self._bottlenecks(PartitionSearch(Structure(graph, orders[0], costs.labels()), lenient), search)
+        if search.best is not None and not complete:
             refine(search, self.patience)
-        return replace(search.best, explanation=_explanation(search, complete, added, order))
+        return _Found(search, complete)
 
     def _unchained(self, search: Search, chains: list[Candidate]) -> None:
         """Step 1: the chains' stages with the data edges only."""
@@ -263,14 +275,14 @@ def _is_chain(search: Search, plan: Plan) -> bool:
     return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
 
 
-def _explanation(search: Search, complete: bool, added: tuple[Dependency, ...], order: Order) -> tuple[str, ...]:
-    graph, best = search.assessor.graph, search.best
+def _explanation(found: _Found, simulated: int, added: tuple[Dependency, ...], order: Order) -> tuple[str, ...]:
+    search, graph, best = found.search, found.search.assessor.graph, found.search.best
     assert best is not None
     lines = [
         f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
-        f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
+        f"micro-batch {best.stages[0].microbatch_size}; {simulated} candidates simulated",
         "every partition of the planner's space was considered"
-        if complete
+        if found.complete
         else "the space is too large to list: dynamic program over bottlenecks, then refinement",
     ]
     if added:

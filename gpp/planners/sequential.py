@@ -63,9 +63,10 @@ class Sequential(AbstractPlanner):
         check_at_least("patience", self.patience, 1)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        costs = StageCosts(problem, replication=self.replication)
-        search = Search(Assessor(costs), "sequential", predict)
-        climb_chains(search, self.patience)
+        searches = [Search(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]
+        for search in searches:
+            climb_chains(search, self.patience)
+        search = min(searches, key=lambda s: s.best_s)
         if search.best is None:
             raise explain(problem, self._attempt)
         best = search.best
@@ -78,6 +79,14 @@ class Sequential(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
+
+
+def with_and_without(problem: Problem, replication: bool) -> list[StageCosts]:
+    """The tables with replicas, if they are allowed, and those without.
+
+    Each climb ends on a hill of its own: the better of two is never worse for the freedom to replicate.
+    """
+    return [StageCosts(problem, replication=allowed) for allowed in ((True, False) if replication else (False,))]
 
 
 def climb_chains(search: Search, patience: int) -> list[Candidate]:

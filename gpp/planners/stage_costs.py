@@ -44,7 +44,7 @@ class StageCosts:
     """
 
     def __init__(self, problem: Problem, *, replication: bool = True, memory_scale: float = 1.0) -> None:
-        self.problem, self.memory_scale = problem, memory_scale
+        self.problem, self.replication, self.memory_scale = problem, replication, memory_scale
         self.graph, self.cluster = problem.graph, problem.cluster
         self.limit_bytes = problem.memory_limit_bytes * memory_scale
         self.microbatch_sizes = problem.microbatch_sizes()
