@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem
 from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph
@@ -235,9 +235,7 @@ class Experiment:
         sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
         try:
             plan = sequential.plan(problem)
-        except Exception as error:
-            if getattr(error, "exit_code", None) != 3:
-                raise
+        except Infeasible:
             return {}
         return {"sequential": sequential.predict(plan, problem, record=False).metrics}
 
@@ -268,7 +266,3 @@ class Experiment:
         from gpp.capture.examples import initial_weights
 
         return initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
-
-    def with_plan(self, path: str) -> Experiment:
-        """The same experiment under a given plan."""
-        return replace(self, plan=path)
