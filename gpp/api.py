@@ -110,6 +110,7 @@ def train(
         WorkerFailed: a worker died; its own traceback is in the error.
     """
     from gpp.capture.stage import initial_state
+    from gpp.runtime.state import copy_into, load_final
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
@@ -143,7 +144,7 @@ def train(
     )
     job.save(run_dir, initial_state(model, captured))
     outcome = engine.execute(job, run_dir, progress or Progress())
-    _read_back(model, run_dir)
+    copy_into(model, load_final(run_dir))
     return outcome
 
 
@@ -152,16 +153,3 @@ def _write(folder: Path, split: str, batch: Batch) -> int:
     named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
     tensors.write(folder, split, {**inputs, **{TARGET + name: tensor for name, tensor in named.items()}})
     return len(next(iter(named.values())))
-
-
-def _read_back(model: nn.Module, run_dir: Path) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    state: dict[str, Tensor] = {}
-    for path in sorted((run_dir / "checkpoints" / "final").glob("stage_*.safetensors")):
-        state.update(load_file(path))
-    with torch.no_grad():
-        for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-            if name in state:
-                tensor.copy_(state[name])

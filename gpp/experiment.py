@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.cluster import Cluster
 from gpp.cost.base import AbstractCostModel
-from gpp.cost.problem import Problem
+from gpp.cost.problem import Problem, check_batch
 from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
@@ -84,23 +85,13 @@ class Experiment:
             return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
         check("steps", whole(self.steps, 1), "must be an integer of at least 1", "set steps=100")
-        check("minibatch_size", whole(self.minibatch_size, 1), "must be an integer of at least 1", "set minibatch_size=64")
+        check_batch(self.minibatch_size, self.microbatch_size)
         check("seed", whole(self.seed, 0), "must be an integer of at least 0", "set seed=0")
         check("evaluate_every", whole(self.evaluate_every, 0), "must be an integer of at least 0", "set evaluate_every=0")
         check("dtype", self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}", "set dtype=float32")
         check("mode", self.mode in MODES, f"must be one of {', '.join(MODES)}", "set mode=train")
         if not whole(self.max_ops, 1):
             raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
-        # A batch that the micro-batch does not divide is refused before anything is captured.
-        b = self.microbatch_size
-        if b is not None and (not whole(b, 1) or self.minibatch_size % b):
-            near = max(
-                (d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0 and d <= (b if whole(b, 1) else 1)),
-                default=1,
-            )
-            raise InvalidConfig(
-                "microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}"
-            )
 
     @property
     def max_ops(self) -> int:
@@ -121,7 +112,7 @@ class Experiment:
             raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
         self.data.check(self.model)
         if self.trains:
-            num_train = self._num_samples("train")
+            num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
                 raise InvalidConfig(
                     "minibatch_size",
@@ -130,8 +121,13 @@ class Experiment:
                     f"set minibatch_size={num_train} or less, or use more data",
                 )
 
-    def _num_samples(self, split: str) -> int:
-        return len(self.data.load(split, self.model, seed=self.seed, dtype=self.dtype))
+    @cached_property
+    def _num_samples(self) -> dict[str, int]:
+        """Samples of each split; none where nothing is trained."""
+        if not self.trains:
+            return {"train": 0, "test": 0}
+        load = self.data.load
+        return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
 
     def captured(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
@@ -241,7 +237,7 @@ class Experiment:
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
         """Everything the workers need."""
-        sizes = {split: self._num_samples(split) if self.trains else 0 for split in ("train", "test")}
+        sizes = self._num_samples
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         return assemble(
             captured,

@@ -6,7 +6,6 @@ The contract of a run directory (docs/architecture.md) is written here and nowhe
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -72,7 +71,6 @@ class Recorder:
     _records: list[AbstractRecord] = field(default_factory=list)
     _losses: list[float] = field(default_factory=list)
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
-    _began: float = field(default_factory=time.time)
 
     def __enter__(self) -> Self:
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -86,7 +84,7 @@ class Recorder:
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
     def planned(self, graph: OpGraph, plan: Plan, predicted: Timeline, baseline: dict[str, Metrics]) -> None:
-        """Show the plan and its prediction; start the tracker if something is to be trained."""
+        """Show the plan and its prediction beside the baseline's."""
         self.graph, self.plan, self.predicted, self.baseline = graph, plan, predicted, baseline
         show_plan(self.console, self._run())
 

@@ -12,18 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 import yaml
-from safetensors.torch import load_file
+
+from gpp.runtime.state import load_final
 
 LOSS, WEIGHT = 1e-9, 1e-8
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = {}
-    for path in sorted((run_dir / "checkpoints" / "final").glob("*.safetensors")):
-        state.update(load_file(path))
-    return state
 
 
 def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:
@@ -60,7 +53,7 @@ def main(sweep: Path) -> int:
         single = reference(sweep, overrides, yaml.safe_load((path / ".hydra" / "config.yaml").read_text()))
         expected = json.loads((single / "result.json").read_text())["loss"]
         loss = max(abs(a - b) for a, b in zip(result["loss"], expected, strict=True))
-        mine, theirs = weights(path), weights(single)
+        mine, theirs = load_final(path), load_final(single)
         names = [name for name in theirs if name in mine]
         weight = max((mine[name] - theirs[name]).abs().max().item() for name in names)
         ok = loss <= LOSS and weight <= WEIGHT and len(names) == len(theirs)

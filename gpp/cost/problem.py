@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,25 @@ from gpp.cluster import Cluster
 from gpp.cost.base import AbstractCostModel, OpTimes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+
+
+def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
+    """Refuse sizes that are no positive integers, and a micro-batch that does not divide the mini-batch.
+
+    Raises:
+        InvalidConfig: names the size and the nearest one that would do.
+    """
+
+    def whole(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+    if not whole(minibatch_size):
+        raise InvalidConfig("minibatch_size", minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
+    b = microbatch_size
+    if b is not None and not (whole(b) and minibatch_size % b == 0):
+        divisors = [d for d in range(1, minibatch_size + 1) if minibatch_size % d == 0]
+        near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
+        raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +61,7 @@ class Problem:
     _memory: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.minibatch_size, int) or self.minibatch_size < 1:
-            raise InvalidConfig("minibatch_size", self.minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
-        b = self.microbatch_size
-        if b is not None and (not isinstance(b, int) or b < 1 or self.minibatch_size % b):
-            divisors = [d for d in range(1, self.minibatch_size + 1) if self.minibatch_size % d == 0]
-            near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
-            raise InvalidConfig(
-                "microbatch_size", b, f"must divide minibatch_size={self.minibatch_size}", f"set microbatch_size={near}"
-            )
+        check_batch(self.minibatch_size, self.microbatch_size)
 
     def microbatch_sizes(self) -> tuple[int, ...]:
         """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one."""

@@ -30,8 +30,8 @@ UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
 
 
-def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress) -> None:
-    """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended.
+def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress) -> Follower:
+    """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended; returns what they logged.
 
     Raises:
         WorkerFailed: one died; the others have been stopped.
@@ -66,6 +66,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     follow.poll()
     if result.is_failed():
         raise _failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+    return follow
 
 
 def _failure(ranks: Path, codes: dict[int, int], stderrs: dict[int, str]) -> WorkerFailed:
@@ -85,17 +86,25 @@ def _failure(ranks: Path, codes: dict[int, int], stderrs: dict[int, str]) -> Wor
 
 @dataclass(slots=True)
 class Follower:
-    """Reads the ranks' logs as they grow and reports every step that all of them have done."""
+    """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
+
+    Args:
+        losses: step -> loss, the sum of the ranks' shares.
+        evaluations: steps done -> result -> value, likewise.
+        starts, ends: step -> when the first rank began it and the last one ended it.
+    """
 
     folder: Path
     world: int
     minibatch_size: int
     progress: Progress
+    losses: dict[int, float] = field(default_factory=dict)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    starts: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
     _at: dict[int, int] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
-    _loss: dict[int, float] = field(default_factory=dict)
-    _results: dict[int, dict[str, float]] = field(default_factory=dict)
-    _evaluated: dict[int, int] = field(default_factory=dict)
+    _pending: dict[int, int] = field(default_factory=dict)
     _reported: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
@@ -116,50 +125,35 @@ class Follower:
         now = time.perf_counter()
         for step in range(self._reported, complete):
             rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
-            self.progress.on_step(step + 1, self._loss.pop(step, float("nan")), rate)
+            self.progress.on_step(step + 1, self.losses.get(step, float("nan")), rate)
         if complete > self._reported:
             self._reported, self._since = complete, now
-        for done in sorted(step for step, count in self._evaluated.items() if count == self.world):
-            self.progress.on_evaluation({"step": done, **self._results.pop(done)})
-            del self._evaluated[done]
+        for done in sorted(step for step, count in self._pending.items() if count == self.world):
+            self.progress.on_evaluation({"step": done, **self.evaluations[done]})
+            del self._pending[done]
 
     def _take(self, rank: int, record: dict[str, Any]) -> None:
         if "evaluated" in record:
-            done = record["evaluated"]
-            self._evaluated[done] = self._evaluated.get(done, 0) + 1
-            totals = self._results.setdefault(done, {})
+            done = record.pop("evaluated")
+            self._pending[done] = self._pending.get(done, 0) + 1
+            totals = self.evaluations.setdefault(done, {})
             for name, value in record.items():
-                if name != "evaluated":
-                    totals[name] = totals.get(name, 0.0) + value
+                totals[name] = totals.get(name, 0.0) + value
             return
-        self._done[rank] = record["step"] + 1
+        step = record["step"]
+        self._done[rank] = step + 1
+        self.starts[step] = min(self.starts.get(step, record["start"]), record["start"])
+        self.ends[step] = max(self.ends.get(step, 0.0), record["end"])
         if "loss" in record:
-            self._loss[record["step"]] = self._loss.get(record["step"], 0.0) + record["loss"]
+            self.losses[step] = self.losses.get(step, 0.0) + record["loss"]
 
 
-def collect(job: Job, run_dir: Path, world: int) -> Outcome:
-    """Merge the ranks' files: losses, evaluations, and the measured timeline of a typical step."""
-    losses: dict[int, float] = {}
-    evaluations: dict[int, dict[str, float]] = {}
-    starts: dict[int, float] = {}
-    ends: dict[int, float] = {}
-    for rank in range(world):
-        for line in (run_dir / "ranks" / f"rank_{rank}.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            if "evaluated" in record:
-                totals = evaluations.setdefault(record.pop("evaluated"), {})
-                for name, value in record.items():
-                    totals[name] = totals.get(name, 0.0) + value
-                continue
-            step = record["step"]
-            ends[step] = max(ends.get(step, 0.0), record["end"])
-            starts[step] = min(starts.get(step, record["start"]), record["start"])
-            if "loss" in record:
-                losses[step] = losses.get(step, 0.0) + record["loss"]
+def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+    """What the ranks measured: losses, evaluations, and the timeline of a typical step."""
     return Outcome(
-        measured=_timeline(job, run_dir, starts, ends, set(evaluations)),
-        losses=tuple(losses[step] for step in sorted(losses)),
-        evaluations=tuple({"step": done, **values} for done, values in sorted(evaluations.items())),
+        measured=_timeline(job, run_dir, logs.starts, logs.ends, set(logs.evaluations)),
+        losses=tuple(logs.losses[step] for step in sorted(logs.losses)),
+        evaluations=tuple({"step": done, **values} for done, values in sorted(logs.evaluations.items())),
     )
 
 

@@ -46,5 +46,4 @@ class Distributed(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import collect, run_workers
 
-        run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
-        return collect(job, run_dir, job.plan.num_devices)
+        return collect(job, run_dir, run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress))

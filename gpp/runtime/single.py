@@ -30,5 +30,4 @@ class Single(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import collect, run_workers
 
-        run_workers("gpp.runtime.single_worker", job, run_dir, 1, progress)
-        return collect(job, run_dir, 1)
+        return collect(job, run_dir, run_workers("gpp.runtime.single_worker", job, run_dir, 1, progress))

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from gpp.data.sampler import minibatch
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import metric as metric_named
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stage import MemoryMeter
+from gpp.runtime.state import copy_into, save_final, static_bytes
 from gpp.runtime.worker import KEPT_STEPS, guarded, write_line
 from gpp.timeline import Event
 
@@ -33,7 +34,7 @@ class SingleWorker:
         torch.set_default_dtype(getattr(torch, settings.dtype))
         self.module = self.spec.build().train()
         torch.set_default_dtype(default)
-        _load(self.module, load_file(run_dir / "job" / "weights.safetensors"))
+        copy_into(self.module, load_file(run_dir / "job" / "weights.safetensors"))
         self.module.to(device)
         self.loss = loss_named(self.spec.loss)
         self.metric = metric_named(self.spec.metric) if self.spec.metric else None
@@ -114,30 +115,12 @@ class SingleWorker:
                 done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
             ):
                 write_line(out, {"evaluated": done, **self.evaluate()})
-        state = sum(
-            t.numel() * t.element_size()
-            for entry in self.optimizer.state.values()
-            for t in entry.values()
-            if isinstance(t, torch.Tensor) and t.numel() > 1
-        )
-        static = state + sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
-        peak = static + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        held = static_bytes(tensors, self.optimizer)
+        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": 0, "peak_memory_bytes": peak, "steps": list(self.kept)}
         (self.run_dir / "ranks" / "device_0.json").write_text(json.dumps(result))
         if settings.final_weights:
-            folder = self.run_dir / "checkpoints" / "final"
-            folder.mkdir(parents=True, exist_ok=True)
-            names = {name: t.detach().cpu().contiguous() for name, t in self.module.named_parameters()}
-            names |= {name: t.detach().cpu().contiguous() for name, t in self.module.named_buffers()}
-            save_file(names, folder / "stage_0.safetensors")
-
-
-def _load(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Copy the initial weights and buffers; a tied weight has one of its names in the file."""
-    with torch.no_grad():
-        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
-            if name in state:
-                tensor.copy_(state[name])
+            save_final(self.run_dir, 0, {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())})
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from gpp.capture.stage import StageModule, build_stage
 from gpp.data.sampler import minibatch
@@ -32,6 +31,7 @@ from gpp.runtime.channels import AbstractTransport, TorchTransport
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stage import Fetch, Layout, MemoryMeter, StageRunner, layout
+from gpp.runtime.state import save_final, static_bytes
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
@@ -65,12 +65,8 @@ class Worker:
         self.spec = restore(settings.optimizer)
         self.optimizer = self.spec.build(trainable) if trainable else None
         # A model in memory has no settings; its data needs none.
-        model, data = restore(settings.model) if settings.model else None, restore(settings.data)
-        self.samples: dict[str, Samples] = (
-            {split: data.load(split, model, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")}
-            if self.module.inputs
-            else {}
-        )
+        self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
+        self.samples: dict[str, Samples] = {}
         self.num_train = settings.train_samples
         self.runner = self._runner(self.module, job.program, train=True)
         groups = reduce_groups(plan, job.graph)
@@ -165,31 +161,22 @@ class Worker:
     def _fetch(self, split: str, order: list[int], names: tuple[str, ...]) -> Fetch:
         wanted = set(names)
 
+        if wanted and split not in self.samples:
+            # Only the stages that read user inputs, and only the splits that they come to.
+            settings = self.job.settings
+            self.samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
+
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
             found = self.samples[split].fetch(order[lo:hi], wanted)
             return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
 
         return fetch
 
-    def static_bytes(self) -> int:
-        """Weights, one gradient for each trainable one, optimizer state, buffers."""
-        state = self.optimizer.state.values() if self.optimizer else ()
-        return (
-            sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in self.params.values())
-            + sum(t.numel() * t.element_size() for t in self.module.buffers())
-            + sum(
-                t.numel() * t.element_size()
-                for entry in state
-                for t in entry.values()
-                if isinstance(t, torch.Tensor) and t.numel() > 1
-            )
-        )
-
     def run(self, out: TextIO) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
         settings = self.job.settings
-        own = {t.untyped_storage().data_ptr() for t in (*self.params.values(), *self.module.buffers())}
-        meter = MemoryMeter(own) if self.device.type == "cpu" else None
+        tensors = [*self.params.values(), *self.module.buffers()]
+        meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
         for step in range(settings.steps):
             # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
             self.runner.meter = meter if step == 0 else None
@@ -197,16 +184,12 @@ class Worker:
             done = step + 1
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
-        activations = meter.peak_bytes if meter else 0
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self.static_bytes() + activations
+        held = static_bytes(tensors, self.optimizer)
+        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
         if settings.final_weights and self.device_id == self.job.plan.stages[self.stage].devices[0]:
-            folder = self.run_dir / "checkpoints" / "final"
-            folder.mkdir(parents=True, exist_ok=True)
-            state = {name: t.detach().cpu().contiguous() for name, t in self.module.state_dict().items()}
-            if state:
-                save_file(state, folder / f"stage_{self.stage}.safetensors")
+            save_final(self.run_dir, self.stage, self.module.state_dict())
 
 
 class _Slices(Mapping[str, torch.Tensor]):

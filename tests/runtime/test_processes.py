@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
@@ -15,6 +14,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import decompose
 from gpp.optimizers import Adam
 from gpp.plan import Plan
+from gpp.runtime.state import load_final
 from gpp.values import from_json
 from tests.cli import Finished, run
 from tests.conf import model_named
@@ -46,9 +46,7 @@ def check_against_one_device(done: Finished, name: str) -> None:
         model, data, Adam(lr=0.0005), initial, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
     )
     assert done.result["loss"] == pytest.approx(losses, abs=1e-9)
-    state: dict[str, torch.Tensor] = {}
-    for path in (done.run_dir / "checkpoints" / "final").glob("*.safetensors"):
-        state.update(load_file(path))
+    state = load_final(done.run_dir)
     for tensor_name, tensor in params.items():
         if tensor.grad is not None or tensor_name in state:
             torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")

@@ -1,0 +1,42 @@
+"""A module's tensors on disk and in bytes: what every worker and the caller of `gpp.train` do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors into parameters and buffers by name; a tied weight has one of its names in `state`."""
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+            if name in state:
+                tensor.copy_(state[name])
+
+
+def save_final(run_dir: Path, stage: int, state: Mapping[str, torch.Tensor]) -> None:
+    """Write a stage's tensors to checkpoints/final, if it has any."""
+    folder = run_dir / "checkpoints" / "final"
+    folder.mkdir(parents=True, exist_ok=True)
+    if state:
+        save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, folder / f"stage_{stage}.safetensors")
+
+
+def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
+    """All stages' tensors of checkpoints/final by full name."""
+    state: dict[str, torch.Tensor] = {}
+    for path in sorted((run_dir / "checkpoints" / "final").glob("stage_*.safetensors")):
+        state.update(load_file(path))
+    return state
+
+
+def static_bytes(tensors: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> int:
+    """Parameters and buffers, one gradient for each trainable one, and the optimizer's state (step counters left out)."""
+    held = sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
+    entries = optimizer.state.values() if optimizer else ()
+    return held + sum(
+        t.numel() * t.element_size() for entry in entries for t in entry.values() if isinstance(t, torch.Tensor) and t.numel() > 1
+    )
