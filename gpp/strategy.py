@@ -50,11 +50,12 @@ class Strategy:
         Args:
             record: False for the metrics alone, as a planner wants them.
         """
-        if not record and can_score(plan):
-            orders = [
-                self.schedule.order(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)
+        if not record:
+            warmups = [
+                self.schedule.warmup(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)
             ]
-            return score(plan, self._problem(problem), orders)
+            if can_score(plan, warmups):
+                return score(plan, self._problem(problem), [w for w in warmups if w is not None])
         return simulate(lower(plan, problem.graph, self.schedule), plan, self._problem(problem), record=record)
 
     def lower(self, plan: Plan, graph: OpGraph) -> Program:

@@ -18,5 +18,9 @@ class AbstractSchedule(ABC):
     """What a stage keeps under this order; planners reckon memory with it."""
 
     @abstractmethod
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
+
+    @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         """The stage's passes in order: each F before its B, both first-in first-out (condition C4)."""

@@ -16,5 +16,8 @@ class ForwardOnly(AbstractSchedule):
 
     in_flight: ClassVar[Literal["depth", "all"]] = "depth"
 
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> None:
+        return None
+
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         return [("F", m) for m in range(num_microbatches)]

@@ -16,5 +16,8 @@ class GPipe(AbstractSchedule):
 
     in_flight: ClassVar[Literal["depth", "all"]] = "all"
 
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
+        return num_microbatches
+
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         return [("F", m) for m in range(num_microbatches)] + [("B", m) for m in range(num_microbatches)]

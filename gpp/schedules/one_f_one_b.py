@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from gpp.plan import Plan
+from gpp.plan import Plan, Stage
 from gpp.schedules.base import AbstractSchedule, Pass
 
 
@@ -21,9 +21,16 @@ class OneFOneB(AbstractSchedule):
 
     in_flight: ClassVar[Literal["depth", "all"]] = "depth"
 
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        return self._ahead(plan.stages[stage], num_microbatches) if plan.stages[stage].k == 1 else None
+
+    @staticmethod
+    def _ahead(stage: Stage, num_microbatches: int) -> int:
+        return min(max(stage.in_flight // stage.microbatch_size, 1), num_microbatches)
+
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         s = plan.stages[stage]
-        forward = min(max(s.in_flight // s.microbatch_size, 1), num_microbatches)
+        forward = self._ahead(s, num_microbatches)
         out: list[Pass] = [("F", m) for m in range(forward)]
         backward = 0
         while backward < num_microbatches:
