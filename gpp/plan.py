@@ -187,18 +187,20 @@ def make_plan(
     *,
     chain: bool = False,
     ordered: bool = False,
+    placement: Sequence[tuple[int, ...]] | None = None,
     explanation: tuple[str, ...] = (),
 ) -> Plan:
     """A plan with k = 1 from a partition.
 
     Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
-    from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order.
+    from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order if not placed.
 
     Args:
         parts: (operator mask, number of devices) for each stage, in any order.
         microbatch_size: one for all stages, or one for each part.
         chain: add an order edge between neighbours, which makes the stage graph a chain.
         ordered: the parts are given in a topological order that is to be kept.
+        placement: devices of each part, if `ordered`.
 
     Raises:
         InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
@@ -230,7 +232,7 @@ def make_plan(
         stages.append(
             Stage(
                 ops=tuple(bits(mask)),
-                devices=tuple(range(device, device + count)),
+                devices=tuple(range(device, device + count)) if placement is None else placement[p],
                 microbatch_size=sizes[p],
                 in_flight=in_flight[s],
             )

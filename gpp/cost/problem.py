@@ -137,7 +137,8 @@ class Problem:
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""
-        return tuple(t for t in self.graph.tensors if src >> t.producer & 1 and mask_of(t.consumers) & dst)
+        graph = self.graph
+        return tuple(graph.tensors[i] for i in graph.made_by(src) if graph.consumer_masks[i] & dst)
 
     @property
     def memory_limit_bytes(self) -> float:

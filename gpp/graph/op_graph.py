@@ -207,6 +207,18 @@ class OpGraph:
         return sorted({i for op in bits(mask) for i in self.tensors_of[op]})
 
     @cached_property
+    def _made(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the tensors that each operator makes."""
+        out: list[list[int]] = [[] for _ in self.ops]
+        for i, tensor in enumerate(self.tensors):
+            out[tensor.producer].append(i)
+        return tuple(tuple(indices) for indices in out)
+
+    def made_by(self, mask: int) -> list[int]:
+        """Indices of the tensors that operators of a set make, ascending."""
+        return sorted(i for op in bits(mask) for i in self._made[op])
+
+    @cached_property
     def readers(self) -> dict[str, int]:
         """Mask of the operators that read each parameter."""
         out = {param.name: 0 for param in self.params}

@@ -16,6 +16,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan import Plan, make_plan, topological_order
 from gpp.planners.base import Predict
+from gpp.planners.placement import Placement, place
 from gpp.planners.stage_costs import StageCosts
 
 Parts = tuple[tuple[int, int], ...]
@@ -31,6 +32,7 @@ class Candidate(NamedTuple):
     Args:
         bound_s: no schedule finishes an iteration sooner.
         depth: stages on the longest path.
+        placement: devices of every stage.
     """
 
     bound_s: float
@@ -38,6 +40,7 @@ class Candidate(NamedTuple):
     microbatch_size: int
     chain: bool
     parts: Parts
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,28 @@ class Assessor:
         depth = [1] * len(parts)
         for s in reversed(range(len(parts))):
             depth[s] += max((depth[t] for t in nexts[s]), default=0)
-        return self._shortage(ordered, microbatch_size, depth) or Candidate(
-            self._bound_s(ordered, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered
+        placement = self._place(ordered, microbatch_size, nexts, depth)
+        if placement is None:
+            return None
+        return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
+            self._bound_s(ordered, placement, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered, placement
         )
+
+    def _place(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> Placement | None:
+        """Devices of every stage; None if there are not enough."""
+        counts = [count for _, count in parts]
+        if sum(counts) > self.cluster.num_devices:
+            return None
+        if len(set(self.cluster.nodes)) == 1 and self._homogeneous:
+            return place(self.cluster, counts, {}, (), ())
+        between = {
+            (s, t): b * sum(max(size, 0.0) for size in self._crossing(parts[s][0], parts[t][0]))
+            for s in range(len(parts))
+            for t in nexts[s]
+        }
+        loads = () if self._homogeneous else [self.costs.compute_s(mask, b // count) for mask, count in parts]
+        needs = [self._need_bytes(mask, count, b, d) for (mask, count), d in zip(parts, depth, strict=True)]
+        return place(self.cluster, counts, between, loads, needs)
 
     def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         edges = []
@@ -109,37 +131,45 @@ class Assessor:
             edges += [(p, q) for p, (other, _) in enumerate(parts) if inputs & other]
         return edges
 
-    def _shortage(self, parts: Parts, b: int, depth: list[int]) -> Shortage | None:
+    def _need_bytes(self, mask: int, count: int, b: int, depth: int) -> float:
+        """Memory of a stage on one device: `Problem.stage_memory` at the depth's samples in flight."""
+        static, kept, grads = self.problem.amounts(mask)
+        most = self.problem.minibatch_size // b
+        in_flight, samples = most if self.problem.in_flight == "all" else min(depth, most), b // count
+        return static + kept * samples * in_flight + grads * samples
+
+    def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         worst: Shortage | None = None
-        most, device = self.problem.minibatch_size // b, 0
-        for (mask, count), d in zip(parts, depth, strict=True):
-            have = min(self.cluster.devices[i].memory_bytes for i in range(device, device + count)) * self.costs.memory_scale
-            device += count
-            static, kept, grads = self.problem.amounts(mask)
-            in_flight = most if self.problem.in_flight == "all" else min(d, most)
-            samples = b // count
-            need = static + kept * samples * in_flight + grads * samples
+        for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
+            have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
+            need = self._need_bytes(mask, count, b, d)
             if need > have and (worst is None or need / have > worst.scale):
                 worst = Shortage(mask, need, have)
         return worst
 
-    def _stage_s(self, mask: int, b: int, devices: range) -> tuple[float, float]:
+    def _stage_s(self, mask: int, b: int, devices: tuple[int, ...]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         if key not in self._times:
-            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
+            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, devices)
         return self._times[key]
 
-    def _transfers_s(self, a: tuple[int, range], b: tuple[int, range], microbatch_size: int) -> tuple[float, float]:
-        """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
-
-        An edge of data without gradients has no way back: minus infinity.
-        """
-        key = (a[0], b[0])
+    def _crossing(self, first: int, second: int) -> tuple[float, float]:
+        """Bytes per sample over an edge, forwards and backwards; what never comes back counts as minus infinity."""
+        key = (first, second)
         if key not in self._bytes:
             tensors = self.problem.crossing(*key)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
             self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
-        forward, backward = self._bytes[key]
+        return self._bytes[key]
+
+    def _transfers_s(
+        self, a: tuple[int, tuple[int, ...]], b: tuple[int, tuple[int, ...]], microbatch_size: int
+    ) -> tuple[float, float]:
+        """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
+
+        An edge of data without gradients has no way back: minus infinity.
+        """
+        forward, backward = self._crossing(a[0], b[0])
         few, many = sorted((len(a[1]), len(b[1])))
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         samples = microbatch_size / many if many % few == 0 else microbatch_size / many / 2
@@ -152,7 +182,7 @@ class Assessor:
             min(link.transfer_s(backward * samples) for link in links),
         )
 
-    def _bound_s(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> float:
+    def _bound_s(self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]) -> float:
         """No iteration is shorter than, at any stage: the way in, all micro-batches, the way out, the update.
 
         Its micro-batches take their compute time, or as many round trips to the farthest sink as its
@@ -160,10 +190,6 @@ class Assessor:
         """
         problem, count = self.problem, len(parts)
         num_microbatches = problem.minibatch_size // b
-        ends = [0]
-        for _, r in parts:
-            ends.append(ends[-1] + r)
-        devices = [range(ends[s], ends[s + 1]) for s in range(count)]
         times = [self._stage_s(mask, b, devices[s]) for s, (mask, _) in enumerate(parts)]
         moves = {
             (s, t): self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b)
@@ -184,15 +210,15 @@ class Assessor:
                 way_out[t] = max(way_out[t], way_out[s] + backward + moves[s, t][1])
         return bound
 
-    def _update_s(self, mask: int, devices: range) -> float:
-        """Gradient all-reduce over the fastest link, and the optimizer's step."""
+    def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
+        """Gradient all-reduce and the optimizer's step."""
         if mask not in self._static:
             trainable = self.problem.param_bytes(mask)[0]
             self._static[mask] = trainable, self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
         trainable, update = self._static[mask]
         if len(devices) < 2 or not trainable:
             return update
-        return self.cluster.allreduce_s(trainable, tuple(devices)) + update
+        return self.cluster.allreduce_s(trainable, devices) + update
 
 
 class Search:
@@ -216,7 +242,13 @@ class Search:
             return None
         self._seen.add(key)
         plan = make_plan(
-            self.assessor.problem, self.planner, candidate.parts, candidate.microbatch_size, chain=candidate.chain, ordered=True
+            self.assessor.problem,
+            self.planner,
+            candidate.parts,
+            candidate.microbatch_size,
+            chain=candidate.chain,
+            ordered=True,
+            placement=candidate.placement,
         )
         seconds = self.predict(plan).metrics.iteration_s
         self.num_simulated += 1

@@ -47,43 +47,46 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
 from gpp.cost.problem import Problem
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
-from gpp.planners.candidates import Assessor, Candidate, Parts, Search
+from gpp.planners.candidates import Assessor, Candidate, Search
 from gpp.planners.chains import branch_first_order, depth_first_order
+from gpp.planners.drafts import any_that_fits, drafts
 from gpp.planners.infeasible import explain
-from gpp.planners.partition_search import PartitionSearch, Structure
+from gpp.planners.partition_search import PartitionSearch
 from gpp.planners.refine import refine
-from gpp.planners.sequential import chain_candidates, climb_chains, with_and_without
+from gpp.planners.skeleton import Skeleton
+from gpp.planners.sequential import chain_candidates
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
-LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
-"""Larger bottlenecks to try, in units of the smallest feasible one."""
 
-LENIENT = (1.4, 2.0)
-"""Factors on the memory that the searches are shown. They may overestimate depths (a chain run with its
-data edges only, added dependencies, absorbed joins); the finished candidate is judged at the true memory."""
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the graph is taken apart by: its own structure, or those of two conversions; and lines of operators."""
 
-PRECISION = 1.01
-"""The smallest feasible bottleneck is searched up to this factor."""
+    orders: tuple[Order, ...]
+    added: tuple[Dependency, ...]
+    lines: tuple[tuple[int, ...], ...]
 
-
-class _Found(NamedTuple):
-    """A finished search, and whether it saw the whole space."""
-
-    search: Search
-    complete: bool
+    @classmethod
+    def of(cls, costs: StageCosts) -> _Shape:
+        graph, weights = costs.graph, costs.op_seconds()
+        _, added, order = series_parallel_order(graph, weights)
+        line = depth_first_order(graph)
+        if not added:
+            return cls((order,), added, (line,))
+        return cls((order, series_parallel_order(graph, weights, branch_barrier)[2]), added, (line, branch_first_order(graph)))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPipe(AbstractPlanner):
-    """Best DAG of stages along the series-parallel structure of the graph.
+    """Best DAG of stages along the structure of the graph.
 
     Args:
         replication: whether a stage may be replicated.
@@ -100,66 +103,29 @@ class GraphPipe(AbstractPlanner):
         check_at_least("max_candidates", self.max_candidates, 0)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        graph, tables = problem.graph, with_and_without(problem, self.replication)
-        weights = tables[0].op_seconds()
-        _, added, order = series_parallel_order(graph, weights)
-        orders = [order, series_parallel_order(graph, weights, branch_barrier)[2]] if added else [order]
-        found = [self._search(problem, predict, costs, orders) for costs in tables]
-        best = min(found, key=lambda each: each.search.best_s)
-        if best.search.best is None:
-            structure = Structure(graph, order, tables[0].labels())
-            raise explain(problem, lambda other, memory_scale: self._attempt(structure, other, memory_scale))
-        simulated = sum(each.search.num_simulated for each in found)
-        return replace(best.search.best, explanation=_explanation(best, simulated, added, order))
-
-    def _search(self, problem: Problem, predict: Predict, costs: StageCosts, orders: list[Order]) -> _Found:
-        """Steps 1 to 4, with one set of allowed replicas."""
-        assessor, graph = Assessor(costs), problem.graph
-        search = Search(assessor, "graphpipe", predict)
-        self._unchained(search, climb_chains(search, self.patience))
-        if len(orders) > 1:
-            self._unchained(search, chain_candidates(assessor, order=branch_first_order(graph)))
-        for each in orders:
-            self._bottlenecks(PartitionSearch(Structure(graph, each, costs.labels()), costs), search)
-        complete = self._complete(orders, search)
-        for memory_scale in LENIENT if not complete and costs.memory_binds() else ():
-            lenient = StageCosts(problem, replication=costs.replication, memory_scale=memory_scale)
-            self._unchained(search, chain_candidates(Assessor(lenient)))
-            if search.best is None:
-                self._bottlenecks(PartitionSearch(Structure(graph, orders[0], costs.labels()), lenient), search)
+        costs = StageCosts(problem, replication=self.replication)
+        search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
+        for skeleton, free_depth in _skeletons(costs, shape):
+            search.simulate_all(drafts(PartitionSearch(skeleton, free_depth=free_depth), search.assessor), self.patience)
+        complete = self._complete(shape, search)
         if search.best is not None and not complete:
             refine(search, self.patience)
-        return _Found(search, complete)
+        if search.best is None:
+            raise explain(problem, self._attempt)
+        return replace(search.best, explanation=_explanation(search, complete, shape))
 
-    def _unchained(self, search: Search, chains: list[Candidate]) -> None:
-        """Step 1: the chains' stages with the data edges only."""
-        found = (search.assessor.assess(c.parts, c.microbatch_size) for c in chains)
-        search.simulate_all([c for c in found if isinstance(c, Candidate)], self.patience)
-
-    def _bottlenecks(self, partition_search: PartitionSearch, search: Search) -> None:
-        """Step 2 and 3: candidates of the dynamic program, micro-batch size by micro-batch size."""
-        costs, minibatch_size = partition_search.costs, search.assessor.problem.minibatch_size
-        floor = {b: _bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
-        for b in sorted(floor, key=lambda b: (minibatch_size // b * floor[b], b)):
-            pool: dict[Parts, Candidate] = {}
-            for parts in _partitions_by_bottleneck(partition_search, search, b, floor[b]):
-                candidate = search.assessor.assess(parts, b)
-                if isinstance(candidate, Candidate):
-                    pool[candidate.parts] = candidate
-            search.simulate_all(list(pool.values()), self.patience)
-
-    def _complete(self, orders: list[Order], search: Search) -> bool:
-        """Step 4: everything else in the planner's space; False if that is too much."""
+    def _complete(self, shape: _Shape, search: Search) -> bool:
+        """Everything else in the planner's space; False if that is too much."""
         costs, graph = search.assessor.costs, search.assessor.graph
         if 2 ** (graph.num_ops - 1) > self.max_candidates:  # as many chains alone
             return False
         try:
-            aligned = {p: None for order in orders for p in partitions(order, graph.all_mask, self.max_candidates)}
+            aligned = {p: None for order in shape.orders for p in partitions(order, graph.all_mask, self.max_candidates)}
         except TooMany:
             return False
-        linear = list(_intervals(depth_first_order(graph)))
-        if len(orders) > 1:
-            aligned |= dict.fromkeys(frozenset(p) for p in _intervals(branch_first_order(graph)))
+        linear = list(_intervals(shape.lines[0]))
+        for line in shape.lines[1:]:
+            aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
         left, pool = self.max_candidates, []
         for b in costs.microbatch_sizes:
             spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
@@ -178,66 +144,23 @@ class GraphPipe(AbstractPlanner):
         search.simulate_all(pool)
         return True
 
-    def _attempt(self, structure: Structure, problem: Problem, memory_scale: float) -> Candidate | None:
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         assessor = Assessor(costs)
-        search = PartitionSearch(structure, costs)
-        for b in _sizes_that_save_memory(problem):
-            for entry in search.solve(b, float("inf")):
-                candidate = assessor.assess(search.parts(entry.layout), b)
-                if isinstance(candidate, Candidate):
-                    return candidate
+        for skeleton, free_depth in _skeletons(costs, _Shape.of(costs)):
+            found = any_that_fits(PartitionSearch(skeleton, free_depth=free_depth), assessor)
+            if found is not None:
+                return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
 
 
-def _sizes_that_save_memory(problem: Problem) -> list[int]:
-    """Micro-batch sizes outside of which nothing fits if nothing fits inside.
-
-    One sample at a time on unreplicated stages keeps least, unless the mini-batch has fewer
-    micro-batches than a pipeline may be deep: then replicas share fewer samples.
-    """
-    sizes = problem.microbatch_sizes()
-    deepest = min(problem.cluster.num_devices, problem.graph.num_ops)
-    return [b for b in sizes if b == sizes[0] or problem.in_flight == "all" or problem.minibatch_size // b < deepest]
-
-
-def _bottleneck_floor(costs: StageCosts, b: int) -> float:
-    """No partition has a faster slowest stage: all devices always busy; the slowest operator alone."""
-    every = costs.graph.all_mask
-    spread = costs.least_work_s(every, b) / costs.cluster.num_devices
-    alone = max(min(costs.compute_s(1 << op, b // r) for r in costs.replicas[b]) for op in range(costs.graph.num_ops))
-    return max(spread, alone)
-
-
-def _partitions_by_bottleneck(
-    partition_search: PartitionSearch, search: Search, b: int, floor_s: float
-) -> Iterator[list[tuple[int, int]]]:
-    """Partitions on the way to the smallest feasible bottleneck, and at larger limits."""
-    num_microbatches = search.assessor.problem.minibatch_size // b
-    low, best = floor_s, None
-    total = search.assessor.costs.compute_s(search.assessor.graph.all_mask, b)
-    # What cannot beat the best plan at all is settled by one run; without a best plan the limit is raised from below.
-    limit = floor_s * PRECISION if search.best is None else search.best_s / num_microbatches
-    while best is None or best > low * PRECISION:
-        if not search.worth(num_microbatches * low):
-            return
-        front = partition_search.solve(b, limit)
-        for entry in front:
-            yield partition_search.parts(entry.layout)
-        if front:
-            best = min(entry.bottleneck_s for entry in front)
-        elif limit == float("inf"):
-            return
-        else:
-            low = limit
-        limit = (low * best) ** 0.5 if best else low * 1.3 if low < 2 * total else float("inf")
-    previous = best
-    for factor in LIMITS:
-        if search.worth(num_microbatches * previous):
-            previous = best * factor
-            for entry in partition_search.solve(b, previous):
-                yield partition_search.parts(entry.layout)
+def _skeletons(costs: StageCosts, shape: _Shape) -> Iterator[tuple[Skeleton, bool]]:
+    """Every way to take the graph apart, and whether depths in it are longer than in the plan."""
+    for order in shape.orders:
+        yield Skeleton(costs, order), False
+    for line in shape.lines:
+        yield Skeleton(costs, None, line), True
 
 
 def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -275,19 +198,19 @@ def _is_chain(search: Search, plan: Plan) -> bool:
     return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
 
 
-def _explanation(found: _Found, simulated: int, added: tuple[Dependency, ...], order: Order) -> tuple[str, ...]:
-    search, graph, best = found.search, found.search.assessor.graph, found.search.best
+def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
+    graph, best, added = search.assessor.graph, search.best, shape.added
     assert best is not None
     lines = [
         f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
-        f"micro-batch {best.stages[0].microbatch_size}; {simulated} candidates simulated",
+        f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
         "every partition of the planner's space was considered"
-        if found.complete
+        if complete
         else "the space is too large to list: dynamic program over bottlenecks, then refinement",
     ]
     if added:
         weights = search.assessor.costs.op_seconds()
-        before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), order))
+        before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), shape.orders[0]))
         names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:3])
         lines.append(
             f"the graph is not series-parallel: {len(added)} dependencies added for the search ({names}"

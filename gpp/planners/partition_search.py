@@ -1,336 +1,296 @@
-"""GraphPipe's dynamic program: the shallowest partition of each part of the graph under a bottleneck.
+"""GraphPipe's dynamic program: the fewest devices for each depth under a bottleneck, for many bottlenecks at once.
 
-For one micro-batch size and one bound on the time of every stage, `front(G, h)` lists what a set of
-operators G can do when h stages follow it: pairs (devices, depth at its source), where a pair with more
-devices has a smaller depth. The depth of a stage is the number of its micro-batches in flight, so a
-smaller depth upstream is never worse: an optimal plan is made of optimal pieces (GraphPipe, section 5).
+A *lane* is a micro-batch size with a limit on the time of every stage. For the pieces of a chain from the
+i-th on, `devices[i][lane, h]` is the smallest number of devices on which they and all that follows can
+be laid out so that no stage exceeds the limit and at most h stages lie on any way to the end. The
+number of a stage's micro-batches in flight is its depth, so memory is a condition on h, and a layout with fewer devices
+at the same depth is never worse upstream: the rows are the Pareto sets of (in flight, devices), and an
+optimal layout is made of optimal ones (GraphPipe, section 5).
 
-Sets are masks; `Order` takes each apart in one way only. Branches of equal signature share their
-entries, and groups of them are counted, not listed.
+Under a limit the longest stage that fits is the best one with its number of replicas: what is left is
+shorter and never needs more devices. So a chain takes one look-up for each piece and number of replicas.
+A block of branches takes the sum over its branches, at the maximum of their depths; branches of equal signature are
+solved once, and branches that fit on a part of a device are packed together, first fit decreasing.
+
+Limits on lanes replace the paper's bisection: all of them run in the same few array operations.
+Complexity: O(P R) array operations of size L x H, for P pieces, R numbers of replicas, L lanes, H depths.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
-from operator import le, sub
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
-from gpp.graph.op_graph import OpGraph, bits
-from gpp.graph.series_parallel import Order, signature
-from gpp.planners.stage_costs import StageCosts
+import numpy as np
 
-MAX_COUNTS = 128
-"""Branch counts by class up to which every way of grouping branches is tried."""
+from gpp.graph.op_graph import bits
+from gpp.planners.skeleton import Block, Chain, Skeleton
 
-IMPOSSIBLE = 1 << 30
-"""Devices of what does not fit at any number."""
+NONE = 1 << 28
+"""Devices of what cannot be laid out."""
 
+MAX_LANES = 4000
+"""Lanes that a block may take its branches apart with; each depth of what follows it takes one."""
 
-class Entry(NamedTuple):
-    """One way to lay out a set of operators.
-
-    Args:
-        depth: stages on the longest path from its source to the end of the pipeline.
-        num_devices: devices that it takes.
-        bottleneck_s: time of its slowest stage.
-        layout: a tree of stages; see `PartitionSearch.parts`.
-    """
-
-    depth: int
-    num_devices: int
-    bottleneck_s: float
-    layout: tuple
+Parts = list[tuple[int, int]]
+"""(operator mask, replicas) of every stage."""
 
 
-Front = tuple[Entry, ...]
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Micro-batch sizes and limits in seconds, arrays of shape [L]."""
 
-Counts = tuple[int, ...]
-"""Branches of each class."""
+    sizes: np.ndarray
+    limits_s: np.ndarray
 
-Groups = tuple[tuple[Counts, int], ...]
-"""Groups of branches that may be one stage, each with its devices."""
+    def __len__(self) -> int:
+        return len(self.sizes)
 
-
-class Split(NamedTuple):
-    """A first piece and the rest. `whole`: the piece is one stage; otherwise it is laid out in its turn."""
-
-    first: int
-    rest: int
-    whole: bool
-
-
-class Classes(NamedTuple):
-    """Branches by signature.
-
-    Args:
-        members: masks of each class, ascending.
-        counts: members of each class.
-        groups: ways to choose two branches or more, each with the first branches of each class as a mask.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    counts: Counts
-    groups: tuple[tuple[Counts, int], ...]
-
-    @classmethod
-    def of(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
-        counts = tuple(len(m) for m in members)
-        return cls(
-            members,
-            counts,
-            tuple((group, sum(sum(m[:g]) for m, g in zip(members, group, strict=True))) for group in _compositions(counts)),
-        )
-
-
-class Structure:
-    """How a graph comes apart, whatever the memory and the limits: shared by searches of one graph.
-
-    Args:
-        labels: what tells operators apart besides their amounts: their times.
-    """
-
-    def __init__(self, graph: OpGraph, order: Order, labels: list[tuple[float, ...]]) -> None:
-        self.graph, self.order, self._labels = graph, order, labels
-        self._signatures: dict[int, object] = {}
-        self._classes: dict[int, Classes] = {}
-        self._splits: dict[int, tuple[Split, ...]] = {}
-
-    def classes_of(self, mask: int) -> Classes:
-        found = self._classes.get(mask)
-        if found is None:
-            by_signature: dict[object, list[int]] = {}
-            for branch in self.order.components(mask):
-                if branch not in self._signatures:
-                    self._signatures[branch] = signature(self.graph, branch, self._labels)
-                by_signature.setdefault(self._signatures[branch], []).append(branch)
-            found = self._classes[mask] = Classes.of(tuple(tuple(members) for members in by_signature.values()))
-        return found
-
-    def splits_of(self, mask: int) -> tuple[Split, ...]:
-        """Series splits, and those that absorb a join or a fork (dossier 7.3), each by its first piece.
-
-        ABSORB-JOIN: the tail of one branch, or several whole branches, go with what follows the join.
-        ABSORB-FORK: the head of one branch, or several whole branches, go with what precedes the fork.
-        """
-        found = self._splits.get(mask)
-        if found is not None:
-            return found
-        items = self.order.series_items(mask)
-        out: list[Split] = []
-        before = 0
-        for p, item in enumerate(items):
-            after = mask & ~before & ~item
-            if after:
-                out.append(Split(before | item, after, whole=p > 0))
-                for tail in self._ends(item, last=True):
-                    out.append(Split(before | (item & ~tail), after | tail, whole=p > 0))
-            if before:
-                for head in self._ends(item, last=False):
-                    out.append(Split(before | head, after | (item & ~head), whole=True))
-            before |= item
-        # A first piece of one operator can only be a stage. Short rests first, so that long chains do not recurse deeply.
-        unique = sorted(dict.fromkeys(out), key=lambda split: split.rest.bit_count())
-        found = self._splits[mask] = tuple(Split(f, r, whole or not f & (f - 1)) for f, r, whole in unique)
-        return found
-
-    def _ends(self, item: int, last: bool) -> Iterator[int]:
-        """What a join (`last`) or a fork may absorb from a parallel item: see `_splits_of`."""
-        classes = self.classes_of(item)
-        if sum(classes.counts) < 2:
-            return
-        for members in classes.members:
-            pieces = self.order.series_items(members[0])
-            end = 0
-            for piece in reversed(pieces) if last else pieces:
-                end |= piece
-                yield end
-        yield from (mask for _, mask in classes.groups if mask != item)
+    def repeat(self, times: int) -> Lanes:
+        """Each lane several times, in place."""
+        return Lanes(np.repeat(self.sizes, times), np.repeat(self.limits_s, times))
 
 
 class PartitionSearch:
-    """The dynamic program of one problem; `solve` runs it for one micro-batch size and bottleneck."""
-
-    def __init__(self, structure: Structure, costs: StageCosts) -> None:
-        self.structure, self.costs, self.num_devices = structure, costs, costs.cluster.num_devices
-        self._fronts: dict[tuple[int, int], Front] = {}
-        self._packed: dict[tuple[Counts, Groups, Counts], tuple[int, list[Counts]]] = {}
-        self._b, self._limit_s = 1, math.inf
-
-    def solve(self, microbatch_size: int, limit_s: float) -> Front:
-        """All trade-offs of devices and depth for the whole graph, no stage slower than `limit_s`; empty if none fits."""
-        self._b, self._limit_s = microbatch_size, limit_s
-        self._fronts.clear()
-        return self.front(self.costs.graph.all_mask, 0)
-
-    def front(self, mask: int, following: int) -> Front:
-        """Layouts of a set when `following` stages come after it, by ascending depth and descending devices."""
-        key = (mask, following)
-        found = self._fronts.get(key)
-        if found is None:
-            found = self._fronts[key] = self._front(mask, following)
-        return found
-
-    def _front(self, mask: int, following: int) -> Front:
-        # The stages that follow take a device each, at least.
-        budget = self.num_devices - following
-        if self._fewest_devices(mask) > budget:
-            return ()
-        best: dict[int, Entry] = {}
-        stage = self._stage(mask, following + 1)
-        if stage:
-            best[following + 1] = stage
-        for first, rest, whole in self.structure.splits_of(mask):
-            if whole and not self._stage(first, following + 2):
-                continue
-            least = self._fewest_devices(first)
-            for after in self.front(rest, following):
-                if after.num_devices + least > budget:
-                    continue
-                if whole:
-                    one = self._stage(first, after.depth + 1)
-                    pieces = (one,) if one else ()
-                else:
-                    pieces = self.front(first, after.depth)
-                for piece in pieces:
-                    count = piece.num_devices + after.num_devices
-                    slowest = max(piece.bottleneck_s, after.bottleneck_s)
-                    old = best.get(piece.depth)
-                    if count <= budget and (old is None or (count, slowest) < (old.num_devices, old.bottleneck_s)):
-                        best[piece.depth] = Entry(piece.depth, count, slowest, ("series", piece.layout, after.layout))
-        for entry in self._side_by_side(mask, following) if len(self.structure.order.components(mask)) > 1 else ():
-            old = best.get(entry.depth)
-            if old is None or (entry.num_devices, entry.bottleneck_s) < (old.num_devices, old.bottleneck_s):
-                best[entry.depth] = entry
-        out, fewest = [], budget + 1
-        for depth in sorted(best):
-            if best[depth].num_devices < fewest:
-                out.append(best[depth])
-                fewest = best[depth].num_devices
-        return tuple(out)
-
-    def _fewest_devices(self, mask: int) -> float:
-        """Devices without which a set cannot meet the limit, if all of them were always busy."""
-        return self.costs.least_work_s(mask, self._b) / self._limit_s * (1 - 1e-9)
-
-    def _stage(self, mask: int, depth: int) -> Entry | None:
-        """A set as one stage, with the fewest replicas that meet the limit and fit at this depth."""
-        for option in self.costs.options(mask, self._b):
-            if option.time_s <= self._limit_s and depth <= option.max_depth:
-                return Entry(depth, option.num_replicas, option.time_s, ("stage", mask, option.num_replicas))
-        return None
-
-    def _side_by_side(self, mask: int, following: int) -> Iterator[Entry]:
-        """Branches dealt to groups: a group of one is laid out in its turn, a larger one is a stage."""
-        classes = self.structure.classes_of(mask)
-        fronts = [self.front(members[0], following) for members in classes.members]
-        groups, stages = self._groups(classes, following + 1)
-        fewest = self.num_devices + 1
-        for depth in sorted({entry.depth for front in fronts for entry in front} | {following + 1}):
-            singles = [next((e for e in reversed(front) if e.depth <= depth), None) for front in fronts]
-            key = (classes.counts, groups, tuple(e.num_devices if e else IMPOSSIBLE for e in singles))
-            if key not in self._packed:
-                self._packed[key] = _pack(*key)
-            count, chosen = self._packed[key]
-            if count < fewest:
-                fewest = count
-                entries = [stages.get(group) or singles[next(c for c, g in enumerate(group) if g)] for group in chosen]
-                yield Entry(
-                    depth,
-                    count,
-                    max(e.bottleneck_s for e in entries if e),
-                    ("parallel", classes.members, tuple((g, e.layout) for g, e in zip(chosen, entries, strict=True) if e)),
-                )
-
-    def _groups(self, classes: Classes, depth: int) -> tuple[Groups, dict[Counts, Entry]]:
-        """Groups of at least two branches that are feasible as one stage: their devices, and the stages."""
-        stages = {}
-        for group, mask in classes.groups:
-            stage = self._stage(mask, depth)
-            if stage:
-                stages[group] = stage
-        return tuple((group, stage.num_devices) for group, stage in stages.items()), stages
-
-    def parts(self, layout: tuple) -> list[tuple[int, int]]:
-        """(operator mask, devices) of every stage of a layout."""
-        kind = layout[0]
-        if kind == "stage":
-            return [(layout[1], layout[2])]
-        if kind == "series":
-            return self.parts(layout[1]) + self.parts(layout[2])
-        _, members, chosen = layout
-        taken, out = [0] * len(members), []
-        for group, inner in chosen:
-            mine = []
-            for c, g in enumerate(group):
-                mine.append(members[c][taken[c] : taken[c] + g])
-                taken[c] += g
-            branches = [branch for branches in mine for branch in branches]
-            if len(branches) == 1:
-                c = next(c for c, g in enumerate(group) if g)
-                out += [(_translate(mask, members[c][0], branches[0]), r) for mask, r in self.parts(inner)]
-            else:
-                out.append((sum(branches), inner[2]))
-        return out
-
-
-def _compositions(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Groups of two branches or more; with many classes only runs of neighbouring ones, each taken whole but the ends."""
-    if math.prod(c + 1 for c in counts) <= MAX_COUNTS:
-        yield from (g for g in itertools.product(*(range(c + 1) for c in counts)) if sum(g) > 1)
-        return
-    for i in range(len(counts)):
-        for j in range(i, len(counts)):
-            group = tuple(c if i <= k <= j else 0 for k, c in enumerate(counts))
-            if sum(group) > 1:
-                yield group
-        for g in range(2, counts[i]):
-            yield tuple(g if k == i else 0 for k in range(len(counts)))
-
-
-def _pack(counts: Counts, groups: Groups, singles: Counts) -> tuple[int, list[Counts]]:
-    """Deal all branches to groups with the fewest devices.
+    """The dynamic program over one skeleton.
 
     Args:
-        counts: branches of each class.
-        groups: feasible groups of several branches, each with its devices.
-        singles: devices of a single branch of each class.
-
-    Returns:
-        Devices (`IMPOSSIBLE` or more if the branches cannot be dealt) and the groups chosen.
+        free_depth: leave the depth out of the memory check (for chains that will run as graphs); what comes out is judged later.
     """
-    unit = tuple(tuple(int(k == c) for k in range(len(counts))) for c in range(len(counts)))
-    choices: list[list[tuple[Counts, int]]] = [[(unit[c], single)] for c, single in enumerate(singles)]
-    for group, devices in groups:
-        # A group that takes as many devices as its branches one by one is of no use. The others are
-        # listed under their first class: branches are dealt in the order of their classes.
-        if devices < sum(g * single for g, single in zip(group, singles, strict=True)):
-            choices[next(c for c, g in enumerate(group) if g)].append((group, devices))
-    memo: dict[Counts, tuple[int, Counts | None]] = {(0,) * len(counts): (0, None)}
 
-    def fewest(left: Counts) -> int:
-        if left not in memo:
-            first = next(c for c, n in enumerate(left) if n)
-            best: tuple[int, Counts | None] = (IMPOSSIBLE * sum(counts), None)
-            for group, devices in choices[first]:
-                if all(map(le, group, left)):
-                    total = devices + fewest(tuple(map(sub, left, group)))
-                    if total < best[0]:
-                        best = total, group
-            memo[left] = best
-        return memo[left][0]
+    def __init__(self, skeleton: Skeleton, *, free_depth: bool = False) -> None:
+        self.skeleton, self.costs, self.free_depth = skeleton, skeleton.costs, free_depth
+        self.num_devices = self.costs.cluster.num_devices
+        self.max_depth = min(self.num_devices, skeleton.depth, 128)
+        self._tables: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray | None]] = {}
 
-    total, chosen, left = fewest(counts), [], counts
-    while (group := memo[left][1]) is not None:
-        chosen.append(group)
-        left = tuple(map(sub, left, group))
-    return total, chosen
+    def solve(self, lanes: Lanes) -> Solved:
+        """All layouts of the whole graph; `Solved.devices[0]` has shape [L, H + 1]."""
+        after = np.zeros((len(lanes), self.max_depth + 1), np.int32)
+        return self.chain(self.skeleton.root, lanes, after)
+
+    def stage_s(self, chain: Chain, microbatch_size: int, num_replicas: int) -> np.ndarray:
+        """Seconds of every stage inside a chain, by its first and one-past-last piece."""
+        return self._stages(chain, microbatch_size, num_replicas)[0]
+
+    def _stages(self, chain: Chain, b: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """(seconds, longest pipeline that fits or None if all do) of the stages inside a chain; infinite where none is."""
+        key = (id(chain), b, r)
+        if key not in self._tables:
+            at, table, costs = np.array(chain.bounds), self.skeleton.intervals, self.costs
+            box = np.ix_(at, at)
+            samples, most = b // r, costs.problem.minibatch_size // b
+            prefix = table.prefix_s[costs.row(samples)][at]
+            seconds = np.maximum(prefix[None, :] - prefix[:, None], table.grads[box] * (samples / costs.link.bandwidth_bytes_per_s))
+            seconds += costs.finish_array_s(table.trainable[box], r) / most
+            kept, fixed = table.kept[box] * samples, table.static[box] + table.grads[box] * samples
+            whole = costs.problem.in_flight == "all"
+            deepest = most if whole else 1 if self.free_depth else min(self.max_depth, most)
+            depth = None
+            if not (fixed + kept * deepest <= costs.limit_bytes).all():
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
+                    fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
+                fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
+                depth = np.where(fits >= deepest, self.max_depth, 0 if whole or self.free_depth else fits).astype(np.int16)
+                seconds = np.where(depth > 0, seconds, np.inf)
+                depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
+            seconds[np.tril_indices(len(at))] = np.inf
+            self._tables[key] = seconds, depth
+        return self._tables[key]
+
+    def furthest(self, chain: Chain, lanes: Lanes, r: int) -> np.ndarray:
+        """End of the longest stage from each piece within the limit: shape [k, L], or [k, L, H] where memory asks for shallow ones.
+
+        Where there is none, the piece itself.
+        """
+        k, out = len(chain.bounds) - 1, None
+        for b in np.unique(lanes.sizes).tolist():
+            mine = np.flatnonzero(lanes.sizes == b)
+            if b % r:
+                ends = np.broadcast_to(np.arange(k)[:, None], (k, len(mine)))
+            else:
+                seconds, depth = self._stages(chain, b, r)
+                within = seconds[:k, :0:-1, None] <= lanes.limits_s[mine]
+                if depth is not None:
+                    deep = depth[:k, :0:-1, None, None] >= np.arange(1, self.max_depth + 1)
+                    within = within[..., None] & deep
+                first = within.argmax(axis=1)
+                # argmax counts from the far end; no hit at all gives 0 as well.
+                ends = np.where(within.any(axis=1), k - first, np.arange(k).reshape((k,) + (1,) * (within.ndim - 2)))
+            if out is None:
+                out = np.zeros((k, len(lanes)), np.int32)
+            if ends.ndim > out.ndim:
+                out = np.repeat(out[:, :, None], self.max_depth, axis=2)
+            out[:, mine] = ends if ends.ndim == out.ndim else ends[:, :, None]
+        assert out is not None, "there is a lane at least"
+        return out
+
+    def chain(self, chain: Chain, lanes: Lanes, after: np.ndarray) -> Solved:
+        """A chain before something that needs `after[lane, h]` devices at depth h."""
+        replicas = sorted({r for b in set(lanes.sizes.tolist()) for r in self.costs.replicas[b]})
+        k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
+        ends = [self.furthest(chain, lanes, r) for r in replicas]
+        devices = np.full((k + 1, *after.shape), NONE, np.int32)
+        devices[k] = after
+        choice = np.zeros((k, *after.shape), np.int8)
+        opened: dict[int, Opened] = {}
+        for i in range(k - 1, -1, -1):
+            best, chosen = devices[i], choice[i]
+            for n, (r, far) in enumerate(zip(replicas, ends, strict=True)):
+                end = far[i]
+                if end.ndim == 1:
+                    found = devices[end, rows, :-1] + r
+                else:
+                    found = np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
+                better = found < best[:, 1:]
+                best[:, 1:][better] = found[better]
+                chosen[:, 1:][better] = n
+            if i in chain.blocks:
+                opened[i] = Opened.of(self, chain.blocks[i], lanes, devices[i + 1])
+                better = opened[i].devices < best
+                best[better] = opened[i].devices[better]
+                chosen[better] = len(replicas)
+            np.minimum.accumulate(best, axis=1, out=best)
+        return Solved(self, chain, replicas, ends, devices, choice, opened)
+
+
+@dataclass(slots=True)
+class Solved:
+    """A chain's table, and how to read a layout out of it."""
+
+    search: PartitionSearch
+    chain: Chain
+    replicas: list[int]
+    ends: list[np.ndarray]
+    devices: np.ndarray
+    choice: np.ndarray
+    opened: dict[int, Opened]
+
+    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+        """Stages of the layout at most h deep, and the depth at which what follows the chain begins."""
+        out: Parts = []
+        i, k, bounds = 0, len(self.chain.bounds) - 1, self.chain.bounds
+        while i < k:
+            row = self.devices[i, lane]
+            h = int(np.searchsorted(-row, -row[h]))  # the shallowest that is as good
+            n = int(self.choice[i, lane, h])
+            if n == len(self.replicas):
+                inner, h = self.opened[i].parts(lane, h)
+                out += inner
+                i += 1
+                continue
+            end = self.ends[n][i, lane]
+            j = int(end if end.ndim == 0 else end[h - 1])
+            out.append((self.search.skeleton.mask(bounds[i], bounds[j]), self.replicas[n]))
+            i, h = j, h - 1
+        return out, h
+
+
+@dataclass(slots=True)
+class Opened:
+    """A block whose branches run side by side, for some depths of what follows it.
+
+    Args:
+        devices: [L, H + 1], what follows included.
+        depths: [L, K], depths of what follows that are tried; `best` [L, H + 1] says which.
+        inner: the branches' chains on lanes x K; `places[c, m]` is the bin of a packed branch on each of these, -1 for
+            one that is laid out by itself.
+    """
+
+    search: PartitionSearch
+    block: Block
+    devices: np.ndarray
+    depths: np.ndarray
+    best: np.ndarray
+    inner: list[Solved]
+    places: dict[tuple[int, int], np.ndarray]
+
+    @classmethod
+    def of(cls, search: PartitionSearch, block: Block, lanes: Lanes, after: np.ndarray) -> Opened:
+        depths = _depths(after, len(lanes))
+        num = depths.shape[1]
+        spread, begin = lanes.repeat(num), depths.reshape(-1)
+        start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int32)
+        inner = [search.chain(chain, spread, start) for chain in block.chains]
+        packed = _Packing(search, block, spread, begin)
+        total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1) + np.where(start > 0, NONE, packed.num_bins[:, None])
+        for c, solved in enumerate(inner):
+            alone = len(block.members[c]) - packed.small[c] * len(block.members[c])
+            total = total + np.minimum(solved.devices[0], NONE // 64) * alone[:, None].astype(np.int32)
+        # A packed branch is a stage of its own depth.
+        total[np.arange(after.shape[1]) <= begin[:, None]] = NONE
+        total = np.where(total >= NONE // 64, NONE, total).reshape(len(lanes), num, -1)
+        best = total.argmin(axis=1)
+        devices = np.take_along_axis(total, best[:, None], axis=1)[:, 0].astype(np.int32)
+        return cls(search, block, devices, depths, best, inner, packed.places)
+
+    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+        """Stages of the branches, and the depth of what follows."""
+        k = int(self.best[lane, h])
+        at, out = lane * self.depths.shape[1] + k, []
+        bins: dict[int, int] = {}
+        for c, members in enumerate(self.block.members):
+            alone: Parts | None = None
+            for m, branch in enumerate(members):
+                place = int(self.places[c, m][at])
+                if place >= 0:
+                    bins[place] = bins.get(place, 0) | branch
+                    continue
+                if alone is None:
+                    alone, _ = self.inner[c].parts(at, h)
+                out += [(_translate(mask, members[0], branch), r) for mask, r in alone]
+        out += [(mask, 1) for mask in bins.values()]
+        return out, int(self.depths[lane, k])
+
+
+def _depths(after: np.ndarray, num_lanes: int) -> np.ndarray:
+    """Depths of what follows that are worth a try: the smallest possible, the one with fewest devices, one between."""
+    first = (after < NONE).argmax(axis=1)
+    least = after.min(axis=1)
+    last = (after == least[:, None]).argmax(axis=1)
+    if num_lanes > MAX_LANES or (first == last).all():
+        return last[:, None]
+    middle = (after <= ((np.minimum(after[np.arange(num_lanes), first], NONE // 2) + least) // 2)[:, None]).argmax(axis=1)
+    return np.stack([first, last] if (middle == last).all() or 3 * num_lanes > MAX_LANES else [first, middle, last], axis=1)
+
+
+class _Packing:
+    """Branches that fit on one device, several to a device: first fit by descending time.
+
+    Args:
+        begin: [L], depth of what follows.
+    """
+
+    def __init__(self, search: PartitionSearch, block: Block, lanes: Lanes, begin: np.ndarray) -> None:
+        costs, most = search.costs, search.costs.problem.minibatch_size // lanes.sizes
+        in_flight = most if costs.problem.in_flight == "all" else np.minimum(begin + 1, most)
+        limits, room = lanes.limits_s, costs.limit_bytes
+        seconds, memory = [], []
+        for chain, members in zip(block.chains, block.members, strict=True):
+            by_size = {b: search.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
+            seconds.append(np.array([by_size[b] for b in lanes.sizes.tolist()]))
+            static, kept, grads = costs.problem.amounts(members[0])
+            memory.append(static + (kept * in_flight + grads) * lanes.sizes)
+        self.small = [((s <= limits) & (m <= room)).astype(np.int32) for s, m in zip(seconds, memory, strict=True)]
+        branches = [(c, m) for c, members in enumerate(block.members) for m in range(len(members))]
+        branches.sort(key=lambda branch: (-float(np.mean(np.minimum(seconds[branch[0]], 1e30))), branch))
+        load, used = np.zeros((len(lanes), len(branches))), np.zeros((len(lanes), len(branches)))
+        rows = np.arange(len(lanes))
+        self.places: dict[tuple[int, int], np.ndarray] = {}
+        for c, m in branches:
+            fits = (load + seconds[c][:, None] <= limits[:, None]) & (used + memory[c][:, None] <= room)
+            place = np.where(self.small[c] > 0, fits.argmax(axis=1), -1)
+            inside = self.small[c] > 0
+            load[rows[inside], place[inside]] += seconds[c][inside]
+            used[rows[inside], place[inside]] += memory[c][inside]
+            self.places[c, m] = place
+        self.num_bins = (np.stack(list(self.places.values())).max(axis=0) + 1).astype(np.int32)
 
 
 def _translate(mask: int, source: int, target: int) -> int:
     """Carry a set over to an isomorphic branch, operator by operator in ascending order."""
     if source == target:
         return mask
-    to = dict(zip(bits(source), bits(target), strict=True))
-    return sum(1 << to[op] for op in bits(mask))
+    places = {a: b for a, b in zip(bits(source), bits(target), strict=True)}
+    return sum(1 << places[op] for op in bits(mask))

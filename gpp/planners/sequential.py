@@ -214,10 +214,7 @@ class _ChainSearch:
                 # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
                 depth = np.where(room >= 0, np.where(kept > 0, np.floor(room / kept + 1e-9), m), 0)
             depth = np.where(depth >= m, n, 0 if costs.problem.in_flight == "all" else depth).astype(int)
-            # Both parts of the end of a mini-batch grow in proportion to the bytes, apart from their latency.
-            most = max(float(table.trainable.max()), 2.0)
-            low, high = costs.finish_s(1.0, r), costs.finish_s(most, r)
-            finish = np.where(table.trainable[i, j] > 0, low + (high - low) * (table.trainable[i, j] - 1) / (most - 1), 0.0)
+            finish = costs.finish_array_s(table.trainable[i, j], r)
             row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
             out.append(row.at(1))
         return out

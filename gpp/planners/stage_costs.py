@@ -144,6 +144,12 @@ class StageCosts:
             self._finish[key] = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
         return self._finish[key]
 
+    def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
+        """`finish_s` of many stages: both parts grow in proportion to the bytes, apart from their latency."""
+        most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
+        low, high = self.finish_s(1.0, num_replicas), self.finish_s(most, num_replicas)
+        return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
+
     def memory_binds(self) -> bool:
         """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
         graph, minibatch_size = self.graph, self.problem.minibatch_size
