@@ -12,8 +12,6 @@ Planners score many candidates. Three things make this some ten to hundred times
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpp.cost.problem import Problem
 from gpp.plan import Plan
 from gpp.program import reduce_groups

@@ -16,7 +16,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan import Plan, make_plan, topological_order
 from gpp.planners.base import Predict
-from gpp.planners.placement import Placement, place
+from gpp.planners.placement import Placement, Placer
 from gpp.planners.stage_costs import StageCosts
 
 Parts = tuple[tuple[int, int], ...]
@@ -45,11 +45,17 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The stage of a candidate that lacks most memory, in units of its device's memory."""
+    """The stage of a candidate that lacks most memory, in units of its device's memory.
+
+    Args:
+        lacking: masks of all stages that lack memory; total: what they lack together, in these units.
+    """
 
     mask: int
     need_bytes: float
     have_bytes: float
+    lacking: tuple[int, ...] = ()
+    total: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -65,7 +71,9 @@ class Assessor:
         self._inputs: dict[int, int] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
-        self._static: dict[int, tuple[float, float]] = {}
+        self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
+        self._placer = Placer(costs.cluster)
 
     def assess(self, parts: Sequence[tuple[int, int]], microbatch_size: int, *, chain: bool = False) -> Candidate | Shortage | None:
         """A candidate; what it lacks, if it does not fit; None if its stages form a cycle.
@@ -73,6 +81,34 @@ class Assessor:
         Args:
             parts: in any order, or for a chain in the chain's order.
         """
+        arranged = self._arranged(parts, chain)
+        if arranged is None:
+            return None
+        ordered, nexts, depth = arranged
+        placement = self._place(ordered, microbatch_size, nexts, depth)
+        if placement is None:
+            return None
+        return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
+            max(self._bounds_s(ordered, placement, microbatch_size, nexts, depth)),
+            max(depth),
+            microbatch_size,
+            chain,
+            ordered,
+            placement,
+        )
+
+    def pressure(self, parts: Sequence[tuple[int, int]], microbatch_size: int, *, chain: bool) -> list[float]:
+        """For each part of a candidate, in the given order, the iteration time below which that stage alone keeps it."""
+        arranged = self._arranged(parts, chain)
+        assert arranged is not None, "a candidate has no cycle"
+        ordered, nexts, depth = arranged
+        placement = self._place(ordered, microbatch_size, nexts, depth)
+        assert placement is not None, "a candidate has devices"
+        values = dict(zip(ordered, self._bounds_s(ordered, placement, microbatch_size, nexts, depth), strict=True))
+        return [values[part] for part in parts]
+
+    def _arranged(self, parts: Sequence[tuple[int, int]], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
+        """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
         edges = self._edges(parts)
         if chain:
             order = list(range(len(parts)))
@@ -96,28 +132,23 @@ class Assessor:
         depth = [1] * len(parts)
         for s in reversed(range(len(parts))):
             depth[s] += max((depth[t] for t in nexts[s]), default=0)
-        placement = self._place(ordered, microbatch_size, nexts, depth)
-        if placement is None:
-            return None
-        return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
-            self._bound_s(ordered, placement, microbatch_size, nexts, depth), max(depth), microbatch_size, chain, ordered, placement
-        )
+        return ordered, nexts, depth
 
     def _place(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> Placement | None:
         """Devices of every stage; None if there are not enough."""
-        counts = [count for _, count in parts]
+        counts = tuple(count for _, count in parts)
         if sum(counts) > self.cluster.num_devices:
             return None
-        if len(set(self.cluster.nodes)) == 1 and self._homogeneous:
-            return place(self.cluster, counts, {}, (), ())
+        if self._homogeneous:
+            return self._placer.equal(counts)
         between = {
             (s, t): b * sum(max(size, 0.0) for size in self._crossing(parts[s][0], parts[t][0]))
             for s in range(len(parts))
             for t in nexts[s]
         }
-        loads = () if self._homogeneous else [self.costs.compute_s(mask, b // count) for mask, count in parts]
+        loads = [self.costs.compute_s(mask, b // count) for mask, count in parts]
         needs = [self._need_bytes(mask, count, b, d) for (mask, count), d in zip(parts, depth, strict=True)]
-        return place(self.cluster, counts, between, loads, needs)
+        return self._placer.unequal(counts, between, loads, needs)
 
     def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         edges = []
@@ -139,13 +170,17 @@ class Assessor:
         return static + kept * samples * in_flight + grads * samples
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
-        worst: Shortage | None = None
+        short: list[tuple[float, float, float, int]] = []
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
             need = self._need_bytes(mask, count, b, d)
-            if need > have and (worst is None or need / have > worst.scale):
-                worst = Shortage(mask, need, have)
-        return worst
+            if need > self.costs.limit_bytes:  # of the smallest device
+                have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
+                if need > have:
+                    short.append((need / have, need, have, mask))
+        if not short:
+            return None
+        _, need, have, mask = max(short)
+        return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
 
     def _stage_s(self, mask: int, b: int, devices: tuple[int, ...]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
@@ -170,20 +205,32 @@ class Assessor:
         An edge of data without gradients has no way back: minus infinity.
         """
         forward, backward = self._crossing(a[0], b[0])
-        few, many = sorted((len(a[1]), len(b[1])))
-        # Replicas that do not line up share a range between two messages; the larger has half of it.
-        samples = microbatch_size / many if many % few == 0 else microbatch_size / many / 2
-        nodes = self.cluster.nodes
-        near = {nodes[i] for i in a[1]} & {nodes[i] for i in b[1]}
-        links = [self.cluster.intra_node] if near else []
-        links += [self.cluster.inter_node] if len({nodes[i] for i in (*a[1], *b[1])}) > 1 else []
+        key = (a[1], b[1])
+        found = self._routes.get(key)
+        if found is None:
+            found = self._routes[key] = self._route(*key)
+        share, links = found
+        samples = microbatch_size * share
+        if len(links) == 1:
+            late, slow = links[0]
+            return late + forward * samples * slow, late + backward * samples * slow
         return (
-            min(link.transfer_s(forward * samples) for link in links),
-            min(link.transfer_s(backward * samples) for link in links),
+            min(late + forward * samples * slow for late, slow in links),
+            min(late + backward * samples * slow for late, slow in links),
         )
 
-    def _bound_s(self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]) -> float:
-        """No iteration is shorter than, at any stage: the way in, all micro-batches, the way out, the update.
+    def _route(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, list[tuple[float, float]]]:
+        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the links that it may take."""
+        few, many = sorted((len(a), len(b)))
+        # Replicas that do not line up share a range between two messages; the larger has half of it.
+        share = 1 / many if many % few == 0 else 0.5 / many
+        nodes = self.cluster.nodes
+        links = [self.cluster.intra_node] if {nodes[i] for i in a} & {nodes[i] for i in b} else []
+        links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
+        return share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+
+    def _bounds_s(self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]) -> list[float]:
+        """No iteration is shorter than any of these, one for each stage: the way in, all micro-batches, the way out, the update.
 
         Its micro-batches take their compute time, or as many round trips to the farthest sink as its
         samples in flight force one after the other.
@@ -199,26 +246,28 @@ class Assessor:
         trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
         for s in reversed(range(count)):
             trip[s] += max((trip[t] + sum(moves[s, t]) for t in nexts[s]), default=0.0)
-        bound = 0.0
+        bounds = []
         for s in range(count):
             in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
             forward, backward = times[s]
             busy = max(num_microbatches * (forward + backward), -(-num_microbatches // in_flight) * trip[s])
-            bound = max(bound, way_in[s] + busy + max(way_out[s], self._update_s(parts[s][0], devices[s])))
+            bounds.append(way_in[s] + busy + max(way_out[s], self._update_s(parts[s][0], devices[s])))
             for t in nexts[s]:
                 way_in[t] = max(way_in[t], way_in[s] + forward + moves[s, t][0])
                 way_out[t] = max(way_out[t], way_out[s] + backward + moves[s, t][1])
-        return bound
+        return bounds
 
     def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""
-        if mask not in self._static:
-            trainable = self.problem.param_bytes(mask)[0]
-            self._static[mask] = trainable, self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
-        trainable, update = self._static[mask]
-        if len(devices) < 2 or not trainable:
-            return update
-        return self.cluster.allreduce_s(trainable, devices) + update
+        key = (mask, devices)
+        found = self._updates.get(key)
+        if found is None:
+            trainable = self.costs.trainable_bytes(mask)
+            found = self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
+            if len(devices) > 1 and trainable:
+                found += self.cluster.allreduce_s(trainable, devices)
+            self._updates[key] = found
+        return found
 
 
 class Search:
@@ -230,15 +279,21 @@ class Search:
         self.best_s = float("inf")
         self.num_simulated = 0
         self._seen: set[tuple[int, bool, Parts]] = set()
+        self._by_size: dict[int, tuple[Plan, float]] = {}
 
     def worth(self, bound_s: float) -> bool:
         """Whether something that takes `bound_s` at least could still win."""
         return bound_s < self.best_s * MARGIN
 
-    def simulate(self, candidate: Candidate) -> float | None:
-        """Predicted seconds of a candidate that could win; None if it could not, or was tried before."""
+    def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
+        """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.
+
+        Args:
+            below_s: what it has to beat; None for the best plan.
+        """
         key = (candidate.microbatch_size, candidate.chain, candidate.parts)
-        if not self.worth(candidate.bound_s) or key in self._seen:
+        beat = self.best_s if below_s is None else below_s
+        if candidate.bound_s >= beat * MARGIN or key in self._seen:
             return None
         self._seen.add(key)
         plan = make_plan(
@@ -252,9 +307,16 @@ class Search:
         )
         seconds = self.predict(plan).metrics.iteration_s
         self.num_simulated += 1
+        b = candidate.microbatch_size
+        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
+            self._by_size[b] = plan, seconds
         if seconds < self.best_s * MARGIN:
             self.best, self.best_s = plan, seconds
-        return seconds
+        return plan, seconds
+
+    def best_by_size(self) -> list[tuple[Plan, float]]:
+        """The best plan of each micro-batch size and its seconds, best first."""
+        return [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
 
     def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
         """Simulate candidates by ascending bound until none can win.

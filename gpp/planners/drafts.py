@@ -15,59 +15,153 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
-from gpp.planners.candidates import Assessor, Candidate
-from gpp.planners.partition_search import Lanes, Parts, PartitionSearch, Solved
+from gpp.planners.candidates import Assessor, Candidate, Shortage
+from gpp.planners.partition_search import Lanes, PartitionSearch, Parts, Solved
 from gpp.planners.skeleton import Chain
 from gpp.planners.stage_costs import StageCosts
 
 SCAN = (1.001, 1.06, 1.15, 1.3, 1.5, 1.8, 2.3, 3.0, 5.0)
 """Limits of the first scan, in units of the least possible bottleneck."""
 
-ZOOM = 12
-"""Attainable bottlenecks of the second scan, for each of the best sizes."""
+ROUNDS = 3
+"""Times that the brackets around the smallest feasible bottlenecks are narrowed."""
 
-BEST_SIZES = 3
-"""Micro-batch sizes of the second scan."""
+INSIDE = 3
+"""Attainable bottlenecks that are tried inside a bracket in each round."""
 
-DRAFTS = 12
-"""Layouts that are read out of a table, by their estimate; as many for each of the best sizes as fit into that."""
+BEST_SIZES = 5
+"""Micro-batch sizes whose brackets are narrowed."""
+
+DRAFTS = 5
+"""Layouts of each of these sizes, by their estimate."""
 
 SPARE = 1.15
 """Layouts may have that many times the devices, and two more: light stages are merged afterwards."""
 
 
+TOGETHER = 1.1
+"""Two stages may be merged into one that takes that many times the limit: a device less to spend may be worth it."""
+
+
 class Row(NamedTuple):
-    """A row of the table: about how long an iteration takes, and where it stands."""
+    """A row of a table: about how long an iteration takes, the table, and where it stands there."""
 
     estimate_s: float
+    table: int
     lane: int
     h: int
 
 
-def drafts(search: PartitionSearch, assessor: Assessor) -> list[Candidate]:
-    """Candidates by the two scans, judged on their own devices; those that do not fit are left out."""
-    costs = search.costs
+class _Tables:
+    """Every lane solved so far."""
+
+    def __init__(self, search: PartitionSearch) -> None:
+        self.search, self.costs = search, search.costs
+        self.solved: list[tuple[Lanes, Solved]] = []
+        self._longest: dict[int, float] = {}
+
+    def solve(self, limits: dict[int, list[float]]) -> None:
+        """Limits by micro-batch size."""
+        pairs = [(b, limit) for b, many in limits.items() for limit in many]
+        if pairs:
+            lanes = Lanes(np.array([b for b, _ in pairs]), np.array([limit for _, limit in pairs]))
+            self.solved.append((lanes, self.search.solve(lanes)))
+
+    def rows(self, spare: bool) -> list[Row]:
+        """For every micro-batch size, depth and number of devices the row with the smallest limit, by ascending estimate.
+
+        Args:
+            spare: of layouts with a few devices too many.
+        """
+        least: dict[tuple[int, int, int], tuple[float, int, int]] = {}
+        have = self.search.num_devices
+        for t, (lanes, solved) in enumerate(self.solved):
+            devices = solved.devices[0]
+            fits = devices[:, 1:] <= have if not spare else (devices[:, 1:] > have) & (devices[:, 1:] <= have * SPARE + 2)
+            for lane, h in np.argwhere(fits & (devices[:, 1:] < devices[:, :-1])).tolist():
+                key = int(lanes.sizes[lane]), h + 1, int(devices[lane, h + 1])
+                entry = float(lanes.limits_s[lane]), t, lane
+                if key not in least or entry < least[key]:
+                    least[key] = entry
+        rows = []
+        for (b, h, _), (limit_s, t, lane) in least.items():
+            way_s = min((h - 1) * limit_s, self.longest_s(b))
+            rows.append(Row(self.costs.problem.minibatch_size // b * limit_s + way_s, t, lane, h))
+        return sorted(rows)
+
+    def size(self, row: Row) -> int:
+        return int(self.solved[row.table][0].sizes[row.lane])
+
+    def limit_s(self, row: Row) -> float:
+        return float(self.solved[row.table][0].limits_s[row.lane])
+
+    def brackets(self, b: int, floor_s: float) -> list[tuple[float, float]]:
+        """(largest infeasible, smallest feasible) limit of every depth at which a smaller one becomes feasible."""
+        limits = np.concatenate([lanes.limits_s[lanes.sizes == b] for lanes, _ in self.solved])
+        devices = np.concatenate([solved.devices[0][lanes.sizes == b] for lanes, solved in self.solved])
+        order = np.argsort(limits, kind="stable")
+        limits, fits = limits[order], devices[order] <= self.search.num_devices
+        out, last = [], np.inf
+        for h in range(1, fits.shape[1]):
+            if fits[:, h].any():
+                first = int(fits[:, h].argmax())
+                if limits[first] < last:
+                    last = float(limits[first])
+                    out.append((float(limits[first - 1]) if first else floor_s, last))
+        return out
+
+    def longest_s(self, b: int) -> float:
+        """Both passes of one micro-batch along the heaviest path, unreplicated."""
+        if b not in self._longest:
+            row, graph = self.costs.row(b), self.costs.graph
+            took, ends = (self.costs.forward_s[row] + self.costs.backward_s[row]).tolist(), [0.0] * graph.num_ops
+            for op in range(graph.num_ops):
+                ends[op] = took[op] + max((ends[prev] for prev in bits(graph.predecessors[op])), default=0.0)
+            self._longest[b] = max(ends)
+        return self._longest[b]
+
+
+class Drafts(NamedTuple):
+    """What came of the most promising rows: candidates, and (parts, micro-batch size) of those that lack memory, best first."""
+
+    fitting: list[Candidate]
+    lacking: list[tuple[Parts, int]]
+
+
+def drafts(search: PartitionSearch, assessor: Assessor) -> Drafts:
+    """The most promising rows, judged on their own devices."""
+    costs, tables = search.costs, _Tables(search)
     floor = {b: bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
     minibatch_size = costs.problem.minibatch_size
     least = min(minibatch_size // b * t for b, t in floor.items())
     sizes = [b for b, t in floor.items() if minibatch_size // b * t <= 3 * least or len(floor) < 4]
-    scan = _lanes({b: [floor[b] * f for f in SCAN] for b in sizes})
-    first = search.solve(scan)
-    rows = _rows(first, scan, search)
-    best: dict[int, Row] = {}
-    for row in rows:
-        best.setdefault(int(scan.sizes[row.lane]), row)
+    tables.solve({b: [floor[b] * f for f in SCAN] for b in sizes})
+    attainable: dict[int, np.ndarray] = {}
+    for _ in range(ROUNDS):
+        best = list(dict.fromkeys(tables.size(row) for row in tables.rows(spare=False)))[:BEST_SIZES]
+        for b in best:
+            if b not in attainable:
+                attainable[b] = _attainable(search, b)
+        tables.solve({b: _inside(attainable[b], tables.brackets(b, floor[b])) for b in best})
     out: dict[tuple, Candidate] = {}
-    chosen = sorted(best, key=lambda b: best[b])[:BEST_SIZES]
-    if chosen:
-        zoom = _lanes({b: _attainable(search, b, floor[b], scan.limits_s[best[b].lane]) for b in chosen})
-        second = search.solve(zoom)
-        for solved, lanes, found in ((second, zoom, _rows(second, zoom, search)), (first, scan, rows)):
-            for parts, b in _laid_out(solved, lanes, found, costs):
-                candidate = assessor.assess(parts, b)
-                if isinstance(candidate, Candidate):
-                    out.setdefault((b, candidate.parts), candidate)
-    return list(out.values())
+    lacking = []
+    for parts, b in _laid_out(tables):
+        candidate = assessor.assess(parts, b)
+        if isinstance(candidate, Shortage):
+            lacking.append((parts, b))
+        elif candidate is not None:
+            out.setdefault((b, candidate.parts), candidate)
+    return Drafts(list(out.values()), lacking)
+
+
+def _inside(values: np.ndarray, brackets: list[tuple[float, float]]) -> list[float]:
+    """A few of the sorted values inside every bracket, evenly taken."""
+    out: set[float] = set()
+    for low, high in brackets:
+        i, j = np.searchsorted(values, [low * (1 + 1e-8), high * (1 - 1e-8)])
+        count = min(INSIDE, int(j - i))
+        out.update(float(values[i + (j - i) * (k + 1) // (count + 1)]) * (1 + 1e-9) for k in range(count))
+    return sorted(out)
 
 
 def bottleneck_floor(costs: StageCosts, b: int) -> float:
@@ -79,67 +173,37 @@ def bottleneck_floor(costs: StageCosts, b: int) -> float:
     return max(spread, float(alone))
 
 
-def _lanes(limits: dict[int, list[float]]) -> Lanes:
-    pairs = [(b, limit) for b, many in limits.items() for limit in many]
-    return Lanes(np.array([b for b, _ in pairs]), np.array([limit for _, limit in pairs]))
-
-
-def _rows(solved: Solved, lanes: Lanes, search: PartitionSearch) -> list[Row]:
-    """Feasible rows by ascending estimate."""
-    devices = solved.devices[0]
-    corner = devices[:, 1:] < devices[:, :-1]
-    fits = devices[:, 1:] <= search.num_devices * SPARE + 2
-    most = search.costs.problem.minibatch_size // lanes.sizes
-    longest = {b: _longest_path_s(search.costs, b) for b in set(lanes.sizes.tolist())}
-    out = []
-    for lane, h in np.argwhere(corner & fits).tolist():
-        over = max(0, int(devices[lane, h + 1]) - search.num_devices)
-        limit_s = float(lanes.limits_s[lane])
-        way_s = min(h * limit_s, longest[int(lanes.sizes[lane])])
-        out.append(Row((float(most[lane]) * limit_s + way_s) * (1 + 0.02 * over), lane, h + 1))
-    return sorted(out)
-
-
-def _longest_path_s(costs: StageCosts, b: int) -> float:
-    """Both passes of one micro-batch along the heaviest path, unreplicated."""
-    row = costs.row(b)
-    took, ends = (costs.forward_s[row] + costs.backward_s[row]).tolist(), [0.0] * costs.graph.num_ops
-    for op in range(costs.graph.num_ops):
-        ends[op] = took[op] + max((ends[prev] for prev in bits(costs.graph.predecessors[op])), default=0.0)
-    return max(ends)
-
-
-def _attainable(search: PartitionSearch, b: int, floor_s: float, feasible_s: float) -> list[float]:
-    """Times of existing stages between the floor and a bit above a feasible limit, evenly taken from all of them."""
-    found: set[float] = set()
+def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
+    """Times of all stages that exist, ascending: the only values that a bottleneck can have."""
+    found: list[np.ndarray] = []
 
     def collect(chain: Chain) -> None:
         for r in search.costs.replicas[b]:
             seconds = search.stage_s(chain, b, r)
-            found.update(seconds[(seconds >= floor_s) & (seconds <= 1.5 * feasible_s)].tolist())
+            found.append(seconds[np.isfinite(seconds)])
         for block in chain.blocks.values():
             for branch in block.chains:
                 collect(branch)
 
     collect(search.skeleton.root)
-    values = sorted(found)
-    picks = np.unique(np.linspace(0, len(values) - 1, ZOOM).astype(int)) if values else []
-    return [values[i] * (1 + 1e-9) for i in picks] or [feasible_s]
+    return np.unique(np.concatenate(found))
 
 
-def _laid_out(solved: Solved, lanes: Lanes, rows: list[Row], costs: StageCosts) -> Iterator[tuple[Parts, int]]:
-    """Partitions of the best rows, light stages merged: (parts, micro-batch size)."""
-    taken: dict[int, int] = {}
-    for row in rows:
-        b = int(lanes.sizes[row.lane])
-        if taken.get(b, 0) * BEST_SIZES >= DRAFTS:
-            continue
-        parts, _ = solved.parts(row.lane, row.h)
-        merged = merge_light(costs, parts, b, float(lanes.limits_s[row.lane]))
-        for each in (merged, parts) if len(merged) < len(parts) else (parts,):
-            if sum(r for _, r in each) <= costs.cluster.num_devices:
-                taken[b] = taken.get(b, 0) + 1
-                yield each, b
+def _laid_out(tables: _Tables) -> Iterator[tuple[Parts, int]]:
+    """Partitions of the best rows, also with light stages merged: (parts, micro-batch size)."""
+    costs = tables.costs
+    for spare in (False, True):
+        taken: dict[int, int] = {}
+        for row in tables.rows(spare):
+            b = tables.size(row)
+            if taken.setdefault(b, 0) >= DRAFTS or len(taken) > BEST_SIZES:
+                continue
+            taken[b] += 1
+            parts, _ = tables.solved[row.table][1].parts(row.lane, row.h)
+            merged = merge_light(costs, parts, b, tables.limit_s(row))
+            for each in (merged, parts) if len(merged) < len(parts) else (parts,):
+                if sum(r for _, r in each) <= costs.cluster.num_devices:
+                    yield each, b
 
 
 def merge_light(costs: StageCosts, parts: Parts, b: int, limit_s: float) -> Parts:
@@ -156,7 +220,7 @@ def merge_light(costs: StageCosts, parts: Parts, b: int, limit_s: float) -> Part
             for p in range(len(parts))
             if seconds[p] < limit_s
             for q in range(len(parts))
-            if p != q and below[p] & parts[q][0] and seconds[p] + seconds[q] <= limit_s * 1.01
+            if p != q and below[p] & parts[q][0] and seconds[p] + seconds[q] <= limit_s * TOGETHER
         ]
         for total, p, q in sorted(pairs):
             union = parts[p][0] | parts[q][0]
@@ -179,7 +243,7 @@ def _below(successors: tuple[int, ...], mask: int) -> int:
 def any_that_fits(search: PartitionSearch, assessor: Assessor) -> Candidate | None:
     """Some candidate that fits in memory, however slow; None if the search finds none."""
     sizes = sizes_that_save_memory(search.costs.problem)
-    lanes = _lanes({b: [np.inf] for b in sizes})
+    lanes = Lanes(np.array(sizes), np.full(len(sizes), np.inf))
     solved = search.solve(lanes)
     for lane, h in np.argwhere(solved.devices[0] <= search.num_devices).tolist():
         candidate = assessor.assess(solved.parts(lane, h)[0], int(lanes.sizes[lane]))

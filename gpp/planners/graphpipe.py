@@ -58,11 +58,24 @@ from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.drafts import any_that_fits, drafts
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch
-from gpp.planners.refine import refine
+from gpp.planners.refine import refine, repair
+from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.skeleton import Skeleton
-from gpp.planners.sequential import chain_candidates
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
+
+SMALL = 1000
+"""Operators times devices up to which the best chain is found first, and its stages tried with the data's edges only."""
+
+REPAIRS = 4
+"""Drafts of each table that lack memory and are changed until they fit."""
+
+STARTS = 2
+"""Hills that are climbed: the best plans of so many micro-batch sizes."""
+
+
+DEPTH_SCALES = (0.0, 0.5, 1.0)
+"""Depths of a line that memory is reckoned with, in units of its stages: none, half of them, all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +118,22 @@ class GraphPipe(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         costs = StageCosts(problem, replication=self.replication)
         search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
-        for skeleton, free_depth in _skeletons(costs, shape):
-            search.simulate_all(drafts(PartitionSearch(skeleton, free_depth=free_depth), search.assessor), self.patience)
+        if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:
+            unchained = (search.assessor.assess(c.parts, c.microbatch_size) for c in climb_chains(search, self.patience))
+            search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+        lacking = []
+        for parts in _searches(costs, shape):
+            for part in parts:
+                found = drafts(part, search.assessor)
+                search.simulate_all(found.fitting, self.patience)
+                lacking += found.lacking[:REPAIRS]
+                if not found.lacking:
+                    break
+        for stages, b in lacking:
+            repair(search, stages, b)
         complete = self._complete(shape, search)
         if search.best is not None and not complete:
-            refine(search, self.patience)
+            refine(search, self.patience, starts=STARTS)
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
@@ -148,19 +172,24 @@ class GraphPipe(AbstractPlanner):
         """Any candidate that fits, for the explanation of an infeasible problem."""
         costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
         assessor = Assessor(costs)
-        for skeleton, free_depth in _skeletons(costs, _Shape.of(costs)):
-            found = any_that_fits(PartitionSearch(skeleton, free_depth=free_depth), assessor)
+        for part in itertools.chain.from_iterable(_searches(costs, _Shape.of(costs))):
+            found = any_that_fits(part, assessor)
             if found is not None:
                 return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
 
 
-def _skeletons(costs: StageCosts, shape: _Shape) -> Iterator[tuple[Skeleton, bool]]:
-    """Every way to take the graph apart, and whether depths in it are longer than in the plan."""
+def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:
+    """Every way to take the graph apart.
+
+    A line is deeper than the plan that it becomes, by how much is not known beforehand: memory is reckoned with more and
+    more of its depth until everything that is found fits.
+    """
     for order in shape.orders:
-        yield Skeleton(costs, order), False
+        yield [PartitionSearch(Skeleton(costs, order))]
     for line in shape.lines:
-        yield Skeleton(costs, None, line), True
+        skeleton = Skeleton(costs, None, line)
+        yield [PartitionSearch(skeleton, depth_scale=scale) for scale in DEPTH_SCALES]
 
 
 def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -18,8 +18,8 @@ Complexity: O(P R) array operations of size L x H, for P pieces, R numbers of re
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -55,11 +55,12 @@ class PartitionSearch:
     """The dynamic program over one skeleton.
 
     Args:
-        free_depth: leave the depth out of the memory check (for chains that will run as graphs); what comes out is judged later.
+        depth_scale: how deep a stage really is for each unit of its depth here, for the memory check (a chain that will run as
+            a graph is shallower than it looks); what comes out is judged later.
     """
 
-    def __init__(self, skeleton: Skeleton, *, free_depth: bool = False) -> None:
-        self.skeleton, self.costs, self.free_depth = skeleton, skeleton.costs, free_depth
+    def __init__(self, skeleton: Skeleton, *, depth_scale: float = 1.0) -> None:
+        self.skeleton, self.costs, self.depth_scale = skeleton, skeleton.costs, depth_scale
         self.num_devices = self.costs.cluster.num_devices
         self.max_depth = min(self.num_devices, skeleton.depth, 128)
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray | None]] = {}
@@ -85,14 +86,17 @@ class PartitionSearch:
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             kept, fixed = table.kept[box] * samples, table.static[box] + table.grads[box] * samples
             whole = costs.problem.in_flight == "all"
-            deepest = most if whole else 1 if self.free_depth else min(self.max_depth, most)
+            deepest = most if whole else max(1, min(math.ceil(self.max_depth * self.depth_scale), most))
             depth = None
             if not (fixed + kept * deepest <= costs.limit_bytes).all():
                 with np.errstate(divide="ignore", invalid="ignore"):
                     # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
                     fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
                 fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
-                depth = np.where(fits >= deepest, self.max_depth, 0 if whole or self.free_depth else fits).astype(np.int16)
+                scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
+                depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(
+                    np.int16
+                )
                 seconds = np.where(depth > 0, seconds, np.inf)
                 depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
             seconds[np.tril_indices(len(at))] = np.inf
@@ -112,12 +116,11 @@ class PartitionSearch:
             else:
                 seconds, depth = self._stages(chain, b, r)
                 within = seconds[:k, :0:-1, None] <= lanes.limits_s[mine]
-                if depth is not None:
+                ends = _last(within, k)
+                # Most limits bind before the memory does; only where memory decides do depths get their own ends.
+                if depth is not None and (depth[np.arange(k)[:, None], ends][ends > np.arange(k)[:, None]] < self.max_depth).any():
                     deep = depth[:k, :0:-1, None, None] >= np.arange(1, self.max_depth + 1)
-                    within = within[..., None] & deep
-                first = within.argmax(axis=1)
-                # argmax counts from the far end; no hit at all gives 0 as well.
-                ends = np.where(within.any(axis=1), k - first, np.arange(k).reshape((k,) + (1,) * (within.ndim - 2)))
+                    ends = _last(within[..., None] & deep, k)
             if out is None:
                 out = np.zeros((k, len(lanes)), np.int32)
             if ends.ndim > out.ndim:
@@ -153,6 +156,13 @@ class PartitionSearch:
                 chosen[better] = len(replicas)
             np.minimum.accumulate(best, axis=1, out=best)
         return Solved(self, chain, replicas, ends, devices, choice, opened)
+
+
+def _last(within: np.ndarray, k: int) -> np.ndarray:
+    """The largest end that is within, of ends in descending order along axis 1; the piece itself where there is none."""
+    pieces = np.arange(k).reshape((k,) + (1,) * (within.ndim - 2))
+    # argmax counts from the far end; no hit at all gives 0 as well.
+    return np.where(within.any(axis=1), k - within.argmax(axis=1), pieces)
 
 
 @dataclass(slots=True)
@@ -292,5 +302,5 @@ def _translate(mask: int, source: int, target: int) -> int:
     """Carry a set over to an isomorphic branch, operator by operator in ascending order."""
     if source == target:
         return mask
-    places = {a: b for a, b in zip(bits(source), bits(target), strict=True)}
+    places = dict(zip(bits(source), bits(target), strict=True))
     return sum(1 << places[op] for op in bits(mask))

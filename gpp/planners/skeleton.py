@@ -19,9 +19,12 @@ from gpp.planners.chains import Intervals
 from gpp.planners.stage_costs import StageCosts
 
 CUTS_PER_DEVICE = 2.0
-"""Places to cut, for each device that a run's share of the work would get."""
+"""Places to cut the whole graph, for each device."""
 
-LEAST_CUTS = 6
+LEAST_CUTS = 64
+"""Places to cut the whole graph, however few the devices; a run of operators gets its share of the time of them."""
+
+LEAST_RUN = 6
 """Places to cut a run at least, if it has so many operators."""
 
 
@@ -116,7 +119,7 @@ class Skeleton:
             """Inner borders of a run of single operators that ends at each of `ends`."""
             inner = ends[:-1]
             share = float(seconds[start : ends[-1]].sum()) / total if ends else 0.0
-            most = max(LEAST_CUTS, round(CUTS_PER_DEVICE * self.costs.cluster.num_devices * share))
+            most = max(LEAST_RUN, round(max(LEAST_CUTS, CUTS_PER_DEVICE * self.costs.cluster.num_devices) * share))
             if len(inner) <= most:
                 return inner
             into = np.cumsum(seconds[start : ends[-1]])
