@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 
-from gpp.capture.examples import capture_model
 from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.graph.series_parallel import Parallel, Series, decompose
 from gpp.models.networks.clip import contrastive_loss, pair_loss
 from gpp.models.networks.inception import heads_loss
 from tests.conf import model_named
+from tests.runtime.inprocess import captured_named
 
 
-@cache
 def graph_of(name: str, *overrides: str) -> OpGraph:
-    captured = capture_model(model_named(name, *overrides), dtype="float32")
+    _, captured, _ = captured_named(name, *overrides)
     assert captured.batch is None and not captured.warnings
     return captured.graph
 
@@ -76,7 +73,7 @@ def test_the_skips_of_the_unet_reach_the_way_up():
     enter = next(t for t in graph.tensors if graph.ops[t.producer].name == "enter")
     joins = [op for op in enter.consumers if graph.predecessors[op] & under(graph, "up.2.")]
     assert len(joins) == 1 and graph.descendants[joins[0]] & under(graph, "up.3.")
-    assert enter.bytes_per_sample == 16 * 16 * 16 * 4
+    assert enter.bytes_per_sample == 16 * 16 * 16 * 8
 
 
 def test_frozen_parts_of_llava_have_no_gradients():
