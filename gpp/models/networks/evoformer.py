@@ -132,6 +132,8 @@ class EvoformerBlock(nn.Module):
 class EvoformerNetwork(nn.Module):
     """Aligned sequences [B, S, R, F] and the target [B, R, F'] -> logits of the distances [B, R, R, num_bins]."""
 
+    offsets: Tensor
+
     def __init__(self, settings: Evoformer) -> None:
         super().__init__()
         hidden, place = settings.pair_hidden, torch.arange(settings.num_residues)

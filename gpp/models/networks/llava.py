@@ -34,6 +34,9 @@ class Image(nn.Module):
 class Rotary(nn.Module):
     """Rotates queries and keys by their position: [B, L, 2, H, C] -> the same; one table for all layers."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
         frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class TimeEmbedding(nn.Module):
     """Time steps [B] -> [B, T]: waves of many lengths, then an MLP."""
 
+    frequencies: Tensor
+
     def __init__(self, num_waves: int, width: int) -> None:
         super().__init__()
         self.register_buffer(
