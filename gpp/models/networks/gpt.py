@@ -24,6 +24,7 @@ class GPTNetwork(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, settings.vocabulary, bias=False)
         if settings.tied:
+            nn.init.normal_(self.embed.tokens.weight, std=0.02)  # as a head, rows of length 40 would give logits of hundreds
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
