@@ -119,6 +119,12 @@ def _node(draft: Draft) -> Node:
     return Node(**{slot: getattr(draft, slot) for slot in Node.__slots__})
 
 
+def _enclosing(path: str) -> list[str]:
+    """Paths of the modules around a module: `a` and `a.b` of `a.b.c`."""
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
 def _has_switch(target: str) -> bool:
     return bool(re.search(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu", target))
 
@@ -138,10 +144,13 @@ class _Costs:
         self.drafts, self.facts, self.groups, self.batch = drafts, facts, groups, batch
         self.draft = {draft.name: draft for draft in drafts.drafts}
         self.index = {draft.name: i for i, draft in enumerate(drafts.drafts)}
-        self.maker = {}
+        self.maker: dict[int, Draft] = {}
+        self.reading: dict[str, list[str]] = defaultdict(list)  # node -> targets of those that read it
         for draft in drafts.drafts:
             for storage in facts[draft.name].storages:
                 self.maker.setdefault(storage, draft)
+            for need in Merger.needs(draft):
+                self.reading[need].append(draft.target)
         self.closures = [self._closure(names) for names in groups.groups]
 
     def _needs(self, name: str) -> list[str]:
@@ -181,11 +190,8 @@ class _Costs:
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
                 )
             )
-        params = tuple(
-            self._param(draft)
-            for draft in self.drafts.drafts
-            if draft.kind == "param" and any(draft.target in op.params for op in ops)
-        )
+        used = {name for op in ops for name in op.params}
+        params = tuple(self._param(draft) for draft in self.drafts.drafts if draft.kind == "param" and draft.target in used)
         floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
         inputs = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
         dtype = floats.most_common(1)[0][0] if floats else (inputs or ["float32"])[0]
@@ -203,8 +209,8 @@ class _Costs:
 
     def _gathered(self, param: Draft) -> bool:
         """Whether only embeddings read it: they touch the rows that the samples name, not the table."""
-        readers = [draft for draft in self.drafts.drafts if param.name in self._needs(draft.name)]
-        return bool(readers) and all("embedding" in draft.target for draft in readers)
+        targets = self.reading[param.name]
+        return bool(targets) and all("embedding" in target for target in targets)
 
     def _saved(self) -> tuple[set[int], dict[int, float]]:
         """Storages kept for backward, and the bytes that each operator answers for.
@@ -267,13 +273,13 @@ class _Costs:
 
     def _names(self) -> list[str]:
         mains = [self._main(number) for number in range(len(self.groups.groups))]
-        modules = {draft.module for draft in self.drafts.drafts}
+        parents = {path for draft in self.drafts.drafts for path in _enclosing(draft.module)}
         shared = Counter(main.module for main in mains)
         taken: Counter[str] = Counter()
         out: list[str] = []
         for main in mains:
             path, short = main.module, main.target.split(".")[1] if main.kind == "call" else main.name
-            parent = not path or any(other.startswith(path + ".") for other in modules)
+            parent = not path or path in parents
             if main.name == self.drafts.results["loss"]:
                 wish = "loss"
             elif main.kind == "block" or not (parent or shared[path] > 1):

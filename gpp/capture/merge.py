@@ -193,9 +193,10 @@ class Merger:
         loss = self.results["loss"]
         for_loss = self._closure([loss])
         for_metrics = self._closure([node for name, node in self.results.items() if name != "loss"])
-        self._join([loss, *(unit for unit in self.units if unit in for_metrics - for_loss)])
+        for_results = for_loss | for_metrics
+        self._join([loss, *(unit for unit in self.units if unit in for_metrics and unit not in for_loss)])
         for unit in self.units:
-            if unit not in for_loss | for_metrics and not self.users[unit] and self._find(unit) == unit:
+            if unit not in for_results and not self.users[unit] and self._find(unit) == unit:
                 self._join([unit, self.inputs[unit][-1] if self.inputs[unit] else loss])
 
     def _closure(self, roots: list[str]) -> set[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.errors import InvalidConfig
-from gpp.models.dotted import source_hash
+from gpp.models.dotted import nearest, source_hash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,3 +130,25 @@ def check_fraction(settings: Any, *names: str) -> None:
         value = getattr(settings, name)
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
             raise InvalidConfig(f"model.{name}", value, "must be a number in 0 <= x < 1", f"{name}=0 or {name}=0.1")
+
+
+def check_divides(settings: Any, part: str, whole: str) -> None:
+    """Refuse a field that does not divide another.
+
+    Raises:
+        InvalidConfig: names both.
+    """
+    value, of = getattr(settings, part), getattr(settings, whole)
+    if of % value:
+        raise InvalidConfig(f"model.{part}", value, f"must divide model.{whole}={of}", f"a divisor of {whole}")
+
+
+def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Refuse a field that is none of `choices`.
+
+    Raises:
+        InvalidConfig: names the choices.
+    """
+    value = getattr(settings, name)
+    if value not in choices:
+        raise InvalidConfig(f"model.{name}", value, f"must be one of {', '.join(choices)}", nearest(str(value), choices))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec, check_fraction, check_positive, networks_hash
+from gpp.models.base import AbstractModel, TensorSpec, check_divides, check_fraction, check_positive, networks_hash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,10 +54,8 @@ class BridgeTower(AbstractModel):
         if self.num_cross_layers > self.num_layers:
             rule = f"must not exceed model.num_layers={self.num_layers}"
             raise InvalidConfig("model.num_cross_layers", self.num_cross_layers, rule, "as many or fewer")
-        if self.hidden % self.num_heads:
-            raise InvalidConfig("model.num_heads", self.num_heads, f"must divide model.hidden={self.hidden}", "a divisor of hidden")
-        if self.image_size % self.patch_size:
-            raise InvalidConfig("model.patch_size", self.patch_size, f"must divide model.image_size={self.image_size}", "a divisor")
+        check_divides(self, "num_heads", "hidden")
+        check_divides(self, "patch_size", "image_size")
 
     def build(self) -> nn.Module:
         from gpp.models.networks.bridge_tower import BridgeTowerNetwork

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec, check_fraction, check_positive, networks_hash
+from gpp.models.base import AbstractModel, TensorSpec, check_divides, check_fraction, check_positive, networks_hash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +41,7 @@ class MMT(AbstractModel):
     def __post_init__(self) -> None:
         check_positive(self, "num_branches", "num_layers", "hidden", "sequence", "num_heads", "ffn", "num_outputs")
         check_fraction(self, "dropout")
-        if self.hidden % self.num_heads:
-            raise InvalidConfig("model.num_heads", self.num_heads, f"must divide model.hidden={self.hidden}", "a divisor of hidden")
+        check_divides(self, "num_heads", "hidden")
 
     def build(self) -> nn.Module:
         from gpp.models.networks.mmt import MMTNetwork

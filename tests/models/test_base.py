@@ -9,16 +9,27 @@ from gpp.errors import InvalidConfig
 from gpp.models.base import TensorSpec
 from gpp.models.bridge_tower import BridgeTower
 from gpp.models.candle_uno import CandleUno
+from gpp.models.clip import CLIP
 from gpp.models.digits import Digits
 from gpp.models.dlrm import DLRM
+from gpp.models.evoformer import Evoformer
+from gpp.models.flava import FLAVA
+from gpp.models.gpt import GPT
+from gpp.models.imagebind import ImageBind
+from gpp.models.inception import Inception
+from gpp.models.llava import LLaVA
 from gpp.models.mmt import MMT
+from gpp.models.unet import UNet
 
 SPECS = """
 import sys
-from gpp.models import base, bridge_tower, candle_uno, digits, dlrm, dotted, imported, mmt
+from gpp.models import base, bridge_tower, candle_uno, clip, digits, dlrm, dotted, evoformer, flava, gpt, imagebind, imported
+from gpp.models import inception, llava, mmt, unet
 from gpp.data import base as data_base, digits as data_digits, imported as data_imported, sampler, synthetic
 model = imported.Imported(factory="transformers.CLIPModel", loss="mse", input_specs={"x": {}}, target_specs={"y": {}})
-for each in (model, mmt.MMT(), dlrm.DLRM(), digits.Digits(), candle_uno.CandleUno(), bridge_tower.BridgeTower()):
+shipped = [mmt.MMT, dlrm.DLRM, digits.Digits, candle_uno.CandleUno, bridge_tower.BridgeTower, clip.CLIP, evoformer.Evoformer]
+shipped += [flava.FLAVA, gpt.GPT, imagebind.ImageBind, inception.Inception, llava.LLaVA, unet.UNet]
+for each in (model, *(cls() for cls in shipped)):
     each.key(), each.inputs(), each.targets()
 data_digits.Digits().check(digits.Digits())
 data_imported.Imported(factory="transformers.CLIPModel").check(model)
@@ -58,6 +69,20 @@ def test_tensor_spec_refuses(settings, words):
         (Digits, {"hidden": True}, "model.hidden"),
         (BridgeTower, {"num_cross_layers": 13}, "must not exceed"),
         (BridgeTower, {"patch_size": 7}, "must divide model.image_size"),
+        (CLIP, {"text_heads": 5}, "must divide model.text_hidden=768"),
+        (Evoformer, {"pair_heads": 3}, "must divide model.pair_hidden=128"),
+        (FLAVA, {"multimodal_layers": 0}, "model.multimodal_layers=0"),
+        (GPT, {"num_heads": 16, "hidden": 1000}, "must divide model.hidden=1000"),
+        (ImageBind, {"towers": {"image": (1, 8, 2), "sound": (1, 8, 2)}}, "may be image, text, audio"),
+        (ImageBind, {"towers": {"text": (1, 8, 2), "audio": (1, 8, 2)}}, "need the image"),
+        (ImageBind, {"towers": {"image": (1, 8, 2), "text": (1, 8, 3)}}, "model.towers.text"),
+        (Inception, {"norm": "layer"}, "must be one of batch, group"),
+        (Inception, {"image_size": 64}, "75 or more"),
+        (LLaVA, {"frozen": "tower"}, "did you mean towers"),
+        (UNet, {"widths": (320, 650)}, "model.widths"),
+        (UNet, {"attention": (True,)}, "model.attention"),
+        (UNet, {"size": 20}, "multiple of 8"),
+        (UNet, {"context": 0}, "model.context"),
     ],
 )
 def test_settings_refuse_what_makes_no_model(cls, settings, words):

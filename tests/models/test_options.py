@@ -14,7 +14,8 @@ from tests.conf import CONF, model_named
 
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 ABSTRACT = ["imported"]  # has no default factory
-PAPER = ["bridge_tower", "candle_uno", "dlrm", "mmt"]
+PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
+PAPER += ["llava", "mmt", "transformer", "unet"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 
 
@@ -100,6 +101,28 @@ def test_paper_sizes(name, total):
     assert sum(parameter.numel() for parameter in network.parameters()) == total
     assert all(parameter.is_meta for parameter in network.parameters())
     assert network(**inputs).shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "rel"),
+    [
+        ("clip", 427.6e6, 0.001),  # ViT-L/14 as released
+        ("imagebind", 1200e6, 0.01),  # imagebind_huge as released
+        ("flava", 241e6, 0.02),  # flava-full without the codebook, which also has three poolers
+        ("gpt", 1557.6e6 + 50257 * 1600, 0.001),  # GPT-2 XL, and a head of its own
+        ("llava", 7.063e9, 0.001),  # Llama-7B's 6,738M, the tower's 303M, the MLP's 21M
+        ("unet", 859.5e6, 0.001),  # Stable Diffusion 1's
+        ("inception", 23.83e6, 0.001),  # torchvision's without the auxiliary head's 3.3M
+        ("evoformer", 88e6, 0.01),  # of AlphaFold's 93M
+        ("case_study", 8 * 12.6e6, 0.005),
+        ("transformer", 403e6, 0.005),
+    ],
+)
+def test_published_sizes(name, published, rel):
+    model = model_named(name)
+    with torch.device("meta"):
+        network = model.build()
+    assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(published, rel=rel)
 
 
 def test_paper_sizes_of_the_dossier():

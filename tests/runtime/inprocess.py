@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gpp.runtime.job import Job, assemble
 from gpp.runtime.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
+from tests.conf import model_named
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
@@ -165,3 +167,10 @@ def reference(
 def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tuple[Captured, dict[str, torch.Tensor]]:
     captured = capture_model(model, dtype=dtype)
     return captured, initial_weights(model, captured, seed=seed, dtype=dtype)
+
+
+@cache
+def captured_named(name: str, *overrides: str) -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
+    """The model that `model=name` builds, captured in float64, and its weights; made once for all tests."""
+    model = model_named(name, *overrides)
+    return model, *capture(model)

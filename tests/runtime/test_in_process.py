@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,19 @@ from gpp.optimizers import SGD, Adam, LearningRate
 from gpp.plan import make_plan
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.conf import model_named
 from tests.runtime import inprocess
 
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
-
-
-@cache
-def captured(name: str):
-    model = model_named(name)
-    return model, *inprocess.capture(model)
+ONCE = [
+    "clip_small",
+    "evoformer_small",
+    "flava_small",
+    "gpt_small",
+    "imagebind_small",
+    "inception_small",
+    "llava_small",
+    "unet_small",
+]
 
 
 def data_of(model: AbstractModel):
@@ -48,11 +50,10 @@ def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:
     return [sum(1 << op for op in order[a:b]) for a, b in zip([0, *cuts], [*cuts, graph.num_ops], strict=True)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "seed"), [*((name, seed) for name in MODELS for seed in range(3)), *((name, 0) for name in ONCE)])
 def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> None:
     rng = random.Random(f"{name}{seed}")
-    model, cap, weights = captured(name)
+    model, cap, weights = inprocess.captured_named(name)
     data = data_of(model)
     schedule = rng.choice([OneFOneB(), GPipe()])
     optimizer = rng.choice([SGD(lr=0.05, momentum=0.9), Adam(lr=1e-3), Adam(lr=1e-3, weight_decay=0.1, decoupled=True)])
@@ -68,8 +69,29 @@ def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> 
         torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("llava_small", "model.frozen=towers"),  # whole stages without anything to train
+        ("clip_small", "model.loss=gpp.models.networks.clip.contrastive_loss"),
+        ("inception_small", "model.norm=batch"),
+    ],
+)
+def test_whole_minibatches_equal_one_device_even_where_samples_are_coupled(name: str, override: str, tmp_path: Path) -> None:
+    model, cap, weights = inprocess.captured_named(name, override)
+    data, optimizer = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
+    problem = inprocess.problem_of(cap, 4, 8)
+    plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 4, random.Random(name))], 8)
+    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=2, dtype="float64")
+    losses, state, _ = inprocess.run(job, tmp_path, weights)
+    expected, params = inprocess.reference(model, data, optimizer, weights, steps=2, minibatch_size=8, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for tensor_name, tensor in params.items():
+        torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8)
+
+
 def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
-    model, cap, weights = captured("digits")
+    model, cap, weights = inprocess.captured_named("digits")
     data = DigitsData()
     problem = inprocess.problem_of(cap, 4, 16)
     rng = random.Random(1)
@@ -93,7 +115,7 @@ def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:
 
 
 def test_learning_rate_schedule_reaches_the_optimizer(tmp_path: Path) -> None:
-    model, cap, weights = captured("digits")
+    model, cap, weights = inprocess.captured_named("digits")
     data = DigitsData()
     optimizer = SGD(lr=0.1, learning_rate=LearningRate(shape="cosine", warmup_steps=2))
     problem = inprocess.problem_of(cap, 2, 16)
@@ -110,7 +132,7 @@ def test_learning_rate_schedule_reaches_the_optimizer(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["digits", "mmt_small"])
 def test_stages_on_a_gpu_equal_one_cpu(name: str, tmp_path: Path) -> None:
-    model, cap, weights = captured(name)
+    model, cap, weights = inprocess.captured_named(name)
     data, optimizer = data_of(model), SGD(lr=0.05)
     problem = inprocess.problem_of(cap, 4, 16)
     parts = random_partition(problem.graph, 3, random.Random(5))

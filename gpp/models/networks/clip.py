@@ -1,21 +1,81 @@
-"""A loss for two-tower models that leaves the samples of a batch independent.
+"""The network of CLIP, and the losses of models that bring two embeddings of a pair together.
 
-CLIP's contrastive loss compares every text with every image of the mini-batch, so cutting the mini-batch
-changes it. Judging each pair by itself, as the diagonal of SigLIP's loss does, does not.
+CLIP's contrastive loss compares every text with every image of a batch. A batch is what one device has at once: a
+micro-batch, or a replica's share of it. So cutting the mini-batch changes what is compared, and with it the loss.
+Judging each pair by itself, as the diagonal of SigLIP's loss does, leaves the samples independent: whatever the plan,
+the loss is the same.
+
+Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding
+
+if TYPE_CHECKING:
+    from gpp.models.clip import CLIP
 
 TEMPERATURE = 0.1  # cosines lie in -1..1; their logits should reach confident probabilities
 
 
-def _logits(outputs: Mapping[str, Tensor]) -> Tensor:
-    return F.cosine_similarity(outputs["text_embeds"], outputs["image_embeds"], dim=-1) / TEMPERATURE
+class ImageTower(nn.Module):
+    """Pixels [B, 3, S, S] -> the class token's embedding [B, E]."""
+
+    def __init__(self, settings: CLIP) -> None:
+        super().__init__()
+        hidden, size = settings.image_hidden, (settings.image_size, settings.image_size)
+        self.embed = PatchEmbedding(3, size, settings.patch_size, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.encoder = Encoder(settings.image_layers, hidden, settings.image_heads)
+        self.project = nn.Linear(hidden, settings.embedding, bias=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.project(self.encoder(self.norm(self.embed(image)))[:, 0])
+
+
+class TextTower(nn.Module):
+    """Token ids [B, L] -> the last token's embedding [B, E]: causal attention has shown it all the others."""
+
+    def __init__(self, vocabulary: int, sequence: int, num_layers: int, hidden: int, num_heads: int, embedding: int) -> None:
+        super().__init__()
+        self.embed = TokenEmbedding(vocabulary, sequence, hidden)
+        self.encoder = Encoder(num_layers, hidden, num_heads, causal=True)
+        self.project = nn.Linear(hidden, embedding, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.project(self.encoder(self.embed(text))[:, -1])
+
+
+class CLIPNetwork(nn.Module):
+    """Token ids [B, L] and pixels [B, 3, S, S] -> both embeddings [B, E]."""
+
+    def __init__(self, settings: CLIP) -> None:
+        super().__init__()
+        sizes = (settings.text_layers, settings.text_hidden, settings.text_heads, settings.embedding)
+        self.text = TextTower(settings.vocabulary, settings.text_sequence, *sizes)
+        self.image = ImageTower(settings)
+
+    def forward(self, text: Tensor, image: Tensor) -> dict[str, Tensor]:
+        return {"text_embeds": self.text(text), "image_embeds": self.image(image)}
+
+
+def pair_logits(one: Tensor, other: Tensor) -> Tensor:
+    """How well each pair fits: [..., B, E], [B, E] -> [..., B]."""
+    return F.cosine_similarity(one, other, dim=-1) / TEMPERATURE
+
+
+def contrast(one: Tensor, other: Tensor) -> Tensor:
+    """Cross entropy of finding each sample's partner among all of the batch, both ways: [..., B, E], [B, E] -> [..., B]."""
+    logits = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).T / TEMPERATURE
+    both_ways = torch.logsumexp(logits, dim=-1) + torch.logsumexp(logits, dim=-2)
+    return both_ways / 2 - logits.diagonal(dim1=-2, dim2=-1)
 
 
 def pair_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
@@ -25,10 +85,17 @@ def pair_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
         outputs: `text_embeds` and `image_embeds`, [B, D] each.
         matched: [B], bool.
     """
-    logits = _logits(outputs)
+    logits = pair_logits(outputs["text_embeds"], outputs["image_embeds"])
     return F.binary_cross_entropy_with_logits(logits, matched.to(logits.dtype))
+
+
+def contrastive_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
+    """CLIP's loss within the micro-batch, with a fixed temperature; pairs that do not belong together are no examples."""
+    loss = contrast(outputs["text_embeds"], outputs["image_embeds"])
+    return (loss * matched.to(loss.dtype)).mean()
 
 
 def pair_accuracy(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
     """Share of pairs judged rightly; arguments as of `pair_loss`."""
-    return ((_logits(outputs).detach() > 0) == matched).float().mean()
+    logits = pair_logits(outputs["text_embeds"], outputs["image_embeds"])
+    return ((logits.detach() > 0) == matched).float().mean()

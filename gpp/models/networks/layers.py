@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,28 +28,31 @@ class FeedForward(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with one fused projection for queries, keys and values: [B, L, D] -> [B, L, D]."""
+    """Multi-head self-attention with one fused projection for queries, keys and values: [B, L, D] -> [B, L, D].
 
-    def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0) -> None:
+    Causal: a position sees itself and those before.
+    """
+
+    def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0, *, causal: bool = False) -> None:
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
+        self.num_heads, self.dropout, self.causal = num_heads, dropout, causal
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BLD).chunk(3, dim=-1))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=self.causal)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of one sequence to another: [B, L, D], [B, M, D] -> [B, L, D]."""
+    """Multi-head attention of one sequence to another: [B, L, D], [B, M, context] -> [B, L, D]; `context` is D by default."""
 
-    def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0, *, context: int | None = None) -> None:
         super().__init__()
         self.num_heads, self.dropout = num_heads, dropout
         self.query = nn.Linear(hidden, hidden)
-        self.key_value = nn.Linear(hidden, 2 * hidden)
+        self.key_value = nn.Linear(context or hidden, 2 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x_BLD: Tensor, context_BMD: Tensor) -> Tensor:
@@ -71,19 +75,63 @@ class Mlp(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A pre-norm Transformer encoder layer: [B, L, D] -> [B, L, D]."""
+    """A pre-norm Transformer layer, an encoder's or (causal) a decoder's: [B, L, D] -> [B, L, D]."""
 
-    def __init__(self, hidden: int, num_heads: int, ffn: int, dropout: float = 0.0) -> None:
+    def __init__(self, hidden: int, num_heads: int, ffn: int, dropout: float = 0.0, *, causal: bool = False) -> None:
         super().__init__()
         self.dropout = dropout
         self.attention_norm = nn.LayerNorm(hidden)
-        self.attention = SelfAttention(hidden, num_heads, dropout)
+        self.attention = SelfAttention(hidden, num_heads, dropout, causal=causal)
         self.mlp_norm = nn.LayerNorm(hidden)
         self.mlp = Mlp(hidden, ffn)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         x_BLD = x_BLD + drop(self.attention(self.attention_norm(x_BLD)), self)
         return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
+
+
+class Encoder(nn.Module):
+    """A stack of Transformer layers and a norm, the MLP four times as wide: [B, L, D] -> [B, L, D]."""
+
+    def __init__(self, num_layers: int, hidden: int, num_heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        layers = (TransformerLayer(hidden, num_heads, 4 * hidden, causal=causal) for _ in range(num_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        for layer in self.layers:
+            x_BLD = layer(x_BLD)
+        return self.norm(x_BLD)
+
+
+class TokenEmbedding(nn.Module):
+    """Token ids [B, L] -> [B, L, D], with learned positions."""
+
+    def __init__(self, vocabulary: int, sequence: int, hidden: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Parameter(torch.randn(sequence, hidden) * 0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tokens(ids) + self.positions
+
+
+class PatchEmbedding(nn.Module):
+    """Patches of an image or spectrogram behind a class token, with learned positions: [B, C, height, width] -> [B, 1 + M, D]."""
+
+    def __init__(self, channels: int, size: tuple[int, int], patch: int, hidden: int, *, stride: int | None = None) -> None:
+        super().__init__()
+        stride = stride or patch
+        num_patches = ((size[0] - patch) // stride + 1) * ((size[1] - patch) // stride + 1)
+        self.patches = nn.Conv2d(channels, hidden, patch, stride, bias=False)
+        self.class_token = nn.Parameter(torch.randn(hidden) * 0.02)
+        self.positions = nn.Parameter(torch.randn(1 + num_patches, hidden) * 0.02)
+
+    def forward(self, image: Tensor) -> Tensor:
+        patches = self.patches(image).flatten(2).transpose(1, 2)
+        token = self.class_token.expand(image.shape[0], 1, -1)
+        return torch.cat([token, patches], dim=1) + self.positions
 
 
 class _HasDropout(Protocol):
