@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,16 @@ def random_problem(seed: int, *, max_ops: int, max_devices: int, series_parallel
         optimizer_state_factor=rng.choice([0.0, 2.0]),
         cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link, inter, nodes),
     )
+
+
+def uneven(problem: Problem, seed: int) -> Problem:
+    """The same on devices of unequal speed and memory."""
+    rng = random.Random(seed)
+    devices = tuple(
+        replace(d, speed_factor=rng.choice([1.0, 0.5, 2.0]), memory_bytes=d.memory_bytes * rng.choice([1.0, 0.7, 1.5]))
+        for d in problem.cluster.devices
+    )
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
 
 def towers(

@@ -1,0 +1,393 @@
+"""No plan is predicted to finish sooner than this.
+
+Objective: the largest T for which the arguments below prove that no valid plan has a predicted iteration time under T.
+
+Space: every partition into convex stages with an acyclic stage graph (and order edges, as in a chain), every
+placement on disjoint devices, every stage with its own micro-batch size b out of `Problem.microbatch_sizes()`, its
+own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes.
+
+Notation: a *choice* of an operator is the (b, r) of its stage; M = B / b micro-batches, q = b / r samples on a replica.
+F and G are an operator's forward and backward seconds for q samples on the fastest device, and E what follows the last
+backward: the optimizer's step and the ring all-reduce of the parameters, 2 (r - 1) / r of their bytes over the fastest
+link that r devices can have between them. A parameter that several operators read is charged to one of them. H(o) is
+the longest way of forwards from an input to operator o, itself included; D(o) the same of backwards over differentiable
+tensors; U(o) the longest way of both behind o. Sums over a stage S hold for each of its devices; F(S) is the sum of F.
+
+Arguments (each is a necessary condition for a plan of T seconds, so the first T that breaks none is a lower bound):
+1. One operator: its stage cannot begin before the way in, which is at least H(o) - F(o), and does M (F + G), then E,
+   or else the way back: H - F + M (F + G) + max(E, D - G) <= T. Its last forward is followed by the way through everything
+   behind it: H + (M - 1) F + U + D <= T; the same with G for the backwards that follow the first. What a stage
+   holds of these ways it computes itself, so absorbing them saves nothing. Choices that break this are struck out,
+   which makes H, D and U longer; repeated.
+2. Work: all devices together have N T seconds, and the operators take sum r (M (F + G) + E) of them.
+3. Fill: on a device of S, for every o in S: H(o) + (M - 1) F(S) + M G(S) + E(S) <= T, since the way in and the first
+   forward are no shorter than H(o). So sum over S of ((M - 1) F + M G + E) / (T - H(o)) <= 1, and r times
+   that over all operators <= N.
+4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T.
+5. Path: one way from an input to an output and back, sum (F + G) <= T; and (M - 1) F or G more at one place of it.
+6. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
+   H - F + ceil(M / i) (F + G + U) + D - G <= T. All together: the activations of a micro-batch, q times the saved bytes,
+   are held for a share (F + G + U) / T of the time, so sum r (weights, gradients, optimizer state; M times that share,
+   but at least one, of the activations) <= the devices' memory, for a mean over time is no more than the peak.
+7. Packing: of 2, 3 and 4, where operators are large: if x_o >= 0 sum up to 1 at most on a device, so does u(x_o) for the
+   dual feasible functions u (Fekete and Schepers, 2001), which round the shares as no packing could do better.
+
+2 to 7 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
+them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
+weights are sought by a few multiplicative steps; any weights are sound.
+
+Devices of unequal speed: F and G are those of the fastest, and a device counts as the largest share of such a
+device that it reaches with any operator.
+
+Complexity: O(C n) for each T tried (about 15), with n operators and C choices (b, r); bisection to 0.2 %.
+
+Departures: none; there is no publication. Transfers are taken as free: a stage may hold both of their ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import OpGraph, bits
+
+PRECISION = 1.002
+"""The bisection ends when its ends are this close."""
+
+ROUNDING = 1 + 1e-9
+"""Slack for the order in which sums are taken."""
+
+IMPOSSIBLE = 1e18
+"""What a choice takes that is struck out."""
+
+ROUNDS = 8
+"""Steps in search of weights."""
+
+PACKING_CELLS = 20_000
+"""Packing arguments are tried on tables of at most so many cells (they pay where operators are few and large)."""
+
+WORDS = {
+    "operator": "one operator leaves no choice: its own work, the way to it and back, its reduction and update",
+    "work": "the work of all operators over all devices, with the reduction and the update of what is replicated",
+    "fill": "the work of all operators while each device waits for its first input",
+    "fill_and_drain": "the work of all operators while each device waits for its first input and for the way back",
+    "path": "the longest way through the graph and back",
+    "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
+    "path_backward": "the longest way through the graph and back, and the other backwards of one operator on it",
+    "memory": "the memory of all devices, which limits replicas",
+    "work_packed": "how operators can be packed onto devices",
+    "fill_packed": "how operators can be packed onto devices that wait for their first input",
+    "fill_and_drain_packed": "how operators can be packed onto devices that wait for their first input and for the way back",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A certificate.
+
+    Args:
+        iteration_s: no plan is predicted to take less.
+        binding: the argument that is tight there, in plain words.
+        terms: seconds by the simplest arguments alone: `work`, `operator`, `path`.
+    """
+
+    iteration_s: float
+    binding: str
+    terms: dict[str, float]
+
+    def gap(self, iteration_s: float) -> float:
+        """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
+        return max(0.0, iteration_s / self.iteration_s - 1.0) if self.iteration_s > 0 else 0.0
+
+    def text(self, iteration_s: float) -> str:
+        """The certificate of a plan in a line."""
+        gap = f"at most {100 * self.gap(iteration_s):.1f} % from optimal"
+        return f"{gap}: no plan takes less than {self.iteration_s:.4g} s ({self.binding})"
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """The best bound that the module's arguments give.
+
+    Raises:
+        Infeasible: an operator fits no device, or all of them together do not fit the cluster.
+    """
+    tables = _Tables.of(problem)
+    low, terms = _simple(tables, problem)
+    before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
+    if low <= 0:
+        return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms)
+    high, factor = None, 1.02
+    while high is None or high > low * PRECISION:
+        middle = low * factor if high is None else (low * high) ** 0.5
+        reason = _impossible(tables, before, middle)
+        if reason is None:
+            high = middle
+        else:
+            low, binding, factor = middle, reason, min(2.0, factor**2)
+    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
+
+
+class _Tables(NamedTuple):
+    """Rows: choices (b, r). Columns: operators. Seconds and bytes of one replica; `capacity` in fastest devices."""
+
+    micro: np.ndarray
+    replicas: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+    finish: np.ndarray
+    static: np.ndarray
+    kept: np.ndarray
+    in_flight: np.ndarray
+    held: np.ndarray
+    fits: np.ndarray
+    capacity: float
+    slowest: float
+    largest_memory: float
+    total_memory: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Tables:
+        cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
+        most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
+        choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
+        kinds = sorted(set(problem.kind_of_device))
+        passes = {q: [problem.op_times(q, kind) for kind in kinds] for q in sorted({b // r for b, r in choices})}
+        first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
+        back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
+        slowness = _slowness(passes, first, back, len(kinds))
+        trainable, frozen, every = _param_bytes(graph)
+        factor = 2.0 + problem.optimizer_state_factor
+        update = np.array(
+            [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
+        )
+        reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
+        kept = np.array([graph.amounts.saved_bytes * (b // r) for b, r in choices])
+        micro = np.array([[total // b] for b, _ in choices], dtype=float)
+        largest = max(device.memory_bytes for device in cluster.devices)
+        room = largest * ROUNDING - (every[0] * factor + every[1])
+        most_held = np.where(kept > 0, np.floor(room / np.where(kept > 0, kept, 1.0)), micro)
+        in_flight = np.where(room >= 0, np.minimum(most_held, micro), 0.0)
+        fits = in_flight >= (micro if problem.in_flight == "all" else 1.0)
+        if not fits.any(axis=0).all():
+            op = int(np.argmin(fits.any(axis=0)))
+            need = float(largest - room[op] + (kept * (micro if problem.in_flight == "all" else 1.0))[:, op].min())
+            raise Infeasible(
+                f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has", f"memory_bytes={need:.3e}"
+            )
+        return cls(
+            micro=micro,
+            replicas=np.array([[r] for _, r in choices], dtype=float),
+            forward=np.array([first[b // r] for b, r in choices]),
+            backward=np.array([back[b // r] for b, r in choices]),
+            finish=np.array([update + trainable * reduce_s[r] for _, r in choices]),
+            static=trainable * factor + frozen,
+            kept=kept,
+            in_flight=np.maximum(in_flight, 1.0),
+            held=micro if problem.in_flight == "all" else np.ones_like(micro),
+            fits=fits,
+            capacity=sum(1 / slowness[kinds.index(kind)] for kind in problem.kind_of_device),
+            slowest=max(slowness),
+            largest_memory=largest,
+            total_memory=sum(device.memory_bytes for device in cluster.devices),
+        )
+
+
+def _slowness(passes: dict, first: dict[int, np.ndarray], back: dict[int, np.ndarray], num_kinds: int) -> list[float]:
+    """For each kind of device the least factor by which it is slower than the fastest with some operator."""
+    out = [float("inf")] * num_kinds
+    for q, times in passes.items():
+        for kind, t in enumerate(times):
+            for have, best in ((t.forward_s, first[q]), (t.backward_s, back[q])):
+                timed = best > 0
+                if timed.any():
+                    out[kind] = min(out[kind], float((have[timed] / best[timed]).min()))
+    return [max(1.0, x) if x < float("inf") else 1.0 for x in out]
+
+
+def _param_bytes(graph: OpGraph) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Bytes charged to each operator, every parameter once: trainable, frozen; and those it reads, with repetition."""
+    own, read = np.zeros((2, graph.num_ops)), np.zeros((2, graph.num_ops))
+    for name, readers in graph.readers.items():
+        param = graph.param_of[name]
+        for i, op in enumerate(bits(readers)):
+            read[int(not param.trainable), op] += param.num_bytes
+            if not i:
+                own[int(not param.trainable), op] += param.num_bytes
+    return own[0], own[1], (read[0], read[1])
+
+
+def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:
+    """Seconds for each byte that `replicas` devices reduce, over the fastest links that so many devices can have."""
+    if replicas < 2:
+        return 0.0
+    cluster = problem.cluster
+    largest = max(cluster.nodes.count(node) for node in set(cluster.nodes))
+    links = [cluster.intra_node] if largest > 1 and replicas <= largest else []
+    links += [cluster.inter_node] if len(set(cluster.nodes)) > 1 else []
+    rate = max(link.bandwidth_bytes_per_s for link in links) * cluster.collective_efficiency
+    return 2 * (replicas - 1) / replicas / rate
+
+
+def _impossible(t: _Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
+    """The argument by which no plan takes less than `seconds`; None if there is none."""
+    found = _allowed(t, before, seconds)
+    if found is None:
+        return "operator"
+    allowed, ways = found
+    takes, names = _resources(t, before, allowed, ways, seconds)
+    takes = np.where(allowed, takes, IMPOSSIBLE)
+    alone = takes.min(axis=1).sum(axis=1)
+    if alone.max() > ROUNDING:
+        return names[int(alone.argmax())]
+    if takes[0].size <= PACKING_CELLS:
+        packed = _packed(t, takes[:3], allowed)
+        most = packed.min(axis=2).sum(axis=2)
+        if most.max() > ROUNDING:
+            return names[int(most.max(axis=1).argmax())] + "_packed"
+        best = np.argmax(most, axis=1)
+        takes = np.concatenate([takes, packed[np.arange(3), best]])
+        names = [*names, *(name + "_packed" for name in names[:3])]
+        alone = takes.min(axis=1).sum(axis=1)
+    weights = np.exp(4 * (alone - alone.max()))
+    for _ in range(ROUNDS):
+        weights /= weights.sum()
+        mean = np.tensordot(weights, takes, 1)
+        choice = mean.argmin(axis=0)[None]
+        if np.take_along_axis(mean, choice, 0).sum() > ROUNDING:
+            return names[int(weights.argmax())]
+        used = np.array([np.take_along_axis(each, choice, 0).sum() for each in takes])
+        weights = weights * np.exp(4 * np.maximum(used - used.max(), -2.0))
+    return None
+
+
+class _Ways(NamedTuple):
+    """The longest ways over the allowed choices, in seconds: H, D, U, and there and back."""
+
+    into: np.ndarray
+    back: np.ndarray
+    behind: np.ndarray
+    around: np.ndarray
+
+
+def _allowed(t: _Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
+    """Argument 1: which choices are left, and the ways; None if an operator has none left."""
+    passes, limit = t.forward + t.backward, seconds * ROUNDING
+    allowed = t.fits & (t.micro * passes + t.finish <= limit)
+    while allowed.any(axis=0).all():
+        forward, backward, both = (np.where(allowed, x, np.inf).min(axis=0) for x in (t.forward, t.backward, passes))
+        into, back = _longest(before[0], forward), _longest(before[1], backward)
+        behind, around = _behind(before[1], both), _longest(before[1], both)
+        left = allowed & ((into - forward) + t.micro * passes + np.maximum(t.finish, back - backward) <= limit)
+        left &= (into - forward) + np.ceil(t.micro / t.in_flight) * (passes + behind) + (back - backward) <= limit
+        left &= into + (t.micro - 1) * t.forward + behind + back <= limit
+        left &= into + (t.micro - 1) * t.backward + behind + back <= limit
+        if (left == allowed).all():
+            return allowed, _Ways(into, back, behind, around)
+        allowed = left
+    return None
+
+
+def _resources(
+    t: _Tables, before: tuple[list[list[int]], list[list[int]]], allowed: np.ndarray, ways: _Ways, seconds: float
+) -> tuple[np.ndarray, list[str]]:
+    """Arguments 2 to 6: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
+    passes, finish = t.forward + t.backward, t.finish / t.slowest
+    spread = t.replicas / t.capacity
+    # Never zero: an operator that is left has something of its own to do after the way in, or takes nothing at all.
+    after = np.maximum(seconds - ways.into, seconds * 1e-9)
+    within = np.maximum(after - ways.back, seconds * 1e-9)
+    held = np.maximum(t.held, t.micro * (passes + ways.behind) / seconds)
+    takes = [
+        spread * (t.micro * passes + finish) / seconds,
+        spread * ((t.micro - 1) * t.forward + t.micro * t.backward + finish) / after,
+        spread * ((t.micro - 1) * passes) / within,
+        t.replicas * (t.static + t.kept * held) / t.total_memory,
+    ]
+    way = _critical(before[1], ways.around)
+    on_way = np.zeros(len(way))
+    on_way[way] = 1.0
+    base = passes * on_way / seconds
+    takes.append(base)
+    for each in (t.forward, t.backward):
+        more = np.where(allowed, (t.micro - 1) * each, np.inf).min(axis=0) * on_way
+        place = np.zeros(len(way))
+        place[int(more.argmax())] = 1.0
+        takes.append(base + (t.micro - 1) * each * place / seconds)
+    return np.array(takes), ["work", "fill", "fill_and_drain", "memory", "path", "path_forward", "path_backward"]
+
+
+def _critical(before: list[list[int]], around: np.ndarray) -> np.ndarray:
+    """Which operators are on the longest way."""
+    out = np.zeros(len(before), dtype=bool)
+    op: int | None = int(around.argmax())
+    while op is not None:
+        out[op] = True
+        op = max(before[op], key=lambda p: around[p], default=None)
+    return out
+
+
+def _packed(t: _Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Argument 7: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
+    share = np.where(allowed, np.minimum(takes * t.capacity / t.replicas, 1.0), 1.0)
+    out = []
+    for k in range(1, 6):
+        scaled = (k + 1) * share
+        whole = np.abs(scaled - np.round(scaled)) < 1e-7
+        out.append(np.where(whole, share, np.floor(scaled) / k))
+    for small in (0.2, 0.3, 0.4, 0.5):
+        out.append(np.where(share > 1 - small + 1e-9, 1.0, np.where(share < small - 1e-9, 0.0, share)))
+    return np.where(allowed, np.stack(out, axis=1) * t.replicas / t.capacity, IMPOSSIBLE)
+
+
+def _simple(tables: _Tables, problem: Problem) -> tuple[float, dict[str, float]]:
+    """The largest of the simplest arguments, and each of them."""
+    t = tables
+    need = float(np.where(t.fits, t.replicas * (t.static + t.kept * t.held), np.inf).min(axis=0).sum())
+    if need > t.total_memory * ROUNDING:
+        raise Infeasible(
+            f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",
+            f"memory_bytes={need / problem.cluster.num_devices:.4g} on every device",
+        )
+    passes = t.forward + t.backward
+    spent = t.replicas * (t.micro * passes + t.finish / t.slowest)
+    terms = {
+        "work": float(np.where(t.fits, spent, np.inf).min(axis=0).sum()) / t.capacity,
+        "operator": float(np.where(t.fits, t.micro * passes + t.finish, np.inf).min(axis=0).max()),
+        "path": float(np.max(_longest(_before(problem.graph)[1], np.where(t.fits, passes, np.inf).min(axis=0)))),
+    }
+    return max(terms.values()), terms
+
+
+def _before(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
+    """Predecessors of each operator: over all tensors, and over those through which a gradient flows back."""
+    every = [list(bits(mask)) for mask in graph.predecessors]
+    flows: list[set[int]] = [set() for _ in graph.ops]
+    for tensor in graph.tensors:
+        if tensor.differentiable:
+            for consumer in tensor.consumers:
+                flows[consumer].add(tensor.producer)
+    return every, [sorted(producers) for producers in flows]
+
+
+def _longest(before: list[list[int]], weights: np.ndarray) -> np.ndarray:
+    """The longest way to each operator, itself included."""
+    out: list[float] = []
+    for weight, producers in zip(weights.tolist(), before, strict=True):
+        out.append(weight + max([out[p] for p in producers], default=0.0))
+    return np.array(out)
+
+
+def _behind(before: list[list[int]], weights: np.ndarray) -> np.ndarray:
+    """The longest way behind each operator, itself excluded."""
+    out = [0.0] * len(before)
+    listed = weights.tolist()
+    for op in reversed(range(len(before))):
+        through = out[op] + listed[op]
+        for p in before[op]:
+            out[p] = max(out[p], through)
+    return np.array(out)

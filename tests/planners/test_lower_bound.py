@@ -1,0 +1,137 @@
+"""The certificate holds: against every plan that any planner finds, and against the optimum of small problems."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.graph.random_graphs import random_dag
+from gpp.planners.even import Even
+from gpp.planners.exhaustive import Exhaustive
+from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.lower_bound import Bound, lower_bound
+from gpp.planners.sequential import Sequential
+from gpp.schedules.gpipe import GPipe
+from gpp.strategy import Strategy
+from gpp.values import from_json, to_json
+
+from ..graphs import chain
+from .cases import Rate, cluster, random_problem, run, uneven
+
+
+def check(problem: Problem, planners: tuple) -> list[float]:
+    """Gaps of the plans found; every one must be above the bound."""
+    try:
+        bound = lower_bound(problem)
+    except Infeasible:
+        bound = None
+    gaps = []
+    for planner in planners:
+        found = run(planner, problem)
+        if found is not None:
+            assert bound is not None, f"{planner} found a plan of a problem without any"
+            assert bound.iteration_s <= found[1] * (1 + 1e-9), f"{planner}: {found[1]} beats {bound}"
+            gaps.append(bound.gap(found[1]))
+    return gaps
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_below_the_optimum_of_small_problems(block):
+    """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
+    gaps = []
+    for seed in range(25 * block, 25 * block + 25):
+        problem = random_problem(seed, max_ops=6, max_devices=4)
+        gaps += check(uneven(problem, seed) if seed % 4 == 0 else problem, (Exhaustive(),))
+    assert len(gaps) > 10
+    assert statistics.median(gaps) < 0.35
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_below_every_plan_of_larger_problems(block):
+    planners = (GraphPipe(max_candidates=0), Sequential(), Sequential(replication=False))
+    gaps = []
+    for seed in range(1000 + 5 * block, 1005 + 5 * block):
+        problem = random_problem(seed, max_ops=30, max_devices=8)
+        gaps += check(uneven(problem, seed) if seed % 3 == 0 else problem, planners)[:1]
+        if problem.cluster.num_devices <= problem.graph.num_ops:
+            check(problem, (Even(),))
+    assert statistics.median(gaps) < 1.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_holds_for_gpipe(seed):
+    """A schedule that keeps the whole mini-batch."""
+    problem = replace(random_problem(seed, max_ops=10, max_devices=5), in_flight="all")
+    strategy = Strategy(name="test", planner=Sequential(), schedule=GPipe())
+    try:
+        plan = strategy.plan(problem)
+    except Infeasible:
+        return
+    assert lower_bound(problem).iteration_s <= strategy.predict(plan, problem).metrics.iteration_s
+
+
+def test_exact_where_the_argument_is():
+    """One operator on one device; equal operators without a bubble; a chain with one micro-batch."""
+    alone = Problem(graph=chain(1), cluster=cluster(1), cost=Constant(), minibatch_size=8, microbatch_size=2)
+    assert lower_bound(alone).iteration_s == pytest.approx(run(Exhaustive(), alone)[1], rel=1e-8)
+    ops = tuple(Op(name=f"o{i}", forward_flops=1.0, backward_flops=2.0) for i in range(4))
+    free = Problem(graph=OpGraph(name="free", ops=ops, tensors=()), cluster=cluster(4), cost=Constant(), minibatch_size=8)
+    assert lower_bound(free).iteration_s == pytest.approx(24.0, rel=1e-8)
+    line = Problem(graph=chain(4), cluster=cluster(4), cost=Constant(), minibatch_size=1)
+    assert lower_bound(line).iteration_s == pytest.approx(run(Exhaustive(), line)[1], rel=3e-3)
+
+
+def test_packing_counts():
+    """Three equal operators on two devices: one device has two of them."""
+    ops = tuple(Op(name=f"o{i}", forward_flops=1.0, backward_flops=2.0) for i in range(3))
+    problem = Problem(
+        graph=OpGraph(name="free", ops=ops, tensors=()), cluster=cluster(2), cost=Constant(), minibatch_size=1, max_replicas=1
+    )
+    bound = lower_bound(problem)
+    assert bound.iteration_s == pytest.approx(6.0, rel=3e-3)
+    assert bound.terms["work"] == pytest.approx(4.5)
+    assert "packed" in bound.binding
+
+
+def test_gradients_do_not_return_where_none_flow():
+    """Without gradients between them, two operators' backwards need no order."""
+    ops = tuple(Op(name=f"o{i}", forward_flops=1.0, backward_flops=5.0) for i in range(2))
+    tensors = (Tensor(name="t", producer=0, consumers=(1,), bytes_per_sample=0.0, differentiable=False),)
+    problem = Problem(graph=OpGraph(name="g", ops=ops, tensors=tensors), cluster=cluster(2), cost=Constant(), minibatch_size=1)
+    assert lower_bound(problem).iteration_s == pytest.approx(7.0, rel=3e-3)
+    assert run(Exhaustive(), problem)[1] == pytest.approx(7.0)
+
+
+def test_infeasible_is_certified():
+    small = cluster(2, 0.5)
+    with pytest.raises(Infeasible, match="alone"):
+        lower_bound(Problem(graph=chain(2), cluster=small, cost=Constant(), minibatch_size=2))
+
+
+def test_is_a_value_that_reads_back():
+    bound = lower_bound(random_problem(3, max_ops=8, max_devices=4))
+    assert from_json(Bound, to_json(bound)) == bound
+    assert "from optimal" in bound.text(2 * bound.iteration_s)
+    assert bound.gap(1.5 * bound.iteration_s) == pytest.approx(0.5)
+
+
+def test_is_fast():
+    for num_ops, devices, minibatch, limit_s in ((256, 32, 512, 0.25), (1000, 1024, 16384, 4.0)):
+        problem = Problem(
+            graph=random_dag(num_ops, 1),
+            cluster=cluster(devices),
+            cost=Rate(),
+            minibatch_size=minibatch,
+            optimizer_state_factor=2.0,
+        )
+        start = time.perf_counter()
+        lower_bound(problem)
+        # Five times what an idle core needs.
+        assert time.perf_counter() - start < limit_s
