@@ -2,24 +2,27 @@
 
 Objective: the predicted iteration time, over every plan of the space.
 
-Spaces (both with every device split and every micro-batch size):
+Spaces (all with every device split; devices are dealt out as contiguous ranges in stage order, which on a cluster of one node
+and equal devices loses nothing):
 * `convex`: all partitions into convex stages whose stage graph is acyclic, with the data edges only;
   and all chains over the depth-first order.
-* `graphpipe`: of those partitions the ones that `graphpipe` may choose, aligned with the series-parallel
-  structure or contiguous in the depth-first order, and the same chains; of a graph that is not
-  series-parallel, aligned with either conversion, or contiguous in the branch-first order too.
+* `graphpipe`: of those partitions the ones that are aligned with the series-parallel structure or contiguous in the
+  depth-first order, and the same chains; of a graph that is not series-parallel, aligned with either conversion, or
+  contiguous in the branch-first order too.
+Micro-batches: one size for all stages; with `per_stage_microbatch` any size at any stage, and of kFkB both k = 1
+everywhere and the k with which all stages turn over as many samples at a time.
 
 Constraints:
-1. Partition into convex stages: `convex_partitions`; acyclic: `make_plan`.
+1. Partition into convex stages: `convex_partitions`; acyclic: `Shape.of`.
 2. Alignment, tested on a finished partition by its definition: `_Alignment.holds`.
-3. Replicas divide b: `_shapes`.
-4. Memory: `Plan.validate`.
+3. Replicas divide b: `OptionTables.of`.
+4. Memory: `Plan.validate`; what certainly does not fit is left out before (`OptionTables.bounds_s`).
 
 Complexity: Bell(n) partitions times the device splits; refused above `max_ops` and `max_devices`.
 
-Departures: none from any paper. Written for plainness and independently of the other planners (sets
-of operators instead of masks), so that it can tell on them. Candidates are skipped only when all
-micro-batches of their slowest stage alone take longer than the best plan found.
+Departures: none from any paper. Written independently of the other planners, so that it can tell on them. Candidates are
+skipped only when they provably take longer than the best plan found (`OptionTables.bounds_s`), and of partitions that differ
+by exchanging operators that are alike in all but name one is kept, where all devices are alike too.
 """
 
 from __future__ import annotations
@@ -30,18 +33,18 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import networkx as nx
+import numpy as np
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.series_parallel import Barrier, branch_barrier, series_parallel_order, shortest_barrier
-from gpp.plan import Plan, make_plan
+from gpp.plan import Plan, make_plan, required_in_flight
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.chains import branch_first_order, depth_first_order
+from gpp.planners.exhaustive_bounds import Masks, OptionTables, Shape
 
 Ops = frozenset[int]
-Shape = tuple[float, int, bool, tuple[Ops, ...], tuple[int, ...]]
-"""(time of the slowest stage, micro-batch size, chain, stages, replicas)."""
 
 
 @final
@@ -52,11 +55,13 @@ class Exhaustive(AbstractPlanner):
     Args:
         space: `convex` or `graphpipe`; see the module's docstring.
         replication: whether a stage may be replicated.
+        per_stage_microbatch: whether stages may have micro-batches of different sizes; for tiny graphs.
         max_ops, max_devices: larger problems are refused.
     """
 
     space: Literal["convex", "graphpipe"] = "convex"
     replication: bool = True
+    per_stage_microbatch: bool = False
     max_ops: int = 9
     max_devices: int = 6
 
@@ -73,79 +78,140 @@ class Exhaustive(AbstractPlanner):
         ):
             if have > most:
                 raise InvalidConfig(field, have, f"the exhaustive planner takes at most {most}", "use strategy/planner=graphpipe")
+        most = problem.max_replicas or problem.cluster.num_devices if self.replication else 1
+        tables = OptionTables.of(problem, most, self.per_stage_microbatch)
+        shapes = [shape for masks, chain in self._partitions(problem) if (shape := Shape.of(problem.graph, masks, chain))]
+        combos = {k: tables.combinations(k, problem.cluster.num_devices) for k in {len(shape.masks) for shape in shapes}}
+        bounds = [tables.bounds_s(shape, combos[len(shape.masks)]) for shape in shapes]
+        total = sum(len(bound) for bound in bounds)
         best, best_s, shortage = None, float("inf"), None
-        shapes = sorted(self._shapes(problem), key=lambda shape: shape[0])
-        for slowest_s, b, chain, stages, counts in shapes:
-            if slowest_s >= best_s:
+        for bound, shape, row in _ascending(bounds):
+            if bound >= best_s:
                 break
-            parts = [(mask_of(stage), count) for stage, count in zip(stages, counts, strict=True)]
-            try:
-                plan = make_plan(problem, "exhaustive", parts, b, chain=chain, ordered=chain)
-                plan.validate(problem)
-            except InvalidPlan:
-                continue
-            except Infeasible as error:
-                shortage = error
-                continue
-            seconds = predict(plan).metrics.iteration_s
-            if seconds < best_s:
-                best, best_s = plan, seconds
-        if best is None:
-            raise shortage or Infeasible("no plan exists", "more devices or memory")
-        return replace(best, explanation=(f"best of {len(shapes)} plans of the space {self.space}",))
-
-    def _shapes(self, problem: Problem) -> Iterator[Shape]:
-        """Every plan of the space with the time that its slowest stage needs for a mini-batch."""
-        linear = list(_intervals(depth_first_order(problem.graph)))
-        known = {frozenset(stages) for stages in linear}
-        most = problem.cluster.num_devices if self.replication else 1
-        alignments = [_Alignment(problem, most, barrier) for barrier in (shortest_barrier, branch_barrier)]
-        if alignments[0].converted:
-            known |= {frozenset(stages) for stages in _intervals(branch_first_order(problem.graph))}
-        spaces = [
-            (stages, False)
-            for stages in convex_partitions(problem.graph)
-            if self.space == "convex" or frozenset(stages) in known or any(a.holds(frozenset(stages), a.every) for a in alignments)
-        ]
-        for stages, chain in [*spaces, *((stages, True) for stages in linear)]:
-            for counts in itertools.product(range(1, problem.cluster.num_devices + 1), repeat=len(stages)):
-                if sum(counts) > problem.cluster.num_devices or (not self.replication and max(counts) > 1):
+            options = [tables.options[c] for c in combos[len(shapes[shape].masks)][row]]
+            for plan in _plans(problem, shapes[shape], options):
+                try:
+                    plan.validate(problem)
+                    seconds = predict(plan).metrics.iteration_s
+                except MalformedProgram:
+                    continue  # Sizes that do not fit together under the schedule.
+                except Infeasible as error:
+                    shortage = error
                     continue
-                for b in problem.microbatch_sizes():
-                    if all(b % r == 0 for r in counts):
-                        yield _slowest_s(problem, stages, counts, b), b, chain, stages, counts
+                if seconds < best_s:
+                    best, best_s = plan, seconds
+        if best is None:
+            raise shortage or Infeasible("no plan fits the memory of a device", "more memory, or another planner's proposal")
+        return replace(best, explanation=(f"best of {total} plans of the space {self.space}",))
+
+    def _partitions(self, problem: Problem) -> Iterator[tuple[Masks, bool]]:
+        """Every partition of the space, and whether it is a chain."""
+        graph, most = problem.graph, problem.cluster.num_devices
+        linear = [masks for masks in _intervals(depth_first_order(graph)) if len(masks) <= most]
+        alike = exchangeable(problem)
+        if self.space == "convex":
+            # A chain of intervals is a convex partition; without its order edges it is among them.
+            yield from ((masks, False) for masks in convex_partitions(graph, most, alike))
+        else:
+            known = {frozenset(masks) for masks in linear}
+            alignments = [
+                _Alignment(problem, most if self.replication else 1, barrier) for barrier in (shortest_barrier, branch_barrier)
+            ]
+            if alignments[0].converted:
+                known |= {frozenset(masks) for masks in _intervals(branch_first_order(graph))}
+            for masks in convex_partitions(graph, most):
+                stages = frozenset(frozenset(bits(mask)) for mask in masks)
+                if frozenset(masks) in known or any(a.holds(stages, a.every) for a in alignments):
+                    yield masks, False
+        yield from ((masks, True) for masks in linear)
 
 
-def _slowest_s(problem: Problem, stages: tuple[Ops, ...], counts: tuple[int, ...], b: int) -> float:
-    """Seconds that the slowest stage computes for a mini-batch, on the fastest devices."""
-    fastest = max(range(problem.cluster.num_devices), key=lambda d: problem.cluster.devices[d].speed_factor)
-    times = []
-    for stage, count in zip(stages, counts, strict=True):
-        op_times = problem.op_times(b // count, fastest)
-        times.append(sum(op_times.forward_s[op] + op_times.backward_s[op] for op in stage))
-    return problem.minibatch_size // b * max(times) * (1 - 1e-9)
+def _ascending(bounds: list[np.ndarray]) -> Iterator[tuple[float, int, int]]:
+    """(bound, partition, row) by ascending bound, without those that cannot be."""
+    sizes = [len(bound) for bound in bounds]
+    every = np.concatenate(bounds) if bounds else np.empty(0)
+    starts = np.cumsum([0, *sizes])
+    order = np.argsort(every, kind="stable")
+    for at in order[: int(np.isfinite(every).sum())].tolist():
+        shape = int(np.searchsorted(starts, at, side="right")) - 1
+        yield float(every[at]), shape, at - int(starts[shape])
 
 
-def convex_partitions(graph: OpGraph) -> Iterator[tuple[Ops, ...]]:
-    """All partitions of the operators into convex sets; their quotient may still have a cycle."""
+def _plans(problem: Problem, shape: Shape, options: list[tuple[int, int]]) -> Iterator[Plan]:
+    """The plan of a shape; if its micro-batches differ also the one whose stages turn over as many samples at a time."""
+    parts = [(mask, r) for mask, (_, r) in zip(shape.masks, options, strict=True)]
+    sizes = [b for b, _ in options]
+    try:
+        plan = make_plan(problem, "exhaustive", parts, sizes, chain=shape.chain, ordered=True)
+    except InvalidPlan:
+        return
+    yield plan
+    if len(set(sizes)) > 1:
+        ks = [max(sizes) // b if max(sizes) % b == 0 else 1 for b in sizes]
+        held = [0] * len(sizes)
+        for s in reversed(range(len(sizes))):
+            need = [required_in_flight(sizes[s], ks[s], (held[t], sizes[t], ks[t])) for t in plan.successors[s]]
+            held[s] = (
+                plan.minibatch_size if problem.in_flight == "all" else min(max(need, default=ks[s] * sizes[s]), plan.minibatch_size)
+            )
+        stages = (replace(stage, k=k, in_flight=i) for stage, k, i in zip(plan.stages, ks, held, strict=True))
+        yield replace(plan, stages=tuple(stages))
 
-    def place(op: int, blocks: list[Ops]) -> Iterator[tuple[Ops, ...]]:
+
+def convex_partitions(graph: OpGraph, most: int | None = None, alike: tuple[tuple[int, int], ...] = ()) -> Iterator[Masks]:
+    """All partitions of the operators into at most `most` convex sets; their quotient may still have a cycle.
+
+    Args:
+        alike: pairs of operators, a before b, that may be exchanged: a's set must not come after b's, sets being
+            numbered by their first operator. (Otherwise exchange them: the list of numbers becomes smaller, so one that no
+            exchange makes smaller is left of all that differ by exchanges.)
+    """
+    convex = [graph.is_convex(mask) for mask in range(1 << graph.num_ops)]
+    before: list[list[int]] = [[a for a, b in alike if b == op] for op in range(graph.num_ops)]
+    number = [0] * graph.num_ops
+
+    def place(op: int, blocks: list[int]) -> Iterator[Masks]:
         if op == graph.num_ops:
             yield tuple(blocks)
             return
-        for i, block in enumerate(blocks):
-            larger = block | {op}
-            if graph.is_convex(mask_of(larger)):
-                yield from place(op + 1, [*blocks[:i], larger, *blocks[i + 1 :]])
-        yield from place(op + 1, [*blocks, frozenset({op})])
+        first = max((number[a] for a in before[op]), default=0)
+        for i in range(first, len(blocks)):
+            # Operators are numbered topologically: what lies between op and an earlier one is placed already.
+            if convex[blocks[i] | 1 << op]:
+                number[op] = i
+                yield from place(op + 1, [*blocks[:i], blocks[i] | 1 << op, *blocks[i + 1 :]])
+        if most is None or len(blocks) < most:
+            number[op] = len(blocks)
+            yield from place(op + 1, [*blocks, 1 << op])
 
     yield from place(0, [])
 
 
-def _intervals(order: tuple[int, ...]) -> Iterator[tuple[Ops, ...]]:
+def exchangeable(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """Pairs of operators that differ in their names only, where it does not matter which device they get."""
+    graph, cluster = problem.graph, problem.cluster
+    if not cluster.homogeneous or len(set(cluster.nodes)) > 1:
+        return ()
+    sizes = sorted({b // r for b in problem.microbatch_sizes() for r in range(1, cluster.num_devices + 1) if b % r == 0})
+    times = [problem.op_times(q, 0) for q in sizes]
+    seen: dict[object, list[int]] = {}
+    for op, spec in enumerate(graph.ops):
+        if any(graph.readers[name].bit_count() > 1 for name in spec.params):
+            continue
+        seconds = tuple((float(t.forward_s[op]), float(t.backward_s[op])) for t in times)
+        params = tuple((graph.param_of[name].num_bytes, graph.param_of[name].trainable) for name in spec.params)
+        reads = tuple(i for i, tensor in enumerate(graph.tensors) if op in tensor.consumers)
+        makes = tuple(
+            (t.consumers, t.bytes_per_sample, t.saved, t.differentiable) for t in graph.tensors if t.producer == op and t.consumers
+        )
+        seen.setdefault((seconds, params, reads, makes, spec.saved_bytes), []).append(op)
+    return tuple(pair for ops in seen.values() for pair in itertools.pairwise(ops))
+
+
+def _intervals(order: tuple[int, ...]) -> Iterator[Masks]:
     for size in range(len(order)):
         for cuts in itertools.combinations(range(1, len(order)), size):
-            yield tuple(frozenset(order[i:j]) for i, j in itertools.pairwise((0, *cuts, len(order))))
+            yield tuple(mask_of(order[i:j]) for i, j in itertools.pairwise((0, *cuts, len(order))))
 
 
 class _Alignment:

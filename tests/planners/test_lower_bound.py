@@ -47,18 +47,18 @@ def test_below_the_optimum_of_small_problems(block):
     """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
     gaps = []
     for seed in range(25 * block, 25 * block + 25):
-        problem = random_problem(seed, max_ops=6, max_devices=4)
+        problem = random_problem(seed, max_ops=7, max_devices=5)
         gaps += check(uneven(problem, seed) if seed % 4 == 0 else problem, (Exhaustive(),))
     assert len(gaps) > 10
     assert statistics.median(gaps) < 0.35
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_below_every_plan_of_larger_problems(block):
     planners = (GraphPipe(max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
-    for seed in range(1000 + 5 * block, 1005 + 5 * block):
-        problem = random_problem(seed, max_ops=30, max_devices=8)
+    for seed in range(1000 + 12 * block, 1012 + 12 * block):
+        problem = random_problem(seed, max_ops=24, max_devices=8)
         gaps += check(uneven(problem, seed) if seed % 3 == 0 else problem, planners)[:1]
         if problem.cluster.num_devices <= problem.graph.num_ops:
             check(problem, (Even(),))
