@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,9 @@ from gpp.planners.stage_costs import StageCosts
 
 Attempt = Callable[[Problem, float], Candidate | None]
 """(problem, factor on every device's memory) -> some candidate that fits, or None."""
+
+DIGITS = 4
+"""Of the memory that is named, rounded up."""
 
 PRECISION = 1.005
 """Memory is searched up to this factor."""
@@ -28,12 +32,12 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
     low, high, fits = 1.0, 1.0, None
     while fits is None and high < 2.0**60:
         low, high = high, high * 2
-        fits = attempt(problem, high)
+        fits = attempt(_with_memory(problem, have * high), 1.0)
     if fits is None:
         return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
     while high > low * PRECISION:
         middle = (low * high) ** 0.5
-        found = attempt(problem, middle)
+        found = attempt(_with_memory(problem, have * middle), 1.0)
         if found is None:
             low = middle
         else:
@@ -46,10 +50,23 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
             f" ({len(fits.parts)} stages, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
             f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}"
         )
-    remedy = f"{_bytes(have * high)} on every device (memory_bytes={have * high:.4g})"
+    named = _rounded_up(have * high)
+    remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
     if problem.microbatch_size is not None and (b := _smaller_microbatch(problem, attempt)) is not None:
         remedy += f", or microbatch_size={b}"
     return Infeasible(constraint, remedy)
+
+
+def _with_memory(problem: Problem, memory_bytes: float) -> Problem:
+    """The same with at least so much memory on every device."""
+    devices = tuple(replace(device, memory_bytes=max(device.memory_bytes, memory_bytes)) for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def _rounded_up(amount: float) -> float:
+    """To `DIGITS` digits."""
+    unit = 10.0 ** (math.floor(math.log10(amount)) + 1 - DIGITS)
+    return math.ceil(amount / unit) * unit
 
 
 def _smaller_microbatch(problem: Problem, attempt: Attempt) -> int | None:

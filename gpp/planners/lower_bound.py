@@ -9,9 +9,10 @@ own number of replicas r dividing b, any k and any samples in flight; every sync
 Notation: a *choice* of an operator is the (b, r) of its stage; M = B / b micro-batches, q = b / r samples on a replica.
 F and G are an operator's forward and backward seconds for q samples on the fastest device, and E what follows the last
 backward: the optimizer's step and the ring all-reduce of the parameters, 2 (r - 1) / r of their bytes over the fastest
-link that r devices can have between them. A parameter that several operators read is charged to one of them. H(o) is
-the longest way of forwards from an input to operator o, itself included; D(o) the same of backwards over differentiable
-tensors; U(o) the longest way of both behind o. Sums over a stage S hold for each of its devices; F(S) is the sum of F.
+link that r devices can have between them. A parameter that several operators read is charged to one of them. H(o) is the
+longest way of forwards from an input to operator o, itself included; D(o) the longest way of backwards from o upwards over
+differentiable tensors, ending at an input or with the E of an operator on it; U(o) the longest way of both behind o. Sums
+over a stage S hold for each of its devices; F(S) is the sum of F.
 
 Arguments (each is a necessary condition for a plan of T seconds, so the first T that breaks none is a lower bound):
 1. One operator: its stage cannot begin before the way in, which is at least H(o) - F(o), and does M (F + G), then E,
@@ -24,7 +25,8 @@ Arguments (each is a necessary condition for a plan of T seconds, so the first T
    forward are no shorter than H(o). So sum over S of ((M - 1) F + M G + E) / (T - H(o)) <= 1, and r times
    that over all operators <= N.
 4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T.
-5. Path: one way from an input to an output and back, sum (F + G) <= T; and (M - 1) F or G more at one place of it.
+5. Path: one way there and back and the E where it ends, sum (F + G) + E <= T; and (M - 1) (F + G) more at its turning
+   point, or (M - 1) F or G more at any place of it.
 6. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
    H - F + ceil(M / i) (F + G + U) + D - G <= T. All together: the activations of a micro-batch, q times the saved bytes,
    are held for a share (F + G + U) / T of the time, so sum r (weights, gradients, optimizer state; M times that share,
@@ -76,6 +78,7 @@ WORDS = {
     "fill": "the work of all operators while each device waits for its first input",
     "fill_and_drain": "the work of all operators while each device waits for its first input and for the way back",
     "path": "the longest way through the graph and back",
+    "path_work": "the longest way through the graph and back with the whole work of its last operator",
     "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
     "path_backward": "the longest way through the graph and back, and the other backwards of one operator on it",
     "memory": "the memory of all devices, which limits replicas",
@@ -116,7 +119,7 @@ def lower_bound(problem: Problem) -> Bound:
     Raises:
         Infeasible: an operator fits no device, or all of them together do not fit the cluster.
     """
-    tables = _Tables.of(problem)
+    tables = Tables.of(problem)
     low, terms = _simple(tables, problem)
     before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
     if low <= 0:
@@ -132,7 +135,7 @@ def lower_bound(problem: Problem) -> Bound:
     return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
 
 
-class _Tables(NamedTuple):
+class Tables(NamedTuple):
     """Rows: choices (b, r). Columns: operators. Seconds and bytes of one replica; `capacity` in fastest devices."""
 
     micro: np.ndarray
@@ -151,7 +154,7 @@ class _Tables(NamedTuple):
     total_memory: float
 
     @classmethod
-    def of(cls, problem: Problem) -> _Tables:
+    def of(cls, problem: Problem) -> Tables:
         cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
         most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
         choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
@@ -233,7 +236,7 @@ def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:
     return 2 * (replicas - 1) / replicas / rate
 
 
-def _impossible(t: _Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
+def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
     """The argument by which no plan takes less than `seconds`; None if there is none."""
     found = _allowed(t, before, seconds)
     if found is None:
@@ -269,31 +272,35 @@ class _Ways(NamedTuple):
     """The longest ways over the allowed choices, in seconds: H, D, U, and there and back."""
 
     into: np.ndarray
+    before: np.ndarray
     back: np.ndarray
     behind: np.ndarray
     around: np.ndarray
+    begin: np.ndarray
 
 
-def _allowed(t: _Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
+def _allowed(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
     """Argument 1: which choices are left, and the ways; None if an operator has none left."""
     passes, limit = t.forward + t.backward, seconds * ROUNDING
     allowed = t.fits & (t.micro * passes + t.finish <= limit)
     while allowed.any(axis=0).all():
         forward, backward, both = (np.where(allowed, x, np.inf).min(axis=0) for x in (t.forward, t.backward, passes))
-        into, back = _longest(before[0], forward), _longest(before[1], backward)
-        behind, around = _behind(before[1], both), _longest(before[1], both)
+        finish = np.where(allowed, t.finish, np.inf).min(axis=0)
+        into = _longest(before[0], forward)
+        back = _longest(before[1], backward, finish)
+        behind, around = _behind(before[1], both), _longest(before[1], both, finish + into - forward)
         left = allowed & ((into - forward) + t.micro * passes + np.maximum(t.finish, back - backward) <= limit)
         left &= (into - forward) + np.ceil(t.micro / t.in_flight) * (passes + behind) + (back - backward) <= limit
         left &= into + (t.micro - 1) * t.forward + behind + back <= limit
         left &= into + (t.micro - 1) * t.backward + behind + back <= limit
         if (left == allowed).all():
-            return allowed, _Ways(into, back, behind, around)
+            return allowed, _Ways(into, into - forward, back, behind, around, finish + into - forward)
         allowed = left
     return None
 
 
 def _resources(
-    t: _Tables, before: tuple[list[list[int]], list[list[int]]], allowed: np.ndarray, ways: _Ways, seconds: float
+    t: Tables, before: tuple[list[list[int]], list[list[int]]], allowed: np.ndarray, ways: _Ways, seconds: float
 ) -> tuple[np.ndarray, list[str]]:
     """Arguments 2 to 6: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
     passes, finish = t.forward + t.backward, t.finish / t.slowest
@@ -308,30 +315,39 @@ def _resources(
         spread * ((t.micro - 1) * passes) / within,
         t.replicas * (t.static + t.kept * held) / t.total_memory,
     ]
-    way = _critical(before[1], ways.around)
-    on_way = np.zeros(len(way))
-    on_way[way] = 1.0
-    base = passes * on_way / seconds
-    takes.append(base)
-    for each in (t.forward, t.backward):
-        more = np.where(allowed, (t.micro - 1) * each, np.inf).min(axis=0) * on_way
-        place = np.zeros(len(way))
-        place[int(more.argmax())] = 1.0
-        takes.append(base + (t.micro - 1) * each * place / seconds)
-    return np.array(takes), ["work", "fill", "fill_and_drain", "memory", "path", "path_forward", "path_backward"]
+    least = np.where(allowed, (t.micro - 1) * passes, np.inf).min(axis=0)
+    for last, more in (
+        (int(ways.around.argmax()), None),
+        (int((ways.around + least).argmax()), passes),
+        (None, t.forward),
+        (None, t.backward),
+    ):
+        way = _critical(before[1], ways, int(ways.around.argmax()) if last is None else last)
+        on_way = np.zeros(len(least))
+        on_way[way] = 1.0
+        begun = np.zeros(len(least))
+        begun[way[-1]] = 1.0
+        share = passes * on_way + t.finish * begun
+        if more is not None:
+            place = np.zeros(len(least))
+            extra = np.where(allowed, (t.micro - 1) * more, np.inf).min(axis=0) * on_way
+            place[int(extra.argmax()) if last is None else last] = 1.0
+            share = share + (t.micro - 1) * more * place
+        takes.append(share / max(seconds - ways.before[way[-1]], seconds * 1e-9))
+    return np.array(takes), ["work", "fill", "fill_and_drain", "memory", "path", "path_work", "path_forward", "path_backward"]
 
 
-def _critical(before: list[list[int]], around: np.ndarray) -> np.ndarray:
-    """Which operators are on the longest way."""
-    out = np.zeros(len(before), dtype=bool)
-    op: int | None = int(around.argmax())
-    while op is not None:
-        out[op] = True
-        op = max(before[op], key=lambda p: around[p], default=None)
-    return out
+def _critical(before: list[list[int]], ways: _Ways, last: int) -> list[int]:
+    """The longest way there and back to an operator, backwards to where it begins."""
+    out = [last]
+    while True:
+        nearer = max(before[out[-1]], key=lambda p: ways.around[p], default=None)
+        if nearer is None or ways.around[nearer] < ways.begin[out[-1]]:
+            return out
+        out.append(nearer)
 
 
-def _packed(t: _Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Argument 7: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
     share = np.where(allowed, np.minimum(takes * t.capacity / t.replicas, 1.0), 1.0)
     out = []
@@ -344,7 +360,7 @@ def _packed(t: _Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     return np.where(allowed, np.stack(out, axis=1) * t.replicas / t.capacity, IMPOSSIBLE)
 
 
-def _simple(tables: _Tables, problem: Problem) -> tuple[float, dict[str, float]]:
+def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
     """The largest of the simplest arguments, and each of them."""
     t = tables
     need = float(np.where(t.fits, t.replicas * (t.static + t.kept * t.held), np.inf).min(axis=0).sum())
@@ -374,11 +390,15 @@ def _before(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
     return every, [sorted(producers) for producers in flows]
 
 
-def _longest(before: list[list[int]], weights: np.ndarray) -> np.ndarray:
-    """The longest way to each operator, itself included."""
+def _longest(before: list[list[int]], weights: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:
+    """The longest way to each operator, itself included; a way may begin anywhere, at the cost of `begin` there."""
+    first = [0.0] * len(before) if begin is None else begin.tolist()
     out: list[float] = []
-    for weight, producers in zip(weights.tolist(), before, strict=True):
-        out.append(weight + max([out[p] for p in producers], default=0.0))
+    for weight, least, producers in zip(weights.tolist(), first, before, strict=True):
+        for p in producers:
+            if out[p] > least:
+                least = out[p]
+        out.append(weight + least)
     return np.array(out)
 
 

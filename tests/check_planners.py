@@ -1,0 +1,288 @@
+"""Deterministic checks of all planners on many random problems; a small sample of each runs in the ordinary tests.
+
+    python -m tests.check_planners --what validate --count 2000
+    python -m tests.check_planners --what oracle --count 300
+    python -m tests.check_planners --what dags --count 500
+    python -m tests.check_planners --what determinism --count 20
+
+Prints a summary and ends with 1 if anything was violated. The same numbers give the same problems everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from gpp.cluster import Link
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import OpGraph
+from gpp.graph.random_graphs import random_dag, random_series_parallel
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.planners.exhaustive import Exhaustive
+from gpp.planners.lower_bound import lower_bound
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.values import to_json
+from tests.conf import CONF, option
+from tests.planners.cases import Rate, cluster, random_problem, uneven
+
+SAME = 1 + 1e-9
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one problem: what was violated, what was counted, and figures to summarise."""
+
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@cache
+def strategies() -> dict[str, Strategy]:
+    """All of conf/strategy; what is optional if it is installed, and shortly."""
+    names = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml"))]
+    short = {"optimal": ("strategy.planner.limit=1",)}
+    return {
+        name: option("strategy", name, "name=test", *short.get(name, ()))
+        for name in names
+        if name != "optimal" or importlib.util.find_spec("ortools")
+    }
+
+
+def any_problem(seed: int) -> Problem:
+    """Series-parallel or not, frozen parameters, one node or two, unequal devices, scarce memory, odd mini-batches."""
+    rng = random.Random(f"any {seed}")
+    num_ops = rng.randint(1, 12)
+    devices = rng.randint(1, min(num_ops, 6))
+    make = random_series_parallel if rng.random() < 0.5 else random_dag
+    graph = make(num_ops, seed, skew=rng.choice([0.0, 0.5, 1.0]))
+    if rng.random() < 0.5:
+        graph = _partly_frozen(graph, rng)
+    nodes = 2 if devices % 2 == 0 and rng.random() < 0.3 else 1
+    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))
+    problem = Problem(
+        graph=graph,
+        cost=Rate(),
+        minibatch_size=rng.choice([1, 3, 6, 8, 9, 12, 15, 16, 20]),
+        optimizer_state_factor=rng.choice([0.0, 1.0, 2.0]),
+        cluster=cluster(devices, 10 ** rng.uniform(6.3, 8.3), link, Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9), nodes),
+        max_replicas=rng.choice([None, None, None, 1]),
+    )
+    return uneven(problem, seed) if rng.random() < 0.3 else problem
+
+
+def _partly_frozen(graph: OpGraph, rng: random.Random) -> OpGraph:
+    """Some parameters do not train, and some tensors carry no gradient."""
+    params = tuple(replace(param, trainable=param.trainable and rng.random() < 0.6) for param in graph.params)
+    tensors = tuple(replace(tensor, differentiable=rng.random() < 0.8, saved=rng.random() < 0.8) for tensor in graph.tensors)
+    return OpGraph(name=f"{graph.name}_frozen", ops=graph.ops, tensors=tensors, params=params)
+
+
+def seconds(strategy: Strategy, plan: Plan, problem: Problem) -> float:
+    return strategy.predict(plan, problem, record=False).metrics.iteration_s
+
+
+def validate(seed: int) -> Outcome:
+    """Every plan is valid and above the lower bound; what does not fit is given a remedy that does."""
+    problem, out = any_problem(seed), Outcome()
+    for name, strategy in strategies().items():
+        try:
+            plan = strategy.plan(problem)
+            plan.validate(replace(problem, in_flight=strategy.schedule.in_flight))
+        except InvalidConfig:
+            out.counts[f"{name}: not for this planner"] += 1
+            continue
+        except Infeasible as error:
+            out.counts[f"{name}: infeasible"] += 1
+            if violation := _remedy_fails(strategy, problem, error):
+                out.violations.append(f"problem {seed}, {name}: {violation}")
+            continue
+        except Exception as error:  # A crash is what this looks for.
+            out.violations.append(f"problem {seed}, {name}: {type(error).__name__}: {error}")
+            continue
+        out.counts[f"{name}: plans"] += 1
+        took = seconds(strategy, plan, problem)
+        least = _bound(replace(problem, in_flight=strategy.schedule.in_flight))
+        if not took * SAME >= least:
+            out.violations.append(f"problem {seed}, {name}: predicted {took} is below the lower bound {least}")
+    return out
+
+
+def _bound(problem: Problem) -> float:
+    try:
+        return lower_bound(problem).iteration_s
+    except Infeasible:
+        return float("inf")
+
+
+def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> str | None:
+    """What is wrong with the remedy: every change that it names must give a plan."""
+    memory = re.search(r"memory_bytes=([0-9.e+]+)", error.remedy)
+    size = re.search(r"microbatch_size=(\d+)", error.remedy)
+    if not memory and not size:
+        return f"the remedy names no change: {error}"
+    changed = []
+    if memory:
+        devices = tuple(
+            replace(device, memory_bytes=max(device.memory_bytes, float(memory[1]))) for device in problem.cluster.devices
+        )
+        changed.append(replace(problem, cluster=replace(problem.cluster, devices=devices)))
+    if size:
+        changed.append(replace(problem, microbatch_size=int(size[1])))
+    for other in changed:
+        try:
+            strategy.plan(other)
+        except Infeasible as again:
+            return f"the remedy does not fit: {error.remedy}; then {again}"
+    return None
+
+
+def oracle(seed: int) -> Outcome:
+    """graphpipe against the optimum over all convex partitions, up to 8 operators and 6 devices."""
+    problem, out = random_problem(seed, max_ops=8, max_devices=6), Outcome()
+    ours = strategies()["graphpipe"]
+    best = _run(Exhaustive(), problem)
+    try:
+        plan = ours.plan(problem)
+    except Infeasible:
+        out.counts["infeasible"] += 1
+        if best is not None:
+            out.violations.append(f"problem {seed}: graphpipe finds nothing, the oracle does")
+        return out
+    took = seconds(ours, plan, problem)
+    if best is None:
+        out.violations.append(f"problem {seed}: the oracle finds nothing, graphpipe does")
+        return out
+    out.figures["graphpipe / optimum"] = took / best
+    out.figures["optimum / bound"] = best / _bound(problem)
+    out.counts["equal" if took <= best * (1 + 1e-6) else "worse"] += 1
+    if took > best * 1.05:
+        out.violations.append(f"problem {seed}: graphpipe takes {took / best:.3f} times the optimum")
+    return out
+
+
+def _run(planner: AbstractPlanner, problem: Problem) -> float | None:
+    strategy = Strategy(name="check", planner=planner, schedule=OneFOneB())
+    try:
+        return seconds(strategy, strategy.plan(problem), problem)
+    except Infeasible:
+        return None
+
+
+def dags(seed: int) -> Outcome:
+    """graphpipe is at most as slow as every other planner under 1F1B, on random graphs of 10 to 60 operators, 4 to 16 devices."""
+    rng, out = random.Random(f"dag {seed}"), Outcome()
+    devices = rng.choice([4, 8, 16])
+    problem = Problem(
+        graph=random_dag(rng.randint(max(10, devices), 60), seed, skew=rng.choice([0.5, 1.0])),
+        cost=Rate(),
+        minibatch_size=rng.choice([4, 8]) * devices,
+        optimizer_state_factor=2.0,
+        cluster=cluster(devices, 10 ** rng.uniform(7.7, 8.7), Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))),
+    )
+    took: dict[str, float] = {}
+    for name, strategy in strategies().items():
+        if name == "optimal":
+            continue  # Starts from graphpipe's plan, and takes its time.
+        try:
+            start = time.perf_counter()
+            plan = strategy.plan(problem)
+            out.figures[f"{name}: seconds of search"] = time.perf_counter() - start
+            took[name] = seconds(strategy, plan, problem)
+        except (Infeasible, InvalidConfig):
+            out.counts[f"{name}: no plan"] += 1
+    ours = took.pop("graphpipe", float("inf"))
+    for name, other in took.items():
+        out.figures[f"{name} / graphpipe"] = other / ours
+        if strategies()[name].schedule.in_flight == "depth" and ours > other * SAME:
+            out.violations.append(f"graph {seed}: graphpipe takes {ours:.6g} s, {name} {other:.6g} s")
+    if ours < float("inf"):
+        out.figures["graphpipe / bound"] = ours / _bound(problem)
+    return out
+
+
+def determinism(seed: int) -> Outcome:
+    """The same plan text from two processes with different hash seeds."""
+    command = [sys.executable, "-m", "tests.check_planners", "--what", "plans", "--start", str(seed), "--count", "1"]
+    texts = []
+    for value in ("0", "4242"):
+        run = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": value}, capture_output=True, text=True, check=False)
+        texts.append(run.stdout + run.stderr if run.returncode else run.stdout)
+    out = Outcome(counts=Counter({"characters compared": len(texts[0])}))
+    if texts[0] != texts[1] or not texts[0]:
+        out.violations.append(f"problem {seed}: the texts differ")
+    return out
+
+
+def plan_texts(seed: int) -> str:
+    """The plans of all strategies for one problem, as text."""
+    problem = any_problem(seed)
+    lines = []
+    for name, strategy in strategies().items():
+        try:
+            lines.append(f"{name} {to_json(replace(strategy.plan(problem), search_s=0.0))}")
+        except (Infeasible, InvalidConfig) as error:
+            lines.append(f"{name} {error}")
+    return "\n".join(lines)
+
+
+CHECKS: dict[str, Callable[[int], Outcome]] = {
+    "validate": validate,
+    "oracle": oracle,
+    "dags": dags,
+    "determinism": determinism,
+}
+
+
+def check(what: str, count: int, *, start: int = 0, jobs: int = 1) -> tuple[list[str], str]:
+    """Violations, and a summary as text, of `count` problems from number `start` on."""
+    seeds = range(start, start + count)
+    if jobs > 1:
+        with multiprocessing.Pool(jobs) as pool:
+            outcomes = pool.map(CHECKS[what], seeds, chunksize=4)
+    else:
+        outcomes = [CHECKS[what](seed) for seed in seeds]
+    violations = [violation for outcome in outcomes for violation in outcome.violations]
+    counts = sum((outcome.counts for outcome in outcomes), Counter())
+    lines = [f"{what}: {count} problems from {start}, {len(violations)} violations"]
+    lines += [f"  {name}: {number}" for name, number in sorted(counts.items())]
+    for name in sorted({name for outcome in outcomes for name in outcome.figures}):
+        values = sorted(outcome.figures[name] for outcome in outcomes if name in outcome.figures)
+        lines.append(
+            f"  {name}: least {values[0]:.4g}, median {values[len(values) // 2]:.4g}, "
+            f"95 % {values[int(0.95 * (len(values) - 1))]:.4g}, largest {values[-1]:.4g}, of {len(values)}"
+        )
+    return violations, "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=[*CHECKS, "plans"], required=True)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    if args.what == "plans":
+        print("\n".join(plan_texts(seed) for seed in range(args.start, args.start + args.count)))
+        return
+    violations, summary = check(args.what, args.count, start=args.start, jobs=args.jobs)
+    print("\n".join([*violations[:50], summary]))
+    sys.exit(bool(violations))
+
+
+if __name__ == "__main__":
+    main()

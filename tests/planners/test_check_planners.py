@@ -1,0 +1,13 @@
+"""A small sample of `tests.check_planners`, which runs the same on thousands of problems."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.check_planners import check
+
+
+@pytest.mark.parametrize(("what", "count"), [("validate", 40), ("oracle", 12), ("dags", 3), ("determinism", 1)])
+def test_sample(what, count):
+    violations, summary = check(what, count)
+    assert not violations, "\n".join([*violations, summary])

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.graph.random_graphs import random_dag
+from gpp.planners.exhaustive import Exhaustive
+from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.optimal import Optimal
+from gpp.values import to_json
+
+from ..graphs import chain
+from .cases import Rate, cluster, random_problem, run, towers, uneven
+
+
+def proven_s(plan) -> float:
+    return float(re.search(r"under ([0-9.e+-]+) s", plan.explanation[1])[1])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_against_the_oracle(seed):
+    """Between the optimum and what is proven; on small problems at the optimum or next to it."""
+    pytest.importorskip("ortools")
+    problem = random_problem(seed, max_ops=6, max_devices=4)
+    problem = uneven(problem, seed) if seed % 4 == 0 else problem
+    found, best = run(Optimal(limit=4), problem), run(Exhaustive(), problem)
+    assert (found is None) == (best is None)
+    if found and best:
+        assert proven_s(found[0]) <= best[1] * (1 + 1e-5)
+        assert proven_s(found[0]) <= found[1] * (1 + 1e-5)
+        assert found[1] <= best[1] * 1.02
+        if problem.cluster.homogeneous and len(set(problem.cluster.nodes)) == 1:
+            # Elsewhere other devices than the oracle's may be better.
+            assert best[1] <= found[1] * (1 + 1e-9)
+        assert found[0].planner == "optimal" and found[0].explanation
+
+
+def test_no_worse_than_graphpipe_on_a_mid_size_graph():
+    pytest.importorskip("ortools")
+    problem = Problem(graph=random_dag(16, 5), cluster=cluster(4), cost=Rate(), minibatch_size=16, optimizer_state_factor=2.0)
+    found, ours = run(Optimal(limit=2), problem), run(GraphPipe(), problem)
+    assert proven_s(found[0]) <= found[1] <= ours[1] * (1 + 1e-9)
+
+
+def test_proves_a_plan_without_a_bubble():
+    """Two towers on two devices and one micro-batch: nothing but the towers' own time."""
+    pytest.importorskip("ortools")
+    problem = Problem(graph=towers(2, 2), cluster=cluster(2), cost=Constant(), minibatch_size=4)
+    found = run(Optimal(limit=4), problem)
+    assert found[1] == pytest.approx(run(Exhaustive(), problem)[1])
+    assert proven_s(found[0]) >= 0.98 * found[1]
+
+
+def test_the_same_plan_twice():
+    pytest.importorskip("ortools")
+    problem = random_problem(11, max_ops=7, max_devices=4)
+    texts = {to_json(Optimal(limit=2).plan(problem, lambda plan: _predict(plan, problem))) for _ in range(2)}
+    assert len(texts) == 1
+
+
+def _predict(plan, problem):
+    from gpp.schedules.one_f_one_b import OneFOneB
+    from gpp.strategy import Strategy
+
+    return Strategy(name="t", planner=Optimal(), schedule=OneFOneB()).predict(plan, problem, record=False)
+
+
+def test_limits(monkeypatch):
+    problem = Problem(graph=chain(3), cluster=cluster(2), cost=Constant(), minibatch_size=2)
+    with pytest.raises(InvalidConfig, match="limit"):
+        Optimal(limit=0)
+    with pytest.raises(InvalidConfig, match="max_ops"):
+        pytest.importorskip("ortools")
+        run(Optimal(max_ops=2), problem)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(InvalidConfig, match=r"gpp\[exact\]"):
+        run(Optimal(), problem)
