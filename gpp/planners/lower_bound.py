@@ -24,7 +24,8 @@ Arguments (each is a necessary condition for a plan of T seconds, so the first T
 3. Fill: on a device of S, for every o in S: H(o) + (M - 1) F(S) + M G(S) + E(S) <= T, since the way in and the first
    forward are no shorter than H(o). So sum over S of ((M - 1) F + M G + E) / (T - H(o)) <= 1, and r times
    that over all operators <= N.
-4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T.
+4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T. Since M (F + G)(S) <= T too, and M is the same all over
+   S, each operator counts the larger of (F + G) (M - 1) / (T - H - D) and (F + G) M / T.
 5. Path: one way there and back and the E where it ends, sum (F + G) + E <= T; and (M - 1) (F + G) more at its turning
    point, or (M - 1) F or G more at any place of it.
 6. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
@@ -33,6 +34,9 @@ Arguments (each is a necessary condition for a plan of T seconds, so the first T
    but at least one, of the activations) <= the devices' memory, for a mean over time is no more than the peak.
 7. Packing: of 2, 3 and 4, where operators are large: if x_o >= 0 sum up to 1 at most on a device, so does u(x_o) for the
    dual feasible functions u (Fekete and Schepers, 2001), which round the shares as no packing could do better.
+
+8. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
+   share the N - r devices left: two resources as in 2, 3 or 4. If that is impossible for each of its choices, so is T.
 
 2 to 7 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
 them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
@@ -56,12 +60,10 @@ import numpy as np
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.planners.bound_tables import ROUNDING, Tables
 
 PRECISION = 1.002
 """The bisection ends when its ends are this close."""
-
-ROUNDING = 1 + 1e-9
-"""Slack for the order in which sums are taken."""
 
 IMPOSSIBLE = 1e18
 """What a choice takes that is struck out."""
@@ -69,10 +71,17 @@ IMPOSSIBLE = 1e18
 ROUNDS = 8
 """Steps in search of weights."""
 
-PACKING_CELLS = 20_000
-"""Packing arguments are tried on tables of at most so many cells (they pay where operators are few and large)."""
+PACKING_CELLS = 10_000
+"""Packing and division are tried on tables of at most so many cells (they pay where operators are few and large)."""
+
+DIVIDERS = 3
+"""Operators whose stage is tried as the one that divides the devices."""
+
+PARTS = np.linspace(0.02, 1.0, 25)[:, None]
+"""Weights of the stage against the other devices that are tried."""
 
 WORDS = {
+    "divided": "one operator's stage: the devices that it takes, and what is left for the others",
     "operator": "one operator leaves no choice: its own work, the way to it and back, its reduction and update",
     "work": "the work of all operators over all devices, with the reduction and the update of what is replicated",
     "fill": "the work of all operators while each device waits for its first input",
@@ -135,107 +144,6 @@ def lower_bound(problem: Problem) -> Bound:
     return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
 
 
-class Tables(NamedTuple):
-    """Rows: choices (b, r). Columns: operators. Seconds and bytes of one replica; `capacity` in fastest devices."""
-
-    micro: np.ndarray
-    replicas: np.ndarray
-    forward: np.ndarray
-    backward: np.ndarray
-    finish: np.ndarray
-    static: np.ndarray
-    kept: np.ndarray
-    in_flight: np.ndarray
-    held: np.ndarray
-    fits: np.ndarray
-    capacity: float
-    slowest: float
-    largest_memory: float
-    total_memory: float
-
-    @classmethod
-    def of(cls, problem: Problem) -> Tables:
-        cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
-        most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
-        choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
-        kinds = sorted(set(problem.kind_of_device))
-        passes = {q: [problem.op_times(q, kind) for kind in kinds] for q in sorted({b // r for b, r in choices})}
-        first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
-        back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
-        slowness = _slowness(passes, first, back, len(kinds))
-        trainable, frozen, every = _param_bytes(graph)
-        factor = 2.0 + problem.optimizer_state_factor
-        update = np.array(
-            [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
-        )
-        reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
-        kept = np.array([graph.amounts.saved_bytes * (b // r) for b, r in choices])
-        micro = np.array([[total // b] for b, _ in choices], dtype=float)
-        largest = max(device.memory_bytes for device in cluster.devices)
-        room = largest * ROUNDING - (every[0] * factor + every[1])
-        most_held = np.where(kept > 0, np.floor(room / np.where(kept > 0, kept, 1.0)), micro)
-        in_flight = np.where(room >= 0, np.minimum(most_held, micro), 0.0)
-        fits = in_flight >= (micro if problem.in_flight == "all" else 1.0)
-        if not fits.any(axis=0).all():
-            op = int(np.argmin(fits.any(axis=0)))
-            need = float(largest - room[op] + (kept * (micro if problem.in_flight == "all" else 1.0))[:, op].min())
-            raise Infeasible(
-                f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has", f"memory_bytes={need:.3e}"
-            )
-        return cls(
-            micro=micro,
-            replicas=np.array([[r] for _, r in choices], dtype=float),
-            forward=np.array([first[b // r] for b, r in choices]),
-            backward=np.array([back[b // r] for b, r in choices]),
-            finish=np.array([update + trainable * reduce_s[r] for _, r in choices]),
-            static=trainable * factor + frozen,
-            kept=kept,
-            in_flight=np.maximum(in_flight, 1.0),
-            held=micro if problem.in_flight == "all" else np.ones_like(micro),
-            fits=fits,
-            capacity=sum(1 / slowness[kinds.index(kind)] for kind in problem.kind_of_device),
-            slowest=max(slowness),
-            largest_memory=largest,
-            total_memory=sum(device.memory_bytes for device in cluster.devices),
-        )
-
-
-def _slowness(passes: dict, first: dict[int, np.ndarray], back: dict[int, np.ndarray], num_kinds: int) -> list[float]:
-    """For each kind of device the least factor by which it is slower than the fastest with some operator."""
-    out = [float("inf")] * num_kinds
-    for q, times in passes.items():
-        for kind, t in enumerate(times):
-            for have, best in ((t.forward_s, first[q]), (t.backward_s, back[q])):
-                timed = best > 0
-                if timed.any():
-                    out[kind] = min(out[kind], float((have[timed] / best[timed]).min()))
-    return [max(1.0, x) if x < float("inf") else 1.0 for x in out]
-
-
-def _param_bytes(graph: OpGraph) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Bytes charged to each operator, every parameter once: trainable, frozen; and those it reads, with repetition."""
-    own, read = np.zeros((2, graph.num_ops)), np.zeros((2, graph.num_ops))
-    for name, readers in graph.readers.items():
-        param = graph.param_of[name]
-        for i, op in enumerate(bits(readers)):
-            read[int(not param.trainable), op] += param.num_bytes
-            if not i:
-                own[int(not param.trainable), op] += param.num_bytes
-    return own[0], own[1], (read[0], read[1])
-
-
-def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:
-    """Seconds for each byte that `replicas` devices reduce, over the fastest links that so many devices can have."""
-    if replicas < 2:
-        return 0.0
-    cluster = problem.cluster
-    largest = max(cluster.nodes.count(node) for node in set(cluster.nodes))
-    links = [cluster.intra_node] if largest > 1 and replicas <= largest else []
-    links += [cluster.inter_node] if len(set(cluster.nodes)) > 1 else []
-    rate = max(link.bandwidth_bytes_per_s for link in links) * cluster.collective_efficiency
-    return 2 * (replicas - 1) / replicas / rate
-
-
 def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
     """The argument by which no plan takes less than `seconds`; None if there is none."""
     found = _allowed(t, before, seconds)
@@ -247,7 +155,10 @@ def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seco
     alone = takes.min(axis=1).sum(axis=1)
     if alone.max() > ROUNDING:
         return names[int(alone.argmax())]
-    if takes[0].size <= PACKING_CELLS:
+    small = takes[0].size <= PACKING_CELLS
+    if small and _divided(t, takes[:3], allowed):
+        return "divided"
+    if small:
         packed = _packed(t, takes[:3], allowed)
         most = packed.min(axis=2).sum(axis=2)
         if most.max() > ROUNDING:
@@ -266,6 +177,24 @@ def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seco
         used = np.array([np.take_along_axis(each, choice, 0).sum() for each in takes])
         weights = weights * np.exp(4 * np.maximum(used - used.max(), -2.0))
     return None
+
+
+def _divided(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> bool:
+    """Argument 8: whether some operator's stage leaves too little, whatever its choice."""
+    devices = t.capacity * t.slowest  # At least their number.
+    shares = takes * (t.capacity / t.replicas)
+    for op in np.argsort(-takes[0].min(axis=0))[:DIVIDERS].tolist():
+        for row in np.flatnonzero(allowed[:, op]).tolist():
+            left = devices - t.replicas[row, 0]
+            outside = np.where(t.replicas > left, IMPOSSIBLE, takes * (t.capacity / max(left, 1e-9))).min(axis=1)
+            inside = np.where(allowed[row], shares[:, row], IMPOSSIBLE)
+            outside[:, op] = IMPOSSIBLE
+            mean = np.minimum(PARTS * inside[:, None], (1 - PARTS) * outside[:, None])
+            if mean.sum(axis=2).max() <= ROUNDING:
+                break
+        else:
+            return True
+    return False
 
 
 class _Ways(NamedTuple):
@@ -312,7 +241,7 @@ def _resources(
     takes = [
         spread * (t.micro * passes + finish) / seconds,
         spread * ((t.micro - 1) * t.forward + t.micro * t.backward + finish) / after,
-        spread * ((t.micro - 1) * passes) / within,
+        spread * passes * np.maximum(t.micro / seconds, (t.micro - 1) / within),
         t.replicas * (t.static + t.kept * held) / t.total_memory,
     ]
     least = np.where(allowed, (t.micro - 1) * passes, np.inf).min(axis=0)

@@ -35,8 +35,9 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import mask_of
 from gpp.plan import Plan, make_plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.bound_tables import Tables
 from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.lower_bound import Tables, lower_bound
+from gpp.planners.lower_bound import lower_bound
 
 UNITS = 20_000
 """The best known time in the solver's integer units."""
