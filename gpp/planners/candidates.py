@@ -89,7 +89,7 @@ class Assessor:
         if placement is None:
             return None
         return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
-            max(self._bounds_s(ordered, placement, microbatch_size, nexts, depth)),
+            max(self._walk(ordered, placement, microbatch_size, nexts, depth)[0]),
             max(depth),
             microbatch_size,
             chain,
@@ -97,15 +97,26 @@ class Assessor:
             placement,
         )
 
-    def pressure(self, parts: Sequence[tuple[int, int]], microbatch_size: int, *, chain: bool) -> list[float]:
-        """For each part of a candidate, in the given order, the iteration time below which that stage alone keeps it."""
+    def slow_parts(self, parts: Sequence[tuple[int, int]], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
+        """Parts of a candidate, in the given order, that hold the iteration up.
+
+        Those that alone keep it at `share` of its bound or more, and those on the way in and out of the slowest one.
+        """
         arranged = self._arranged(parts, chain)
         assert arranged is not None, "a candidate has no cycle"
         ordered, nexts, depth = arranged
         placement = self._place(ordered, microbatch_size, nexts, depth)
         assert placement is not None, "a candidate has devices"
-        values = dict(zip(ordered, self._bounds_s(ordered, placement, microbatch_size, nexts, depth), strict=True))
-        return [values[part] for part in parts]
+        values, came_from, went_to = self._walk(ordered, placement, microbatch_size, nexts, depth)
+        slowest = values.index(max(values))
+        slow = {s for s, value in enumerate(values) if value >= share * values[slowest]}
+        for back in (came_from, went_to):
+            s = slowest
+            while s >= 0:
+                slow.add(s)
+                s = back[s]
+        index = {part: i for i, part in enumerate(parts)}
+        return {index[ordered[s]] for s in slow}
 
     def _arranged(self, parts: Sequence[tuple[int, int]], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
@@ -229,33 +240,40 @@ class Assessor:
         links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
         return share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
 
-    def _bounds_s(self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]) -> list[float]:
+    def _walk(
+        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]
+    ) -> tuple[list[float], list[int], list[int]]:
         """No iteration is shorter than any of these, one for each stage: the way in, all micro-batches, the way out, the update.
 
         Its micro-batches take their compute time, or as many round trips to the farthest sink as its
-        samples in flight force one after the other.
+        samples in flight force one after the other. Also the stage before each on its longest way in, and on its longest way
+        out, which leads back over its predecessors; -1 at its end.
         """
         problem, count = self.problem, len(parts)
         num_microbatches = problem.minibatch_size // b
         times = [self._stage_s(mask, b, devices[s]) for s, (mask, _) in enumerate(parts)]
-        moves = {
-            (s, t): self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b)
-            for s in range(count)
-            for t in nexts[s]
-        }
+        moves = [
+            [self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b) for t in nexts[s]] for s in range(count)
+        ]
         trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
+        came_from, went_to = [-1] * count, [-1] * count
         for s in reversed(range(count)):
-            trip[s] += max((trip[t] + sum(moves[s, t]) for t in nexts[s]), default=0.0)
+            longest = 0.0
+            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
+                longest = max(longest, trip[t] + ahead + back)
+            trip[s] += longest
         bounds = []
         for s in range(count):
             in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
             forward, backward = times[s]
             busy = max(num_microbatches * (forward + backward), -(-num_microbatches // in_flight) * trip[s])
             bounds.append(way_in[s] + busy + max(way_out[s], self._update_s(parts[s][0], devices[s])))
-            for t in nexts[s]:
-                way_in[t] = max(way_in[t], way_in[s] + forward + moves[s, t][0])
-                way_out[t] = max(way_out[t], way_out[s] + backward + moves[s, t][1])
-        return bounds
+            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
+                if way_in[s] + forward + ahead > way_in[t]:
+                    way_in[t], came_from[t] = way_in[s] + forward + ahead, s
+                if way_out[s] + backward + back > way_out[t]:
+                    way_out[t], went_to[t] = way_out[s] + backward + back, s
+        return bounds, came_from, went_to
 
     def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""

@@ -58,6 +58,7 @@ from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.drafts import any_that_fits, drafts
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch
+from gpp.planners.polish import polish, spread
 from gpp.planners.refine import refine, repair
 from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.skeleton import Skeleton
@@ -69,6 +70,9 @@ SMALL = 1000
 
 REPAIRS = 4
 """Drafts of each table that lack memory and are changed until they fit."""
+
+POLISHED = 3
+"""Micro-batch sizes whose best plans are polished before hills are climbed."""
 
 STARTS = 2
 """Hills that are climbed: the best plans of so many micro-batch sizes."""
@@ -132,6 +136,10 @@ class GraphPipe(AbstractPlanner):
         for stages, b in lacking:
             repair(search, stages, b)
         complete = self._complete(shape, search)
+        if not complete:
+            for improve in (spread, polish):
+                for best, _ in search.best_by_size()[:POLISHED]:
+                    improve(search, best)
         if search.best is not None and not complete:
             refine(search, self.patience, starts=STARTS)
         if search.best is None:

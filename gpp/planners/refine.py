@@ -55,8 +55,7 @@ def _climb(search: Search, plan: Plan, seconds: float, patience: int, order: Seq
         b = plan.stages[0].microbatch_size
         hot = set(range(len(stages)))
         if len(stages) > ALL_STAGES:
-            pressure = search.assessor.pressure(stages, b, chain=chained)
-            hot = {s for s, value in enumerate(pressure) if value >= HOT * max(pressure)}
+            hot = search.assessor.slow_parts(stages, b, HOT, chain=chained)
         pool = set()
         for size, parts in _neighbours(costs, graph, b, stages, chained, order, hot):
             candidate = search.assessor.assess(parts, size, chain=chained)
