@@ -27,11 +27,19 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
 
     graph = experiment.op_graph(captured)
     problem = experiment.problem(captured, graph)
+    bound = experiment.bound(problem)
+    recorder.posed(graph, bound)
+    if experiment.compares:
+        recorder.compared(experiment.compare(problem, recorder.starting))
+        return
 
     plan = experiment.make_plan(problem)
     predicted = experiment.strategy.predict(plan, problem)
-    recorder.planned(graph, plan, predicted, experiment.baseline(problem))
+    baseline = experiment.baseline(problem)
+    recorder.planned(plan, predicted, baseline)
     recorder.warn(*experiment.warnings(captured, plan))
+    if experiment.explains:
+        recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
     job = experiment.job(captured, problem, plan)
     job.save(recorder.run_dir, experiment.weights(captured) if experiment.trains else None)

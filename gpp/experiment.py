@@ -7,37 +7,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.cluster import Cluster
+from gpp.comparison import Attempt, attempt, compare
 from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem, check_batch
 from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import InvalidConfig
+from gpp.explain.explanation import Explanation, explain
+from gpp.explain.what_if import Shape, WhatIf
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan, make_plan
+from gpp.planners.lower_bound import Bound, lower_bound
 from gpp.planners.sequential import Sequential
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from gpp.timeline import Metrics
+from gpp.timeline import Timeline
 from gpp.values import from_json
 
 if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "float64", "bfloat16")
-MODES = ("train", "plan")
+MODES = ("train", "plan", "compare")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,9 @@ class Experiment:
     """What the user asked for.
 
     Args:
-        mode: `train`, or `plan` to stop after the prediction.
+        mode: `train`; `plan` to stop after the prediction and explain it; `compare` to plan with several strategies.
+        strategies: those that `compare` plans with.
+        explain_s: seconds that the explanation may spend on planning again; 0 leaves that out.
         steps: optimizer steps.
         minibatch_size: samples between two optimizer steps.
         microbatch_size: None leaves it to the planner.
@@ -75,6 +81,8 @@ class Experiment:
     graph: Mapping[str, int] | None = None
     plan: str | None = None
     final_weights: bool = True
+    strategies: Sequence[Strategy] = ()
+    explain_s: float = 5.0
 
     def __post_init__(self) -> None:
         def check(field: str, ok: bool, rule: str, fix: str) -> None:
@@ -90,6 +98,15 @@ class Experiment:
         check("evaluate_every", whole(self.evaluate_every, 0), "must be an integer of at least 0", "set evaluate_every=0")
         check("dtype", self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}", "set dtype=float32")
         check("mode", self.mode in MODES, f"must be one of {', '.join(MODES)}", "set mode=train")
+        seconds = isinstance(self.explain_s, int | float) and not isinstance(self.explain_s, bool) and self.explain_s >= 0
+        check("explain_s", seconds, "must be a number of seconds of at least 0", "set explain_s=5")
+        if self.mode == "compare":
+            check("plan", self.plan is None, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
+            check("strategies", bool(self.strategies), "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
+            if self.engine.one_stage:
+                raise InvalidConfig(
+                    "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
+                )
         if not whole(self.max_ops, 1):
             raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
 
@@ -101,6 +118,16 @@ class Experiment:
     def trains(self) -> bool:
         """Whether an engine is to run the plan for real."""
         return self.mode == "train" and self.engine.needs_weights
+
+    @property
+    def explains(self) -> bool:
+        """Whether the plan is to be explained."""
+        return self.mode == "plan"
+
+    @property
+    def compares(self) -> bool:
+        """Whether several strategies are to plan."""
+        return self.mode == "compare"
 
     def check(self) -> None:
         """What can be refused before anything is captured or measured.
@@ -220,20 +247,53 @@ class Experiment:
             )
         return tuple(out)
 
-    def baseline(self, problem: Problem) -> dict[str, Metrics]:
-        """The prediction of `sequential` on the same problem, to stand beside the plan's own."""
+    def bound(self, problem: Problem) -> Bound:
+        """No plan for the problem is faster than this."""
+        return lower_bound(problem)
+
+    def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
+        """What `sequential` makes of the same problem, to stand beside the plan's own."""
         if self.engine.one_stage or (
             isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
         ):
-            return {}
+            return ()
         # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
         replication = getattr(self.strategy.planner, "replication", True)
         sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
-        try:
-            plan = sequential.plan(problem)
-        except Infeasible:
-            return {}
-        return {"sequential": sequential.predict(plan, problem, record=False).metrics}
+        found = attempt(sequential, problem, record=False)
+        return (found,) if found.status == "ok" else ()
+
+    def compare(self, problem: Problem, starting: Callable[[str], None] = lambda name: None) -> tuple[Attempt, ...]:
+        """What each of `strategies` makes of the problem; `starting` is told the name before each one's turn."""
+        return compare(self.strategies, problem, starting)
+
+    def explain(
+        self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound, baseline: tuple[Attempt, ...]
+    ) -> Explanation | None:
+        """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
+        if self.engine.one_stage:
+            return None
+        known = tuple(
+            WhatIf(
+                change=found.strategy,
+                how="planned",
+                iteration_s=found.iteration_s,
+                speedup=predicted.metrics.iteration_s / found.iteration_s,
+                shape=Shape.of(found.plan),
+            )
+            for found in baseline
+            if found.plan is not None
+        )
+        return explain(
+            plan,
+            predicted,
+            problem,
+            self.strategy,
+            bound=bound,
+            known=known,
+            budget_s=self.explain_s,
+            replan=self.plan is None,
+        )
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
         """Everything the workers need."""

@@ -17,13 +17,20 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
+from gpp.comparison import Attempt, best_of
 from gpp.errors import GppError, Infeasible, WorkerFailed
 from gpp.experiment import Experiment
+from gpp.explain.explanation import Explanation
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.loggers.base import AbstractRecord, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.plan import Plan
+from gpp.planners.lower_bound import Bound
+from gpp.report.compare_page import compare_report
+from gpp.report.compare_terminal import show_comparison
+from gpp.report.comparison import compared_dicts, reason_lines
+from gpp.report.explain_terminal import show_explanation
 from gpp.report.record import RunRecord
 from gpp.report.result import Status, result_dict, write_json, write_text
 from gpp.report.run_report import run_report
@@ -67,6 +74,9 @@ class Recorder:
     outcome: Outcome = field(default_factory=Outcome)
     baseline: dict[str, Metrics] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    bound: Bound | None = None
+    explanation: Explanation | None = None
+    attempts: tuple[Attempt, ...] = ()
     _stack: ExitStack = field(default_factory=ExitStack)
     _records: list[AbstractRecord] = field(default_factory=list)
     _losses: list[float] = field(default_factory=list)
@@ -83,10 +93,46 @@ class Recorder:
                 self.warnings.append(warning)
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
-    def planned(self, graph: OpGraph, plan: Plan, predicted: Timeline, baseline: dict[str, Metrics]) -> None:
+    def posed(self, graph: OpGraph, bound: Bound) -> None:
+        """Keep what is to be planned, and the time below which no plan goes."""
+        self.graph, self.bound = graph, bound
+
+    def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...]) -> None:
         """Show the plan and its prediction beside the baseline's."""
-        self.graph, self.plan, self.predicted, self.baseline = graph, plan, predicted, baseline
+        self.plan, self.predicted = plan, predicted
+        self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
         show_plan(self.console, self._run())
+
+    def explained(self, explanation: Explanation | None) -> None:
+        """Show why the plan takes the time that it takes."""
+        self.explanation = explanation
+        if explanation is not None:
+            write_text(self.run_dir / "explanation.json", to_json(explanation))
+            show_explanation(self.console, self._run())
+
+    def starting(self, strategy: str) -> None:
+        """Say on a terminal which strategy of a comparison is searching."""
+        if self.console.is_terminal:
+            self.console.print(Text(f"planning with {strategy} ...", style="dim"), end="\r")
+
+    def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
+        """Show several strategies on one problem; the best one is the run's own, and is returned.
+
+        Without any plan the run ends as its attempts did: infeasible if all were.
+        """
+        self.attempts = attempts
+        for found in attempts:
+            if found.plan is not None:
+                write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
+        best = best_of(attempts)
+        if best is not None:
+            self.plan, self.predicted = best.plan, best.predicted
+        else:
+            failed = [found for found in attempts if found.status == "failed"]
+            self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
+            self.reason = "\n".join(reason_lines(failed or attempts))
+        show_comparison(self.console, self._run())
+        return best
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; what it returns is called while the job runs."""
@@ -138,22 +184,26 @@ class Recorder:
     def result(self) -> dict[str, Any]:
         """result.json."""
         e, losses = self.experiment, list(self.outcome.losses) or self._losses
+        num_ops = self.graph.num_ops if self.graph else None
+        best = best_of(self.attempts)
         evaluations = list(self.outcome.evaluations) or self._evaluations
         final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
         return result_dict(
             status=self.status,
             reason=self.reason,
             model=e.model.name,
-            strategy=e.strategy.name,
+            strategy=best.strategy if best else e.strategy.name,
             cluster=e.cluster.name,
             engine=e.engine.name,
             seed=e.seed,
             plan=self.plan,
-            num_ops=self.graph.num_ops if self.graph else None,
+            num_ops=num_ops,
             predicted=self.predicted.metrics if self.predicted else None,
             measured=self.outcome.measured.metrics if self.outcome.measured else None,
             loss=losses,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
+            bound=self.bound,
+            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
         )
 
     def _run(self) -> RunRecord:
@@ -170,6 +220,9 @@ class Recorder:
             warnings=tuple(self.warnings),
             command=self.command,
             baseline_predicted=self.baseline,
+            bound=self.bound,
+            explanation=self.explanation,
+            compared=self.attempts,
         )
 
     def _write(self) -> None:
@@ -179,7 +232,7 @@ class Recorder:
         write_text(self.run_dir / "timeline.json", to_json(timelines))
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
-        write_text(self.run_dir / "report.html", run_report(run))
+        write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
         for record in self._records:
             record.log_html(self.run_dir / "report.html")
             record.log_file(self.run_dir / "trace.json")

@@ -19,6 +19,7 @@ LEVELS: list[set[str]] = [
     {"planners", "program"},
     {"schedules", "simulator", "scoring", "models", "data", "capture"},
     {"strategy"},
+    {"comparison", "explain"},
     {"runtime", "loggers", "report"},
     {"experiment", "api"},
     {"recording"},

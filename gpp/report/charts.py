@@ -22,6 +22,7 @@ def grouped_bars(
     height: float = 230.0,
     limits: Sequence[Value] = (),
     notes: Sequence[str] = (),
+    limit_name: str = "limit",
 ) -> str:
     """Upright bars side by side for every group.
 
@@ -32,6 +33,7 @@ def grouped_bars(
         limits: a line across each group; left out of the scale, and said in words, where it is LIMIT_IN_SIGHT times the bars
             or more.
         notes: short text in place of the bars of a group that has none.
+        limit_name: what the limits are, for the legend.
     """
     known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
     top = max(known, default=0.0) or 1.0
@@ -65,7 +67,7 @@ def grouped_bars(
         if shown_limit and n < len(limits) and (own := limits[n]) is not None:
             y = base - own * scale
             out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
-    out += _bar_legend(series, left, limit if limits else 0.0, shown_limit, show)
+    out += _bar_legend(series, left, f"{limit_name} {show(limit)}" if limit > 0 else "", shown_limit)
     full = max(left + slot * len(groups) + 8, 420.0)
     return picture(full, height, out, title, min_width=min(full, 420.0 if len(groups) <= 4 else 860.0))
 
@@ -92,15 +94,13 @@ def _value_axis(high: float, scale: float, base: float, left: float, right: floa
     return out
 
 
-def _bar_legend(
-    series: Sequence[tuple[str, str, Sequence[Value]]], left: float, limit: float, shown: bool, show: Callable[[Value], str]
-) -> list[str]:
+def _bar_legend(series: Sequence[tuple[str, str, Sequence[Value]]], left: float, limit: str, shown: bool) -> list[str]:
     out, x = [], left
     for name, fill, _ in series:
         out += [rect(x, 4, 14, 11, fill), label(x + 19, 13.5, name, 11)]
         x += 40 + 6.4 * len(name)
-    if limit > 0:
-        words = f"limit {show(limit)}" if shown else f"limit {show(limit)}, far above this scale"
+    if limit:
+        words = limit if shown else f"{limit}, far above this scale"
         out += [line(x, 9.5, x + 18, 9.5, LIMIT, 1.6, stroke_dasharray="5 3"), label(x + 23, 13.5, words, 11)]
     return out
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpp.cluster import Cluster
+from gpp.comparison import Attempt
+from gpp.explain.explanation import Explanation
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
+from gpp.planners.lower_bound import Bound
 from gpp.timeline import Metrics, Timeline
 
 
@@ -22,6 +25,9 @@ class RunRecord:
         evals: `{"step": int, name: value, ...}` for every evaluation.
         command: the command line that reproduces the run.
         baseline_predicted: other strategies' predictions for the same problem, `sequential` first of all.
+        bound: no plan for the problem is faster.
+        explanation: why the plan takes what it takes.
+        compared: of several strategies on one problem, what each made of it; `plan` and `predicted` are the best one's.
     """
 
     result: dict[str, Any]
@@ -36,3 +42,6 @@ class RunRecord:
     warnings: tuple[str, ...] = ()
     command: str = ""
     baseline_predicted: dict[str, Metrics] = field(default_factory=dict)
+    bound: Bound | None = None
+    explanation: Explanation | None = None
+    compared: tuple[Attempt, ...] = ()

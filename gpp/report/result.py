@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gpp.plan import Plan
+from gpp.planners.lower_bound import Bound
 from gpp.timeline import Metrics
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
@@ -32,6 +33,8 @@ def result_dict(
     measured: Metrics | None = None,
     loss: list[float] | None = None,
     final_metric: dict[str, float] | None = None,
+    bound: Bound | None = None,
+    compared: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -40,7 +43,10 @@ def result_dict(
         plan, predicted: None where the run ended before there was one; null in the file.
         num_ops: operators of the graph that was planned.
         loss: one value per step.
+        bound: no plan is faster; null in the file where it is not known.
+        compared: of several strategies on one problem; the key is left out of other runs.
     """
+    more = {} if compared is None else {"compared": compared}
     return finite(
         {
             "status": status,
@@ -50,23 +56,36 @@ def result_dict(
             "cluster": cluster,
             "engine": engine,
             "seed": seed,
-            "plan": None
-            if plan is None
-            else {
-                "num_stages": len(plan.stages),
-                "depth": plan.depth,
-                "num_devices": plan.num_devices,
-                "minibatch_size": plan.minibatch_size,
-                "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
-                "search_s": plan.search_s,
-                "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
-            },
+            "plan": None if plan is None else plan_dict(plan, num_ops, predicted, bound),
             "predicted": None if predicted is None else asdict(predicted),
             "measured": None if measured is None else asdict(measured),
             "loss": loss or [],
             "final_metric": final_metric or {},
+            **more,
         }
     )
+
+
+def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None) -> dict[str, Any]:
+    """The contract's `plan`."""
+    return {
+        "num_stages": len(plan.stages),
+        "depth": plan.depth,
+        "num_devices": plan.num_devices,
+        "minibatch_size": plan.minibatch_size,
+        "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
+        "search_s": plan.search_s,
+        "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
+        "lower_bound_s": bound.iteration_s if bound else None,
+        "optimality_gap": optimality_gap(predicted, bound),
+    }
+
+
+def optimality_gap(predicted: Metrics | None, bound: Bound | None) -> float | None:
+    """How much longer than the bound the prediction is, as a share of the bound: the plan is at most that far from optimal."""
+    if predicted is None or bound is None or not bound.iteration_s > 0:
+        return None
+    return predicted.iteration_s / bound.iteration_s - 1.0
 
 
 def finite(value: Any) -> Any:
@@ -92,7 +111,12 @@ def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
         indent: None for one line without spaces, half the size for a trace.
     """
     separators = (",", ":") if indent is None else None
-    write_text(path, json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False) + "\n")
+    try:
+        # Most values are JSON's own already; walking a trace of many thousand events takes longer than writing it.
+        words = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    except (TypeError, ValueError):
+        words = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
+    write_text(path, words + "\n")
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -7,10 +7,13 @@ from html import escape
 
 from gpp.report import text
 from gpp.report.charts import grouped_bars, line_chart
+from gpp.report.comparison import gap_words
+from gpp.report.explain_page import explanation_section
 from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.page import Column, bullets, link, page, scroll, section, table
 from gpp.report.palette import MEASURED, PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
+from gpp.report.result import optimality_gap
 from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names
 from gpp.report.timelines import draw_timelines, key, rows_of
 
@@ -31,6 +34,8 @@ def run_report(run: RunRecord) -> str:
     parts = [hatch_definition(), _heading(run), _reason(run), _cards(run)]
     parts.append(section("Stage graph", _graph(run)))
     parts.append(section("Timelines", _timelines(run)))
+    if run.explanation is not None:
+        parts.append(section("Why it takes this long", explanation_section(run.explanation, run)))
     parts.append(section("Memory per device", _memory(run)))
     parts.append(section("Training", _training(run)))
     parts.append(section("Stages", _stage_table(run)))
@@ -86,7 +91,9 @@ def _cards(run: RunRecord) -> str:
             for name, value in rows
         )
         out.append(f'<div class="card"><h3>{escape(figure.name)}</h3><dl>{lines}</dl></div>')
-    return f'<div class="cards">{"".join(out)}</div>'
+    words = gap_words(optimality_gap(run.predicted.metrics if run.predicted else None, run.bound), run.bound)
+    certificate = f'<p class="sub">As predicted, {escape(words)}.</p>' if words else ""
+    return f'<div class="cards">{"".join(out)}</div>{certificate}'
 
 
 def _branches(run: RunRecord) -> tuple[int | None, ...]:

@@ -9,19 +9,23 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from gpp.report import text
+from gpp.report.comparison import gap_words
 from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.record import RunRecord
+from gpp.report.result import optimality_gap
 from gpp.report.stage_graph import module_names
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PIPE_WIDTH = 120
 WIDE = 110
@@ -37,7 +41,7 @@ def make_console(file: IO[str] | None = None, width: int | None = None, quiet: b
     return Console(file=file, width=given or PIPE_WIDTH, quiet=quiet, highlight=False)
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
+def new_table(title: str, *columns: tuple[str, str]) -> Table:
     """A table without side borders; columns are (name, `left` or `right`)."""
     table = Table(
         title=title,
@@ -61,7 +65,7 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
     columns = [("stage", "right"), ("holds", "left"), ("devices", "left"), ("b", "right"), ("in flight", "right")]
     columns += [("forward", "right"), ("backward", "right")] if wide else [("f/b ms", "right")]
     columns += [("memory", "right"), ("of limit", "right")] + ([("next", "left")] if wide else [])
-    table = _table("", *columns)
+    table = new_table("", *columns)
     passes = pass_seconds(run.predicted)
     room = max(16, width - (90 if wide else 64))
     for s, stage in enumerate(run.plan.stages):
@@ -145,6 +149,8 @@ def prediction_lines(run: RunRecord) -> Group:
                 (f"{text.ratio(speedup)} as fast as {name}", style),
             )
         )
+    if words := gap_words(optimality_gap(own, run.bound), run.bound):
+        lines.append(Text(f"           {words}"))
     return Group(*lines)
 
 
@@ -156,13 +162,15 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
         hints: further command lines, as a logger's.
     """
     status, reason = str(run.result.get("status")), run.result.get("reason")
+    if run.compared:
+        reason = "no strategy has a plan; the reasons are above"
     if status != "ok":
         console.print(
             Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
         )
-    if run.predicted or run.measured:
+    if (run.predicted or run.measured) and not run.compared:
         both = [("measured", "right"), ("ratio", "right")] if run.measured else []
-        table = _table("", ("", "left"), ("predicted", "right"), *both)
+        table = new_table("", ("", "left"), ("predicted", "right"), *both)
         for figure in run_figures(run):
             measured = [Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio)] if run.measured else []
             table.add_row(figure.name, figure.show(figure.predicted), *measured)
@@ -186,7 +194,7 @@ def comparison_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH)
     wide = width >= WIDE
     columns = [("strategy", "left"), ("model", "left"), ("predicted", "right"), ("measured", "right"), ("vs seq.", "right")]
     columns += [("bubble", "right"), ("peak memory", "right"), ("depth", "right")] if wide else []
-    table = _table("", *columns, ("status", "left"))
+    table = new_table("", *columns, ("status", "left"))
     for result in results:
         predicted, measured = result.get("predicted") or {}, result.get("measured") or {}
         best, status = measured or predicted, str(result.get("status"))
@@ -251,6 +259,8 @@ class StepProgress:
         self._first: tuple[int, float] | None = None
         self._bar: Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = [
                 TextColumn("step"),
                 MofNCompleteColumn(),

@@ -75,6 +75,11 @@ def shorten(value: str, length: int) -> str:
     return f"{value[:head]}…{value[len(value) - tail :]}"
 
 
+def shorten_end(value: str, length: int) -> str:
+    """At most `length` characters of a sentence; its end gives way to `…`."""
+    return value if len(value) <= length else f"{value[: max(1, length - 1)]}…"
+
+
 def shorten_path(path: str, length: int) -> str:
     """A module path in at most `length` characters: words give way from the left, numbers stay (`b.0.layers.0-3`)."""
     pieces = path.split(".")

@@ -71,14 +71,17 @@ def span_s(timelines: Iterable[Timeline]) -> float:
     return max((max(t.metrics.iteration_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
 
 
-def draw_timelines(named: Sequence[tuple[str, Timeline]], rows: Rows, width: float = 1320.0) -> str:
+def draw_timelines(
+    named: Sequence[tuple[str, Timeline]], rows: Rows, width: float = 1320.0, *, scale_s: float | None = None
+) -> str:
     """All timelines in one drawing with one scale.
 
     Args:
         named: heading and timeline, from top to bottom.
         width: pixels.
+        scale_s: seconds that the width stands for, to give several drawings one scale; None for as many as there are.
     """
-    span = span_s(t for _, t in named) or 1.0
+    span = scale_s or span_s(t for _, t in named) or 1.0
     height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0
     scale = (width - LEFT - RIGHT) / span
     detailed = sum(len(t.events) for _, t in named) <= DETAIL_LIMIT

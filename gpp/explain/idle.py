@@ -1,0 +1,90 @@
+"""What each device does and waits for in one step, read off the timeline; the reasons add up to the bubble.
+
+Every instant of a device that is not a forward or backward has exactly one reason:
+
+* `fill`: before its first backward. The pipeline fills: deeper pipelines and larger micro-batches take longer.
+* `data`: later, before a forward: a predecessor, or the link from it, is slower.
+* `gradient`: later, before a backward: a successor, or the link from it, is slower.
+* `drain`: idle after its last forward, and after its own end until the step's.
+* `peers`: reached an all-reduce, waits for the others of its group.
+* `all_reduce`: the all-reduce itself.
+* `update`: the optimizer's step, and whatever else is no pass.
+
+A device that forwards everything before its first backward (GPipe, few micro-batches) only fills and drains.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gpp.timeline import COMPUTE, Event, Timeline
+
+Reason = Literal["fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
+REASONS: tuple[Reason, ...] = ("fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """One device's step: `compute_s` and the `idle_s` of every reason add up to the step."""
+
+    device: int
+    stage: int
+    compute_s: float
+    idle_s: dict[Reason, float]
+
+
+def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tuple[DeviceTime, ...]:
+    """How every device of a plan spends the step, in the order of the devices."""
+    own: dict[int, list[Event]] = {device: [] for device in sorted(stage_of_device)}
+    reached: dict[int, float] = defaultdict(float)  # gradient group -> when its last member arrives
+    for event in timeline.events:
+        if event.kind not in TRANSFERS and event.device in own:
+            own[event.device].append(event)
+            if event.kind == "R":
+                reached[event.microbatch] = max(reached[event.microbatch], event.start_s)
+    step = timeline.metrics.iteration_s
+    return tuple(_device_time(device, stage_of_device[device], events, reached, step) for device, events in own.items())
+
+
+def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[int, float], step: float) -> DeviceTime:
+    events.sort(key=lambda e: (e.start_s, e.end_s))
+    backwards = [e.start_s for e in events if e.kind in ("B", "I")]
+    forwards = [e for e in events if e.kind == "F"]
+    full = backwards[0] if backwards else forwards[0].start_s if forwards else step
+    last = forwards[-1].end_s if forwards else 0.0
+    idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
+    now = compute = 0.0
+    for event in events:
+        if event.start_s > now:
+            idle[_reason(event, now, full, last)] += event.start_s - now
+        start, end = max(now, event.start_s), max(now, event.end_s)
+        if event.kind in COMPUTE:
+            compute += end - start
+        elif event.kind == "R":
+            ready = min(end, max(start, reached[event.microbatch]))
+            idle["peers"] += ready - start
+            idle["all_reduce"] += end - ready
+        else:
+            idle["update"] += end - start
+        now = end
+    idle["drain"] += max(0.0, step - now)
+    return DeviceTime(device=device, stage=stage, compute_s=compute, idle_s=idle)
+
+
+def _reason(event: Event, now: float, full: float, last: float) -> Reason:
+    """Why a device idles from `now` until `event` starts."""
+    if event.start_s <= full:
+        return "fill"
+    if now >= last:
+        return "drain"
+    return "data" if event.kind == "F" else "gradient"
+
+
+def idle_shares(devices: tuple[DeviceTime, ...], step_s: float) -> dict[Reason, float]:
+    """The bubble by reason: the shares of all device time, which add up to `bubble_fraction`."""
+    total = len(devices) * step_s
+    return {reason: sum(d.idle_s[reason] for d in devices) / total if total > 0 else 0.0 for reason in REASONS}

@@ -1,0 +1,94 @@
+"""Several strategies on one problem: the facts of each as text and numbers, the same for terminal, page and result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpp.comparison import Attempt, best_of
+from gpp.planners.lower_bound import Bound
+from gpp.report import text
+from gpp.report.figures import peak_memory
+from gpp.report.result import optimality_gap, plan_dict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One strategy's line in the table.
+
+    Args:
+        relative: its iteration time over the best one's; None without a plan.
+        gap: no plan is more than this share faster; None without a plan.
+    """
+
+    attempt: Attempt
+    is_best: bool
+    relative: float | None
+    gap: float | None
+
+    def cells(self) -> dict[str, str]:
+        """Every column's text by its name."""
+        attempt, plan = self.attempt, self.attempt.plan
+        metrics = attempt.predicted.metrics if attempt.predicted else None
+        sizes = sorted({stage.microbatch_size for stage in plan.stages}) if plan else []
+        return {
+            "strategy": attempt.strategy,
+            "predicted": text.seconds(metrics.iteration_s) if metrics else "–",
+            "samples/s": text.significant(metrics.throughput_samples_per_s) if metrics else "–",
+            "× best": text.ratio(self.relative),
+            "bubble": text.percent(metrics.bubble_fraction) if metrics else "–",
+            "memory": text.num_bytes(peak_memory(metrics)),
+            "stages": str(len(plan.stages)) if plan else "–",
+            "depth": str(plan.depth) if plan else "–",
+            "devices": str(plan.num_devices) if plan else "–",
+            "b": ", ".join(map(str, sizes)) or "–",
+            "search": text.seconds(attempt.search_s),
+            "own objective": attempt.objective or "–",
+            "from optimal": "–" if self.gap is None else f"≤ {text.percent(self.gap)}",
+            "status": attempt.status,
+        }
+
+
+def lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Line]:
+    """A line for every strategy, in their order."""
+    best = best_of(attempts)
+    out = []
+    for attempt in attempts:
+        metrics = attempt.predicted.metrics if attempt.predicted else None
+        relative = text.quotient(metrics.iteration_s, best.iteration_s) if metrics and best else None
+        out.append(Line(attempt=attempt, is_best=attempt is best, relative=relative, gap=optimality_gap(metrics, bound)))
+    return out
+
+
+def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: int | None) -> list[dict[str, Any]]:
+    """result.json's `compared`: the parts of a run's result for every strategy, and its time over the best one's."""
+    out = []
+    for line in lines(attempts, bound):
+        attempt = line.attempt
+        metrics = attempt.predicted.metrics if attempt.predicted else None
+        out.append(
+            {
+                "strategy": attempt.strategy,
+                "status": attempt.status,
+                "reason": attempt.reason,
+                "plan": None if attempt.plan is None else plan_dict(attempt.plan, num_ops, metrics, bound),
+                "predicted": None if metrics is None else asdict(metrics),
+                "relative_to_best": line.relative,
+                "objective": attempt.objective,
+                "search_s": attempt.search_s,
+            }
+        )
+    return out
+
+
+def reason_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Why some strategies have no plan, one line each."""
+    return [f"{a.strategy}: {a.status}: {(a.reason or 'no reason given').splitlines()[0]}" for a in attempts if a.status != "ok"]
+
+
+def gap_words(gap: float | None, bound: Bound | None) -> str:
+    """The certificate as a sentence; empty where there is none."""
+    if gap is None or bound is None:
+        return ""
+    return f"at most {text.percent(gap)} from optimal (bound {text.seconds(bound.iteration_s)}: {bound.binding})"
