@@ -23,7 +23,17 @@ KEYS = [
     "loss",
     "final_metric",
 ]
-PLAN_KEYS = ["num_stages", "depth", "num_devices", "minibatch_size", "microbatch_sizes", "search_s", "num_ops"]
+PLAN_KEYS = [
+    "num_stages",
+    "depth",
+    "num_devices",
+    "minibatch_size",
+    "microbatch_sizes",
+    "search_s",
+    "num_ops",
+    "lower_bound_s",
+    "optimality_gap",
+]
 METRICS = [
     "iteration_s",
     "throughput_samples_per_s",

@@ -1,0 +1,91 @@
+"""Every instant of a device has one reason; together they are the step, and the idle ones the bubble."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpp.errors import Infeasible
+from gpp.explain.idle import REASONS, device_times, idle_shares
+from gpp.plan import make_plan
+from gpp.planners.even import Even
+from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.sequential import Sequential
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.timeline import Event, Metrics, Timeline
+from tests.graphs import chain, problem
+from tests.planners.cases import random_problem
+
+STRATEGIES = [
+    Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()),
+    Strategy(name="gpipe", planner=Sequential(), schedule=GPipe()),
+    Strategy(name="even", planner=Even(), schedule=OneFOneB()),
+]
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+def test_the_reasons_add_up_to_the_step_and_to_the_bubble(strategy: Strategy, seed: int) -> None:
+    given = random_problem(seed, max_ops=10, max_devices=6)
+    try:
+        plan = strategy.plan(given)
+    except Infeasible:
+        return
+    timeline = strategy.predict(plan, given)
+    devices = device_times(timeline, plan.stage_of_device)
+    step = timeline.metrics.iteration_s
+    assert [d.device for d in devices] == sorted(plan.stage_of_device)
+    for device in devices:
+        assert device.compute_s + sum(device.idle_s.values()) == pytest.approx(step, rel=1e-9)
+        assert all(seconds >= 0 for seconds in device.idle_s.values())
+    shares = idle_shares(devices, step)
+    assert sum(shares.values()) == pytest.approx(timeline.metrics.bubble_fraction, abs=1e-9)
+    if strategy.name == "gpipe":
+        assert shares["data"] == shares["gradient"] == 0
+
+
+def test_a_balanced_chain_only_fills_and_drains() -> None:
+    """p equal stages, m micro-batches, links that cost nothing: (p - 1)(f + b) of ramps a device."""
+    stages, count = 3, 8
+    given = problem(chain(stages), stages, count)
+    plan = make_plan(given, "test", [(1 << s, 1) for s in range(stages)], 1)
+    strategy = STRATEGIES[2]
+    devices = device_times(strategy.predict(plan, given), plan.stage_of_device)
+    for s, device in enumerate(devices):
+        assert device.compute_s == pytest.approx(3.0 * count)
+        idle = {reason: device.idle_s[reason] for reason in REASONS}
+        assert idle["fill"] + idle["drain"] == pytest.approx(3.0 * (stages - 1))
+        # In, and the way to the sink and back.
+        ahead = min(stages - s, count)
+        assert idle["fill"] == pytest.approx(s + (stages - 1 - s) * 3 - (ahead - 1)), s
+
+
+def test_each_kind_of_gap_has_its_reason() -> None:
+    def event(device: int, kind: str, m: int, start: float, end: float) -> Event:
+        return Event(device, kind, device, m, start, end)
+
+    events = (
+        *(event(0, "F", 0, 1, 2), event(0, "B", 0, 4, 5), event(0, "F", 1, 7, 8), event(0, "B", 1, 8, 9)),
+        *(event(0, "SF", 0, 2, 3), event(0, "R", 0, 9, 13), event(0, "U", 0, 13, 14)),
+        *(
+            event(1, "F", 0, 0, 2),
+            event(1, "B", 0, 2, 4),
+            event(1, "F", 1, 4, 5),
+            event(1, "B", 1, 6, 11),
+            event(1, "R", 0, 11, 13),
+        ),
+    )
+    metrics = Metrics(
+        iteration_s=16,
+        throughput_samples_per_s=1,
+        bubble_fraction=1 - (4 + 10) / 32,
+        peak_memory_bytes={},
+        communication_bytes=0,
+        max_in_flight_samples={},
+        weight_versions={},
+    )
+    first, second = device_times(Timeline(source="x", metrics=metrics, events=events), {0: 0, 1: 1})
+    assert first.idle_s == {"fill": 3, "data": 2, "gradient": 0, "drain": 2, "peers": 2, "all_reduce": 2, "update": 1}
+    assert second.idle_s == {"fill": 0, "data": 0, "gradient": 0, "drain": 4, "peers": 0, "all_reduce": 2, "update": 0}
+    assert sum(idle_shares((first, second), 16).values()) == pytest.approx(metrics.bubble_fraction)

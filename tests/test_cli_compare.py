@@ -1,0 +1,108 @@
+"""mode=compare and mode=plan from the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpp.explain.explanation import Explanation
+from gpp.plan import Plan
+from gpp.values import from_json
+from tests.cli import ROOT, run
+
+SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2", "cost=analytical", "cluster.num_devices=2", "logger=none"]
+COMPARE = ["mode=compare", *SMALL]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["GPP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def test_a_comparison_from_the_shell(tmp_path: Path) -> None:
+    done = run(tmp_path, *COMPARE, "strategies=[even,graphpipe,sequential]", "strategy.planner.patience=2")
+    assert done.code == 0, done.out
+    result = done.result
+    assert [each["strategy"] for each in result["compared"]] == ["even", "graphpipe", "sequential"]
+    best = min(result["compared"], key=lambda each: each["predicted"]["iteration_s"])
+    assert result["strategy"] == best["strategy"] and result["predicted"] == best["predicted"] and result["plan"] == best["plan"]
+    assert result["status"] == "ok" and result["measured"] is None and best["relative_to_best"] == 1
+    assert result["plan"]["optimality_gap"] == pytest.approx(
+        result["predicted"]["iteration_s"] / result["plan"]["lower_bound_s"] - 1
+    )
+    for name in ("even", "graphpipe", "sequential"):
+        assert from_json(Plan, (tmp_path / "plans" / f"{name}.json").read_bytes()).minibatch_size == 64
+        assert name in done.out
+    assert "strategy.planner.patience=2" in (tmp_path / "report.html").read_text()
+
+
+def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
+    done = run(tmp_path, *COMPARE, "cluster.memory_bytes=1e5")
+    assert done.code == 3, done.out
+    result = done.result
+    names = [each["strategy"] for each in result["compared"]]
+    assert names[0] == "graphpipe" and {"sequential", "even"} <= set(names)
+    assert result["status"] == "infeasible" and result["plan"] is None
+    assert all(each["status"] == "infeasible" and each["reason"] for each in result["compared"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["strategies=[graphpip]"], "strategies=graphpip: no such strategy; there are even,"),
+        (["strategies=[graphpip]"], "Fix: use graphpipe"),
+        (["strategies=[]"], "mode=compare needs one strategy at least"),
+        (["strategies=[even,sequential]", "strategy.planner.max_candidates=3"], "none of even, sequential has this setting"),
+        (["strategies=[even,sequential]", "strategy.planner.patients=3"], "Fix: use strategy.planner.patience"),
+        (["strategy/planner=even"], "would make all compared strategies one"),
+        (["plan=some.json"], "mode=compare makes its own plans"),
+        (["engine=single"], "nothing to compare"),
+        (["strategies=[graphpipe]", "strategy.planner.patience=0"], "strategy.planner.patience=0: must be"),
+        (["explain_s=-1"], "explain_s=-1: must be a number of seconds"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    done = run(tmp_path, *COMPARE, *words)
+    assert done.code == 2, done.out
+    assert says in " ".join(done.out.split())
+    assert "Traceback" not in done.out
+
+
+def test_a_schedule_is_for_all(tmp_path: Path) -> None:
+    done = run(tmp_path, *COMPARE, "strategies=[sequential,gpipe]", "strategy/schedule=gpipe")
+    assert done.code == 0, done.out
+    first, second = (each["predicted"]["iteration_s"] for each in done.result["compared"])
+    assert first == second
+
+
+def test_a_plan_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "mode=plan")
+    assert done.code == 0, done.out
+    found = from_json(Explanation, (tmp_path / "explanation.json").read_bytes())
+    assert found.iteration_s == done.result["predicted"]["iteration_s"]
+    assert found.bound.iteration_s == done.result["plan"]["lower_bound_s"] <= found.iteration_s
+    for words in ("why ", "the bottleneck is s", "twice the devices", "from optimal (bound"):
+        assert words in done.out
+    given = run(tmp_path / "given", *SMALL, "mode=plan", f"plan={tmp_path / 'job' / 'plan.json'}")
+    assert given.code == 0 and "this plan was given, not planned" in given.out
+
+
+def test_no_torch_with_a_warm_cache(tmp_path: Path) -> None:
+    words = [*COMPARE, "strategies=[graphpipe,sequential,even]"]
+    assert run(tmp_path / "cold", *words).code == 0
+    code = (
+        "import json, runpy, sys\n"
+        f"sys.argv = ['run.py', *{words!r}, 'hydra.run.dir={tmp_path / 'warm'}']\n"
+        "try:\n    runpy.run_path('run.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "print(json.dumps([m for m in ('torch', 'wandb', 'sklearn', 'rich.progress') if m in sys.modules]))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
