@@ -40,11 +40,17 @@ class Attempt:
 
     @property
     def objective(self) -> str | None:
-        """What the planner itself minimised, where its explanation says so (`... objective ...: VALUE`)."""
+        """What the planner itself minimised and its value, where its explanation says so (`own objective: VALUE s ...`)."""
         for line in self.plan.explanation if self.plan else ():
-            if match := re.search(r"\bobjective\b[^:]*:\s*([^;]+)", line):
+            if match := re.search(r"\bobjective\b[^:]*:\s*([^;,]+)", line):
                 return match[1].strip().rstrip(".")
         return None
+
+    @property
+    def objective_s(self) -> float | None:
+        """The value in seconds, where that is its unit."""
+        match = re.match(r"([\d.]+(?:e[+-]?\d+)?) s\b", self.objective or "")
+        return float(match[1]) if match else None
 
 
 def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:

@@ -19,7 +19,7 @@ from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem, check_batch
 from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.explain.explanation import Explanation, explain
 from gpp.explain.what_if import Shape, WhatIf
 from gpp.graph.captured import Captured, capture_key, load_cached, store
@@ -247,9 +247,14 @@ class Experiment:
             )
         return tuple(out)
 
-    def bound(self, problem: Problem) -> Bound:
-        """No plan for the problem is faster than this."""
-        return lower_bound(problem)
+    def bound(self, problem: Problem) -> Bound | None:
+        """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
+        if self.engine.one_stage:
+            return None  # bound by its one device, not by what others could do with them all
+        try:
+            return lower_bound(problem)
+        except Infeasible:
+            return None
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
         """What `sequential` makes of the same problem, to stand beside the plan's own."""
@@ -268,7 +273,7 @@ class Experiment:
         return compare(self.strategies, problem, starting)
 
     def explain(
-        self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound, baseline: tuple[Attempt, ...]
+        self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
     ) -> Explanation | None:
         """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
         if self.engine.one_stage:

@@ -93,7 +93,7 @@ class Recorder:
                 self.warnings.append(warning)
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
-    def posed(self, graph: OpGraph, bound: Bound) -> None:
+    def posed(self, graph: OpGraph, bound: Bound | None) -> None:
         """Keep what is to be planned, and the time below which no plan goes."""
         self.graph, self.bound = graph, bound
 
@@ -113,7 +113,12 @@ class Recorder:
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
         if self.console.is_terminal:
-            self.console.print(Text(f"planning with {strategy} ...", style="dim"), end="\r")
+            self._say_in_passing(f"planning with {strategy} ...")
+
+    def _say_in_passing(self, words: str) -> None:
+        """A line that the next one overwrites."""
+        room = max(0, min(60, self.console.width - 1))
+        self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
     def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
         """Show several strategies on one problem; the best one is the run's own, and is returned.
@@ -131,6 +136,8 @@ class Recorder:
             failed = [found for found in attempts if found.status == "failed"]
             self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
             self.reason = "\n".join(reason_lines(failed or attempts))
+        if self.console.is_terminal:
+            self._say_in_passing("")
         show_comparison(self.console, self._run())
         return best
 

@@ -22,7 +22,7 @@ class Broken(AbstractPlanner):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        words = ("objective of Told, the slowest stage: 12.5 s; then scored",)
+        words = ("own objective: 0.0125 s a micro-batch for the slowest stage, over chains",)
         return make_plan(problem, "told", [(problem.graph.all_mask, 1)], 1, explanation=words)
 
 
@@ -39,7 +39,8 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     assert found[0].reason == "ZeroDivisionError: a bug" and found[0].plan is None
     best = best_of(found)
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
-    assert found[3].objective == "12.5 s" and found[1].objective is None
+    assert found[3].objective == "0.0125 s a micro-batch for the slowest stage" and found[3].objective_s == 0.0125
+    assert found[1].objective is None and found[1].objective_s is None
 
 
 def test_nothing_fits() -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpp.cost.problem import Problem
 from gpp.explain.idle import DeviceTime, Reason, device_times, idle_shares
-from gpp.explain.what_if import WhatIf, reliefs, replanned
+from gpp.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, replanned
 from gpp.plan import Plan
 from gpp.planners.lower_bound import Bound
 from gpp.schedules.passes import lower
@@ -23,8 +23,8 @@ from gpp.timeline import Timeline
 AS_SLOW = 0.98
 """Stages whose load is at least this share of the largest are bottlenecks together."""
 
-TIGHT = 0.9
-"""A stage that uses this share of its device's memory is said to be short of it."""
+LIMITING = 1.02
+"""Memory limits a plan if planning with twice of it gives more than this speed-up."""
 
 Kind = Literal["compute", "communication", "all-reduce"]
 
@@ -65,7 +65,7 @@ class Explanation:
 
     Args:
         iteration_s, bubble_fraction: as predicted.
-        bound: no plan for this problem is faster.
+        bound: no plan for this problem is faster; None where that is not known.
         loads: of every stage, in the plan's order.
         bottlenecks: the stages with the largest load, and those within 2 % of it, largest first.
         devices: how each device spends the step.
@@ -79,7 +79,7 @@ class Explanation:
 
     iteration_s: float
     bubble_fraction: float
-    bound: Bound
+    bound: Bound | None
     loads: tuple[StageLoad, ...]
     bottlenecks: tuple[int, ...]
     devices: tuple[DeviceTime, ...]
@@ -96,9 +96,10 @@ class Explanation:
         return self.loads[self.bottlenecks[0]]
 
     @property
-    def tight(self) -> bool:
-        """Whether a bottleneck is also short of memory."""
-        return any(self.loads[s].memory_share >= TIGHT for s in self.bottlenecks)
+    def memory_speedup(self) -> float | None:
+        """What twice the memory gives, where memory limits the plan: more than 2 %; None elsewhere or where it is not known."""
+        found = next((what.speedup for what in self.sensitivities if what.change == MORE_MEMORY), None)
+        return found if found is not None and found > LIMITING else None
 
 
 def explain(
@@ -107,7 +108,7 @@ def explain(
     problem: Problem,
     strategy: Strategy,
     *,
-    bound: Bound,
+    bound: Bound | None,
     known: tuple[WhatIf, ...] = (),
     budget_s: float = 5.0,
     replan: bool = True,
@@ -136,7 +137,7 @@ def explain(
         devices=devices,
         idle=idle_shares(devices, metrics.iteration_s),
         reliefs=reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks),
-        alternatives=_distinct([*known, *again.alternatives]),
+        alternatives=_distinct([*known, *again.alternatives], Shape.of(plan).digest),
         sensitivities=again.sensitivities,
         left_out=left_out,
         replanning_s=again.took_s,
@@ -181,9 +182,10 @@ def _wire_seconds(plan: Plan, problem: Problem, strategy: Strategy) -> dict[int,
     return out
 
 
-def _distinct(found: list[WhatIf]) -> tuple[WhatIf, ...]:
-    """Best first; of several names for one plan the first; those without a plan last."""
-    seen, out = set(), []
+def _distinct(found: list[WhatIf], own: str) -> tuple[WhatIf, ...]:
+    """Best first; of several names for one plan the first, of the explained plan none; those without a plan last."""
+    seen: set[str | None] = {own}
+    out = []
     for each in sorted(found, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s):
         if each.shape is None or each.shape.digest not in seen:
             out.append(each)

@@ -21,6 +21,8 @@ from gpp.explain.changes import (
 from gpp.plan import Plan
 from gpp.strategy import Strategy
 
+MORE_MEMORY = "twice the memory"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -105,7 +107,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     cluster = problem.cluster
     sizes = sorted({stage.microbatch_size for stage in plan.stages})
     tasks: list[tuple[bool, str, Problem, float]] = [
-        (True, "twice the memory", replace(problem, cluster=with_memory(cluster, 2.0)), 1.0),
+        (True, MORE_MEMORY, replace(problem, cluster=with_memory(cluster, 2.0)), 1.0),
         (True, "links twice as fast", replace(problem, cluster=with_links(cluster, 2.0)), 1.0),
         (True, "twice the devices", replace(problem, cluster=with_twice_the_devices(cluster)), 2.0),
         (True, "half the memory", replace(problem, cluster=with_memory(cluster, 0.5)), 1.0),

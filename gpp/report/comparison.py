@@ -44,7 +44,7 @@ class Line:
             "devices": str(plan.num_devices) if plan else "–",
             "b": ", ".join(map(str, sizes)) or "–",
             "search": text.seconds(attempt.search_s),
-            "own objective": attempt.objective or "–",
+            "own objective": text.seconds(attempt.objective_s) if attempt.objective_s else attempt.objective or "–",
             "from optimal": "–" if self.gap is None else f"≤ {text.percent(self.gap)}",
             "status": attempt.status,
         }
@@ -76,6 +76,7 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
                 "predicted": None if metrics is None else asdict(metrics),
                 "relative_to_best": line.relative,
                 "objective": attempt.objective,
+                "objective_s": attempt.objective_s,
                 "search_s": attempt.search_s,
             }
         )

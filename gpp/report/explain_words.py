@@ -49,7 +49,8 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         f"uses {text.percent(load.memory_share)} of its memory",
     ]
     rest = max(0.0, step - load.seconds)
-    memory = " and short of memory" if explanation.tight else ""
+    gain = explanation.memory_speedup
+    memory = f" and by memory (twice of it: {text.ratio(gain)} as fast)" if gain else ""
     return (
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
         f"{text.percent(load.seconds / step if step else None)} of the step; the other {text.seconds(rest)} it waits."

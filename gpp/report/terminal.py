@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -133,7 +134,7 @@ def prediction_lines(run: RunRecord) -> Group:
     if run.predicted is None:
         return Group()
     own = run.predicted.metrics
-    lines = [
+    lines: list[Text | Padding] = [
         Text.assemble(
             "predicted  ",
             (text.seconds(own.iteration_s), "bold"),
@@ -150,7 +151,7 @@ def prediction_lines(run: RunRecord) -> Group:
             )
         )
     if words := gap_words(optimality_gap(own, run.bound), run.bound):
-        lines.append(Text(f"           {words}"))
+        lines.append(Padding(Text(words), (0, 0, 0, 11)))
     return Group(*lines)
 
 

@@ -77,7 +77,7 @@ def test_a_slow_stage_is_the_bottleneck_and_splitting_it_helps() -> None:
     given = problem(chain(4), 3, 16)
     plan = make_plan(given, "test", [(0b0001, 1), (0b0110, 1), (0b1000, 1)], 2)
     found = explain(plan, SEQUENTIAL.predict(plan, given), given, SEQUENTIAL, bound=lower_bound(given), replan=False)
-    assert found.bottlenecks == (1,) and found.bottleneck.kind == "compute" and not found.tight
+    assert found.bottlenecks == (1,) and found.bottleneck.kind == "compute" and found.memory_speedup is None
     by_name = {what.change: what for what in found.reliefs}
     split = by_name["split s1 in two (1 more device)"]
     assert split.speedup and split.speedup > 1.5
@@ -105,3 +105,13 @@ def test_a_chain_stays_a_chain_where_its_stages_are_split() -> None:
     assert split is not None
     split[0].validate(split[1])
     assert is_chain(split[0], given.graph) >= is_chain(plan, given.graph)
+
+
+def test_memory_is_named_where_it_limits() -> None:
+    """Half of the memory that the best plan wants: micro-batches of the best size no longer fit."""
+    given = problem(chain(4), 2, 16, fixed_s=4.0)
+    best = GRAPHPIPE.plan(given)
+    need = max(given.stage_memory(s.ops, s.microbatch_size, len(s.devices), s.in_flight) for s in best.stages)
+    found = explained(problem(chain(4), 2, 16, fixed_s=4.0, memory_bytes=need * 0.6))
+    assert found.memory_speedup and found.memory_speedup > 1.02
+    assert explained(given).memory_speedup is None
