@@ -156,8 +156,11 @@ def _outcome(
     try:
         plan = make()
         seconds = strategy.predict(plan, problem, record=False).metrics.iteration_s
-    except GppError as error:
-        reason = "does not fit the memory: " * isinstance(error, Infeasible) + str(error)
+    except Infeasible as error:
+        return WhatIf(change=words, how=how, reason=f"does not fit the memory: {error}")
+    except Exception as error:
+        # A planner's bug on a changed problem must not take the run's own plan with it.
+        reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         return WhatIf(change=words, how=how, reason=reason)
     return WhatIf(
         change=words,

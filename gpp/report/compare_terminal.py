@@ -7,13 +7,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gpp.report import text
 from gpp.report.comparison import gap_words, lines, reason_lines
 from gpp.report.record import RunRecord
 from gpp.report.terminal import WIDE, new_table
 
 COLUMNS = ("strategy", "predicted", "samples/s", "× best", "bubble", "memory", "stages", "depth", "devices", "b", "search")
-NARROW = ("strategy", "predicted", "× best", "bubble", "memory", "stages", "b", "search", "from optimal")
+NARROW = ("strategy", "predicted", "× best", "bubble", "memory", "stages", "b", "search", "gap")
+"""`gap`: from optimal, at most."""
 
 
 def compare_table(run: RunRecord, width: int) -> Table:
@@ -25,13 +25,15 @@ def compare_table(run: RunRecord, width: int) -> Table:
         names += ["own objective"] * any(line.attempt.objective for line in found) + ["from optimal", "status"]
     table = new_table("", *((name, "left" if name in ("strategy", "status", "own objective") else "right") for name in names))
     table.columns[0].no_wrap = True
+    if wide:
+        table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
     for line in found:
         cells = line.cells()
+        cells["gap"] = cells["from optimal"]
         if line.attempt.status != "ok" and not wide:
             cells["predicted"] = "no plan"
         if wide and line.attempt.reason:
-            room = max(12, width - 120)
-            cells["status"] += f": {text.shorten_end(line.attempt.reason.splitlines()[0], room)}"
+            cells["status"] += f": {line.attempt.reason.splitlines()[0]}"
         style = "bold green" if line.is_best else "" if line.attempt.status == "ok" else "yellow"
         table.add_row(*[escape(cells[name]) for name in names], style=style)
     return table

@@ -113,10 +113,10 @@ def _changes(explanation: Explanation) -> str:
     rows = [["this plan", text.seconds(own), _step_bar(own, own, longest), "", ""]]
     for heading, changes in groups:
         if changes:
-            rows.append([Html(f"<b>{escape(heading)}</b>"), "", "", "", ""])
+            rows.append([_one_line(heading, bold=True), "", "", "", ""])
         rows += [
             [
-                change.change,
+                _one_line(change.change),
                 text.seconds(change.iteration_s),
                 _step_bar(change.iteration_s, own, longest),
                 change_words(change),
@@ -125,6 +125,10 @@ def _changes(explanation: Explanation) -> str:
             for change in changes
         ]
     return table(columns, rows)
+
+
+def _one_line(words: str, bold: bool = False) -> Html:
+    return Html(f'<span style="white-space:nowrap{";font-weight:600" if bold else ""}">{escape(words)}</span>')
 
 
 def _step_bar(seconds: float | None, own: float, longest: float) -> str:
