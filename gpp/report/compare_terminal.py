@@ -7,33 +7,37 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from gpp.report import text
 from gpp.report.comparison import gap_words, lines, reason_lines
 from gpp.report.record import RunRecord
-from gpp.report.terminal import WIDE, new_table
+from gpp.report.terminal import new_table
 
-COLUMNS = ("strategy", "predicted", "samples/s", "× best", "bubble", "memory", "stages", "depth", "devices", "b", "search")
-NARROW = ("strategy", "predicted", "× best", "bubble", "memory", "stages", "b", "search", "gap")
-"""`gap`: from optimal, at most."""
+LEFT = ("strategy", "status", "own objective")
+FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
+"""Columns that give way, in this order, where a terminal has no room for all."""
 
 
 def compare_table(run: RunRecord, width: int) -> Table:
-    """One line a strategy; below `WIDE` columns the most telling facts only."""
+    """One line a strategy, with as many facts as fit."""
     found = lines(run.compared, run.bound)
-    wide = width >= WIDE
-    names = list(COLUMNS) if wide else list(NARROW)
-    if wide:
-        names += ["own objective"] * any(line.attempt.objective for line in found) + ["from optimal", "status"]
-    table = new_table("", *((name, "left" if name in ("strategy", "status", "own objective") else "right") for name in names))
+    rows = [line.cells() for line in found]
+    names = [name for name in rows[0] if name != "own objective" or any(line.attempt.objective for line in found)]
+
+    def needed() -> int:
+        return sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in names)
+
+    for name in FIRST_TO_GO:
+        if needed() > width and name in names:
+            names.remove(name)
+    table = new_table("", *((name, "left" if name in LEFT else "right") for name in names))
     table.columns[0].no_wrap = True
-    if wide:
-        table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
-    for line in found:
-        cells = line.cells()
-        cells["gap"] = cells["from optimal"]
-        if line.attempt.status != "ok" and not wide:
+    room = width - needed()
+    for line, cells in zip(found, rows, strict=True):
+        reason = (line.attempt.reason or "").splitlines()
+        if "status" not in names and line.attempt.status != "ok":
             cells["predicted"] = "no plan"
-        if wide and line.attempt.reason:
-            cells["status"] += f": {line.attempt.reason.splitlines()[0]}"
+        elif reason and room >= 12:
+            cells["status"] += f": {text.shorten_end(reason[0], room - 2)}"
         style = "bold green" if line.is_best else "" if line.attempt.status == "ok" else "yellow"
         table.add_row(*[escape(cells[name]) for name in names], style=style)
     return table
