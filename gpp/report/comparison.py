@@ -45,7 +45,7 @@ class Line:
             "b": ", ".join(map(str, sizes)) or "–",
             "search": text.seconds(attempt.search_s),
             "own objective": text.seconds(attempt.objective_s) if attempt.objective_s else attempt.objective or "–",
-            "from optimal": "–" if self.gap is None else f"≤ {text.percent(self.gap)}",
+            "gap ≤": text.percent(self.gap),
             "status": attempt.status,
         }
 
