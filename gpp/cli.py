@@ -189,7 +189,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         console.print(Text(f"skip {' '.join(overrides)}: {done} in {os.path.relpath(run_dir)}", style="dim"))
         return 3 if done == "infeasible" else 0
     if multirun:
-        console.rule(f"job {hydra_cfg.job.num}: {' '.join(overrides)}", align="left")
+        console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
         with open_dict(cfg):

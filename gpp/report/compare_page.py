@@ -68,8 +68,8 @@ def _certificate(found: list[Line], run: RunRecord) -> str:
     best = next((line for line in found if line.is_best), None)
     words = gap_words(best.gap, run.bound) if best else ""
     note = (
-        "× best: time over the best strategy's. b: micro-batch size. Gap: from optimal, at most. Own objective: what the planner itself minimises; "
-        "all other figures come from one simulator for all."
+        "× best: time over the best strategy's. b: micro-batch size. Gap: from optimal, at most. "
+        "Own objective: what the planner itself minimises; all other figures come from one simulator for all."
     )
     certificate = f"<p>{escape(best.attempt.strategy)} is {escape(words)}.</p>" if words and best else ""
     return f'{certificate}<p class="sub">{note}</p>'
