@@ -102,12 +102,9 @@ class Assessor:
 
         Those that alone keep it at `share` of its bound or more, and those on the way in and out of the slowest one.
         """
-        arranged = self._arranged(parts, chain)
-        assert arranged is not None, "a candidate has no cycle"
-        ordered, nexts, depth = arranged
-        placement = self._place(ordered, microbatch_size, nexts, depth)
-        assert placement is not None, "a candidate has devices"
-        values, came_from, went_to = self._walk(ordered, placement, microbatch_size, nexts, depth)
+        walked = self._walk_parts(parts, microbatch_size, chain)
+        assert walked is not None, "a candidate has devices and no cycle"
+        ordered, (values, came_from, went_to) = walked
         slowest = values.index(max(values))
         slow = {s for s, value in enumerate(values) if value >= share * values[slowest]}
         for back in (came_from, went_to):
@@ -117,6 +114,21 @@ class Assessor:
                 s = back[s]
         index = {part: i for i, part in enumerate(parts)}
         return {index[ordered[s]] for s in slow}
+
+    def stage_bounds_s(self, parts: Sequence[tuple[int, int]], microbatch_size: int) -> list[float] | None:
+        """What every stage alone bounds the iteration by, in stage order; None if there is a cycle or a lack of devices."""
+        walked = self._walk_parts(parts, microbatch_size, False)
+        return walked and walked[1][0]
+
+    def _walk_parts(
+        self, parts: Sequence[tuple[int, int]], b: int, chain: bool
+    ) -> tuple[Parts, tuple[list[float], list[int], list[int]]] | None:
+        arranged = self._arranged(parts, chain)
+        if arranged is None:
+            return None
+        ordered, nexts, depth = arranged
+        placement = self._place(ordered, b, nexts, depth)
+        return placement and (ordered, self._walk(ordered, placement, b, nexts, depth))
 
     def _arranged(self, parts: Sequence[tuple[int, int]], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""

@@ -70,28 +70,34 @@ def polish(search: Search, plan: Plan) -> None:
 
 
 def spread(search: Search, plan: Plan) -> None:
-    """Simulate the plan with idle devices dealt out as replicas where they lower its bound most, as long as they do."""
+    """Simulate the plan with idle devices dealt out as replicas, where they lower the stages' bounds most, as long as they do.
+
+    Often no single stage lowers the largest bound (several towers are equally long), so the sum of powers decides here too.
+    """
     assessor = search.assessor
-    allowed = assessor.costs.replicas[plan.stages[0].microbatch_size]
-    parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
     b, idle = plan.stages[0].microbatch_size, assessor.cluster.num_devices - plan.num_devices
-    best = assessor.assess(parts, b)
-    if not isinstance(best, Candidate):
-        return
-    improved = False
+    allowed = assessor.costs.replicas[b]
+    parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
+    bounds = assessor.stage_bounds_s(parts, b)
+    scale = max(bounds or [1.0])
+
+    def norm(parts: list[tuple[int, int]]) -> float:
+        bounds = assessor.stage_bounds_s(parts, b)
+        return sum((bound / scale) ** POWER for bound in bounds) if bounds else float("inf")
+
+    best, tried = norm(parts), []
     while idle > 0:
         moves = []
         for s, (mask, r) in enumerate(parts):
             more = next((x for x in allowed if x > r), None)
             if more is not None and more - r <= idle:
-                found = assessor.assess([*parts[:s], (mask, more), *parts[s + 1 :]], b)
-                if isinstance(found, Candidate) and found.bound_s < best.bound_s * (1 - 1e-4):
-                    moves.append((found.bound_s, s, more, found))
-        if not moves:
+                # What a device gains: large steps must not win only by being large.
+                found = norm([*parts[:s], (mask, more), *parts[s + 1 :]])
+                moves.append(((best - found) / (more - r), s, more, found))
+        gain, s, more, found = max(moves, default=(0.0, 0, 0, 0.0))
+        if gain <= 1e-6 * best:
             break
-        _, s, more, best = min(moves, key=lambda move: move[:3])
         idle -= more - parts[s][1]
-        parts[s], improved = (parts[s][0], more), True
-    if improved:
-        search.simulate(best)
-
+        parts[s], best = (parts[s][0], more), found
+        tried.append(assessor.assess(parts, b))
+    search.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], 2)
