@@ -58,7 +58,7 @@ from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.drafts import any_that_fits, drafts
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch
-from gpp.planners.polish import polish, spread
+from gpp.planners.polish import polish, recut, spread
 from gpp.planners.refine import refine, repair
 from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.skeleton import Skeleton
@@ -137,7 +137,7 @@ class GraphPipe(AbstractPlanner):
             repair(search, stages, b)
         complete = self._complete(shape, search)
         if not complete:
-            for improve in (spread, polish):
+            for improve in (spread, recut, polish):
                 for best, _ in search.best_by_size()[:POLISHED]:
                     improve(search, best)
         if search.best is not None and not complete:

@@ -12,12 +12,23 @@ import numpy as np
 from gpp.plan import Plan
 from gpp.planners.candidates import Candidate, Search
 from gpp.planners.chains import Intervals
+from gpp.planners.partition_search import Lanes, PartitionSearch
+from gpp.planners.skeleton import Skeleton
 
-WINDOW = 12
+WINDOW = 24
 """Operators by which a border may move to either side."""
 
 POWER = 8.0
 """Of the stages' times, summed."""
+
+MOST_PLACES, MOST_IF_TIGHT = 100, 256
+"""Places to cut in `recut`; more where memory decides, which asks for stages that fit exactly."""
+
+TIGHT = 0.9
+"""Share of the memory at which a stage counts as decided by it."""
+
+FINER, NUM_FINER = (0.8, 1.05), 26
+"""Limits of `recut` in units of the slowest stage's time, and how many of them."""
 
 LONGEST_LINE = 600
 """Operators up to which the tables of all intervals are worth their memory."""
@@ -34,11 +45,8 @@ def polish(search: Search, plan: Plan) -> None:
     table = Intervals(costs, line)
     ends = np.cumsum([len(stage.ops) for stage in plan.stages]).tolist()
     places = [np.array([0])]
-    for s, end in enumerate(ends[:-1]):
-        # Windows of neighbours do not overlap, so every stage keeps an operator.
-        low = max(end - WINDOW, (ends[s - 1] if s else 0) + (end - (ends[s - 1] if s else 0)) // 2 + 1)
-        high = min(end + WINDOW, end + (ends[s + 1] - end) // 2)
-        places.append(np.arange(min(low, end), max(high, end) + 1))
+    for end in ends[:-1]:
+        places.append(np.arange(max(end - WINDOW, 1), min(end + WINDOW, len(line) - 1) + 1))
     places.append(np.array([ends[-1]]))
     scale = None
     value, choices = np.zeros(1), []
@@ -67,6 +75,36 @@ def polish(search: Search, plan: Plan) -> None:
     candidate = search.assessor.assess(parts, b)
     if isinstance(candidate, Candidate):
         search.simulate(candidate)
+
+
+def recut(search: Search, plan: Plan) -> None:
+    """Simulate the best of the dynamic program over the plan's own line of operators, cut finely around its borders.
+
+    Stages and replicas may change here, which `polish` does not do.
+    """
+    costs, problem = search.assessor.costs, search.assessor.problem
+    line = tuple(op for stage in plan.stages for op in stage.ops)
+    if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
+        return
+    b = plan.stages[0].microbatch_size
+    fullest = max(problem.stage_memory(stage.ops, b, len(stage.devices), stage.in_flight) for stage in plan.stages)
+    most = MOST_IF_TIGHT if fullest > TIGHT * costs.limit_bytes else MOST_PLACES
+    near = max(1, most // (2 * len(plan.stages)))
+    places = {0, len(line)}
+    for end in np.cumsum([len(stage.ops) for stage in plan.stages]).tolist():
+        places.update(range(max(end - near, 0), min(end + near, len(line)) + 1))
+    slowest = max(sum(problem.stage_times(stage.ops, b, stage.devices)) for stage in plan.stages)
+    program = PartitionSearch(Skeleton(costs, None, line, sorted(places)), depth_scale=plan.depth / len(plan.stages))
+    limits = slowest * np.linspace(*FINER, NUM_FINER)
+    solved = program.solve(Lanes(np.full(NUM_FINER, b), limits))
+    devices, found = solved.devices[0], []
+    for h in range(1, devices.shape[1]):
+        fits = np.flatnonzero(devices[:, h] <= costs.cluster.num_devices)
+        if len(fits) and devices[fits[0], h] < devices[fits[0], h - 1]:
+            candidate = search.assessor.assess(solved.parts(int(fits[0]), h)[0], b)
+            if isinstance(candidate, Candidate):
+                found.append(candidate)
+    search.simulate_all(found, 2)
 
 
 def spread(search: Search, plan: Plan) -> None:

@@ -55,19 +55,23 @@ class Skeleton:
     Args:
         structure: reachability that is series-parallel; None to take `line` as one chain.
         line: a topological order of the operators, if there is no structure.
+        bounds: where that line may be cut, both ends included; None for its lightest borders.
     """
 
-    def __init__(self, costs: StageCosts, structure: Order | None, line: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, costs: StageCosts, structure: Order | None, line: tuple[int, ...] = (), bounds: list[int] | None = None
+    ) -> None:
         self.costs, self.graph = costs, costs.graph
         self._labels = costs.labels()
         self.line: list[int] = []
         if structure is None:
             self.line = list(line)
-            self.root = Chain(bounds=list(range(len(line) + 1)))
+            self.root = Chain(bounds=list(bounds or range(len(line) + 1)))
         else:
             self.root = self._take_apart(structure, self.graph.all_mask)
         self.intervals = Intervals(costs, tuple(self.line))
-        self._thin(self.root)
+        if bounds is None:
+            self._thin(self.root)
         self.depth = _longest(self.root)
 
     def _take_apart(self, order: Order, mask: int) -> Chain:
