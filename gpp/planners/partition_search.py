@@ -32,6 +32,9 @@ NONE = 1 << 28
 MAX_LANES = 4000
 """Lanes that a block may take its branches apart with; each depth of what follows it takes one."""
 
+SMALL_CHAIN = 16
+"""Pieces up to which the tables of all micro-batch sizes are made together."""
+
 Parts = list[tuple[int, int]]
 """(operator mask, replicas) of every stage."""
 
@@ -46,10 +49,6 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def repeat(self, times: int) -> Lanes:
-        """Each lane several times, in place."""
-        return Lanes(np.repeat(self.sizes, times), np.repeat(self.limits_s, times))
-
 
 class PartitionSearch:
     """The dynamic program over one skeleton.
@@ -63,44 +62,59 @@ class PartitionSearch:
         self.skeleton, self.costs, self.depth_scale = skeleton, skeleton.costs, depth_scale
         self.num_devices = self.costs.cluster.num_devices
         self.max_depth = min(self.num_devices, skeleton.depth, 128)
-        self._tables: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray | None]] = {}
+        self._tables: dict[tuple[int, tuple[int, ...], int], tuple[np.ndarray, np.ndarray | None]] = {}
+        self._ends: dict[tuple[int, int], np.ndarray] = {}
+        self._lanes = Lanes(np.zeros(0, int), np.zeros(0))
 
     def solve(self, lanes: Lanes) -> Solved:
         """All layouts of the whole graph; `Solved.devices[0]` has shape [L, H + 1]."""
+        self._lanes = lanes
+        self._ends.clear()
         after = np.zeros((len(lanes), self.max_depth + 1), np.int32)
-        return self.chain(self.skeleton.root, lanes, after)
+        return self.chain(self.skeleton.root, np.arange(len(lanes)), after)
+
+    def pick(self, lanes: np.ndarray) -> Lanes:
+        """The lanes of some numbers."""
+        return Lanes(self._lanes.sizes[lanes], self._lanes.limits_s[lanes])
 
     def stage_s(self, chain: Chain, microbatch_size: int, num_replicas: int) -> np.ndarray:
         """Seconds of every stage inside a chain, by its first and one-past-last piece."""
-        return self._stages(chain, microbatch_size, num_replicas)[0]
+        return self._stages(chain, (microbatch_size,), num_replicas)[0][0]
 
-    def _stages(self, chain: Chain, b: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """(seconds, longest pipeline that fits or None if all do) of the stages inside a chain; infinite where none is."""
-        key = (id(chain), b, r)
-        if key not in self._tables:
-            at, table, costs = np.array(chain.bounds), self.skeleton.intervals, self.costs
-            box = np.ix_(at, at)
-            samples, most = b // r, costs.problem.minibatch_size // b
-            prefix = table.prefix_s[costs.row(samples)][at]
-            seconds = np.maximum(prefix[None, :] - prefix[:, None], table.grads[box] * (samples / costs.link.bandwidth_bytes_per_s))
-            seconds += costs.finish_array_s(table.trainable[box], r) / most
-            kept, fixed = table.kept[box] * samples, table.static[box] + table.grads[box] * samples
-            whole = costs.problem.in_flight == "all"
-            deepest = most if whole else max(1, min(math.ceil(self.max_depth * self.depth_scale), most))
-            depth = None
-            if not (fixed + kept * deepest <= costs.limit_bytes).all():
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
-                    fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
-                fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
-                scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
-                depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(
-                    np.int16
-                )
-                seconds = np.where(depth > 0, seconds, np.inf)
-                depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
-            seconds[np.tril_indices(len(at))] = np.inf
-            self._tables[key] = seconds, depth
+    def _stages(self, chain: Chain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
+
+        Both have the shape [len(sizes), k + 1, k + 1].
+        """
+        key = (id(chain), sizes, r)
+        if key in self._tables:
+            return self._tables[key]
+        at, table, costs = np.array(chain.bounds), self.skeleton.intervals, self.costs
+        box = np.ix_(at, at)
+        divides = np.array([b % r == 0 for b in sizes])
+        samples = np.array([max(b // r, 1) for b in sizes])[:, None, None]
+        most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
+        rows = [costs.row(b // r) if b % r == 0 else 0 for b in sizes]
+        prefix = table.prefix_s[rows][:, at]
+        grads = table.grads[box]
+        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
+        seconds += costs.finish_array_s(table.trainable[box], r) / most
+        kept, fixed = table.kept[box] * samples, table.static[box] + grads * samples
+        whole = costs.problem.in_flight == "all"
+        deepest = most if whole else np.clip(np.minimum(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
+        depth = None
+        if not (fixed + kept * deepest <= costs.limit_bytes).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
+                fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
+            fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
+            scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
+            depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(np.int16)
+            seconds[depth <= 0] = np.inf
+            depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
+        seconds[:, np.tri(len(at), dtype=bool)] = np.inf
+        seconds[~divides] = np.inf
+        self._tables[key] = seconds, depth
         return self._tables[key]
 
     def furthest(self, chain: Chain, lanes: Lanes, r: int) -> np.ndarray:
@@ -108,32 +122,44 @@ class PartitionSearch:
 
         Where there is none, the piece itself.
         """
-        k, out = len(chain.bounds) - 1, None
-        for b in np.unique(lanes.sizes).tolist():
-            mine = np.flatnonzero(lanes.sizes == b)
-            if b % r:
-                ends = np.broadcast_to(np.arange(k)[:, None], (k, len(mine)))
-            else:
-                seconds, depth = self._stages(chain, b, r)
-                within = seconds[:k, :0:-1, None] <= lanes.limits_s[mine]
-                ends = _last(within, k)
+        k = len(chain.bounds) - 1
+        sizes = tuple(dict.fromkeys(lanes.sizes.tolist()))
+        out: np.ndarray | None = None
+        # Large tables one micro-batch size at a time, small ones all together: the cost is in the elements or in the calls.
+        for group in (sizes,) if k <= SMALL_CHAIN else tuple((b,) for b in sizes):
+            seconds, depth = self._stages(chain, group, r)
+            mine = np.flatnonzero(np.isin(lanes.sizes, group))
+            which = np.array([group.index(b) for b in lanes.sizes[mine].tolist()])
+            within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
+            ends, deep = _last(within, k), np.zeros(0, int)
+            if depth is not None:
                 # Most limits bind before the memory does; only where memory decides do depths get their own ends.
-                if depth is not None and (depth[np.arange(k)[:, None], ends][ends > np.arange(k)[:, None]] < self.max_depth).any():
-                    deep = depth[:k, :0:-1, None, None] >= np.arange(1, self.max_depth + 1)
-                    ends = _last(within[..., None] & deep, k)
+                pieces = np.arange(k)[:, None]
+                deep = np.flatnonzero(((depth[which, pieces, ends] < self.max_depth) & (ends > pieces)).any(axis=0))
             if out is None:
                 out = np.zeros((k, len(lanes)), np.int32)
-            if ends.ndim > out.ndim:
+            if len(deep) and out.ndim == 2:
                 out = np.repeat(out[:, :, None], self.max_depth, axis=2)
-            out[:, mine] = ends if ends.ndim == out.ndim else ends[:, :, None]
+            out[:, mine] = ends if out.ndim == 2 else ends[:, :, None]
+            if depth is not None and len(deep):
+                allowed = depth[which[deep], :k, :0:-1][..., None] >= np.arange(1, self.max_depth + 1)
+                out[:, mine[deep]] = _last(within[deep][..., None] & allowed, k)
         assert out is not None, "there is a lane at least"
         return out
 
-    def chain(self, chain: Chain, lanes: Lanes, after: np.ndarray) -> Solved:
-        """A chain before something that needs `after[lane, h]` devices at depth h."""
-        replicas = sorted({r for b in set(lanes.sizes.tolist()) for r in self.costs.replicas[b]})
+    def ends(self, chain: Chain, lanes: np.ndarray, r: int) -> np.ndarray:
+        """`furthest` for some of the lanes being solved, some of them several times."""
+        key = (id(chain), r)
+        if key not in self._ends:
+            self._ends[key] = self.furthest(chain, self._lanes, r)
+        found = self._ends[key]
+        return found if len(lanes) == found.shape[1] else found[:, lanes]
+
+    def chain(self, chain: Chain, lanes: np.ndarray, after: np.ndarray) -> Solved:
+        """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
+        replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
-        ends = [self.furthest(chain, lanes, r) for r in replicas]
+        ends = [self.ends(chain, lanes, r) for r in replicas]
         devices = np.full((k + 1, *after.shape), NONE, np.int32)
         devices[k] = after
         choice = np.zeros((k, *after.shape), np.int8)
@@ -159,10 +185,10 @@ class PartitionSearch:
 
 
 def _last(within: np.ndarray, k: int) -> np.ndarray:
-    """The largest end that is within, of ends in descending order along axis 1; the piece itself where there is none."""
-    pieces = np.arange(k).reshape((k,) + (1,) * (within.ndim - 2))
+    """The largest end that is within, of [L, k, ends in descending order, ...]; the piece itself where there is none: [k, L, ...]."""
+    pieces = np.arange(k).reshape((1, k) + (1,) * (within.ndim - 3))
     # argmax counts from the far end; no hit at all gives 0 as well.
-    return np.where(within.any(axis=1), k - within.argmax(axis=1), pieces)
+    return np.moveaxis(np.where(within.any(axis=2), k - within.argmax(axis=2), pieces), 1, 0).astype(np.int32)
 
 
 @dataclass(slots=True)
@@ -217,13 +243,13 @@ class Opened:
     places: dict[tuple[int, int], np.ndarray]
 
     @classmethod
-    def of(cls, search: PartitionSearch, block: Block, lanes: Lanes, after: np.ndarray) -> Opened:
+    def of(cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray) -> Opened:
         depths = _depths(after, len(lanes))
         num = depths.shape[1]
-        spread, begin = lanes.repeat(num), depths.reshape(-1)
+        spread, begin = np.repeat(lanes, num), depths.reshape(-1)
         start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int32)
         inner = [search.chain(chain, spread, start) for chain in block.chains]
-        packed = _Packing(search, block, spread, begin)
+        packed = _Packing(search, block, search.pick(spread), begin)
         total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1) + np.where(start > 0, NONE, packed.num_bins[:, None])
         for c, solved in enumerate(inner):
             alone = len(block.members[c]) - packed.small[c] * len(block.members[c])
