@@ -97,6 +97,8 @@ def best_chain(
     budget: Budget,
     *,
     depth: int = 0,
+    depth_is_devices: bool = False,
+    bounded: bool = False,
     all_devices: bool = False,
     at_most_s: float | None = None,
 ) -> Chain | None:
@@ -105,7 +107,9 @@ def best_chain(
     Args:
         work: [num_states] least device seconds of each state: no way to run a stage takes fewer devices x seconds.
         ways: the stages that `Room` leaves, with their times.
-        depth: the largest depth that is told apart; 0 if times do not depend on it.
+        depth: the largest depth that is told apart; it costs nothing as long as every way has one row of times.
+        depth_is_devices: the depth of a stage is the number of devices from it to the end.
+        bounded: `depth` is a limit that no chain may exceed, whatever the times.
         all_devices: no device may be left idle.
         at_most_s: a value that is known to be reached.
     """
@@ -115,7 +119,11 @@ def best_chain(
         caps = [at_most_s * ROUNDING]
     for cap in caps:
         room = Room(family, work, num_devices, cap)
-        found = _Table(family, room, [way for way in ways(room) if len(way.pairs)], num_devices, depth, budget).solve(all_devices)
+        open_ways = [way for way in ways(room) if len(way.pairs)]
+        if depth_is_devices or not (bounded or any(len(way.time_s) > 1 for way in open_ways)):
+            open_ways = [way._replace(step=0) for way in open_ways]
+        most = depth if any(way.step for way in open_ways) else 0
+        found = _Table(family, room, open_ways, num_devices, most, budget).solve(all_devices)
         if found is not None and found.value_s <= cap:
             return found
     return None
@@ -161,17 +169,23 @@ class _Table:
             begin = firsts[a]
             stop = firsts[b] if b < len(firsts) else len(starts)
             behind = self.best[k - way.devices, : self.depth + 1 - way.step][:, self.ends[w][begin:stop]]
-            own = way.time_s[way.step :, begin:stop] if len(way.time_s) > 1 else way.time_s[:, begin:stop]
+            own = way.time_s[self._rows(way, k, way.step, None), begin:stop]
             value = np.minimum.reduceat(np.maximum(own, behind), firsts[a:b] - begin, axis=1)
             states = starts[firsts[a:b]]
             row[way.step :, states] = np.minimum(row[way.step :, states], value)
+
+    def _rows(self, way: Way, k: int, low: int, high: int | None) -> slice:
+        """Rows of a way's times for depths `low` to `high`; the row of k devices if that is what depth means."""
+        if len(way.time_s) == 1:
+            return slice(0, 1)
+        return slice(low, high) if way.step else slice(k, k + 1)
 
     def _trace(self, k: int, q: int) -> tuple[Cut, ...]:
         """The stages behind a value; ties: the first way, then the longest stage."""
         state, cuts = self.family.num_states - 1, []
         while state:
             cut = next(found for w, way in enumerate(self.ways) if (found := self._hit(w, way, k, q, state)) is not None)
-            cuts.append(Cut(int(cut.way.pairs[cut.pair]), cut.way, q))
+            cuts.append(Cut(int(cut.way.pairs[cut.pair]), cut.way, q if cut.way.step else k))
             state = int(self.family.end[cuts[-1].pair])
             k, q = k - cut.way.devices, q - cut.way.step
         return tuple(cuts)
@@ -182,7 +196,7 @@ class _Table:
         begin, stop = np.searchsorted(self.starts[w], (state, state + 1))
         if begin == stop:
             return None
-        own = way.time_s[q if len(way.time_s) > 1 else 0, begin:stop]
+        own = way.time_s[self._rows(way, k, q, q + 1), begin:stop][0]
         value = np.maximum(own, self.best[k - way.devices, q - way.step, self.ends[w][begin:stop]])
         hits = np.flatnonzero(value <= self.best[k, q, state])
         return Cut(int(begin + hits[0]), way, q) if len(hits) else None

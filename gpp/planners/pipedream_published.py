@@ -187,17 +187,14 @@ def _flat(tool: Tool, outputs: dict[int, float], num_machines: int, bandwidth: f
             time_s = np.maximum(time_s, np.where(inner, 2.0 * states.outputs[end] / (bandwidth * m), 0.0))
             rows = time_s[None, :]
             if tool.memory_bytes is not None:
-                # Depth counts machines from this stage to the end.
                 behind = np.maximum(np.arange(num_machines + 1) - m, 0)
                 stash = np.ceil(behind / m)[:, None] * (states.stashed[start] - states.stashed[end])
                 rows = np.where(stash > tool.memory_bytes, np.inf, rows)
             keep = np.flatnonzero(rows.min(axis=0) <= room.cap_s)
-            step = m if tool.memory_bytes is not None else 0
-            found.append(Way(m, m, step, pairs[keep], rows[:, keep]))
+            found.append(Way(m, m, 0, pairs[keep], rows[:, keep]))
         return found
 
-    depth = num_machines if tool.memory_bytes is not None else 0
-    chain = best_chain(family, states.work, ways, num_machines, budget, depth=depth, all_devices=True)
+    chain = best_chain(family, states.work, ways, num_machines, budget, depth_is_devices=True, all_devices=True)
     return _published(family, chain)
 
 
