@@ -239,7 +239,7 @@ class Experiment:
         """What a user should know of this plan before it runs."""
         out = list(self.engine.check(plan)) if self.trains else []
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
-        smallest = min(stage.microbatch_size // len(stage.devices) for stage in plan.stages)
+        smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
         if buffers and smallest < plan.minibatch_size:
             out.append(
                 f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
