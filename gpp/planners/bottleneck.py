@@ -23,6 +23,8 @@ from gpp.planners.downsets import Budget, Family
 CAPS = (1.02, 1.08, 1.2, 1.5, 2.2, 4.0, 10.0, np.inf)
 """Caps that are tried, in units of the time that all devices would need without any waste."""
 
+NO_CAP = (float("inf"),)
+
 ROUNDING = 1 + 1e-12
 
 
@@ -101,6 +103,7 @@ def best_chain(
     bounded: bool = False,
     all_devices: bool = False,
     at_most_s: float | None = None,
+    caps: tuple[float, ...] = CAPS,
 ) -> Chain | None:
     """The best chain of stages on at most `num_devices` devices; None if nothing fits.
 
@@ -112,12 +115,10 @@ def best_chain(
         bounded: `depth` is a limit that no chain may exceed, whatever the times.
         all_devices: no device may be left idle.
         at_most_s: a value that is known to be reached.
+        caps: tried in turn, in units of the least conceivable time; the last one is the last word.
     """
     least = max(float(work[-1]) / num_devices, 1e-30)
-    caps = [least * factor for factor in CAPS]
-    if at_most_s is not None:
-        caps = [at_most_s * ROUNDING]
-    for cap in caps:
+    for cap in [least * factor for factor in caps] if at_most_s is None else [at_most_s * ROUNDING]:
         room = Room(family, work, num_devices, cap)
         open_ways = [way for way in ways(room) if len(way.pairs)]
         if depth_is_devices or not (bounded or any(len(way.time_s) > 1 for way in open_ways)):
@@ -181,10 +182,11 @@ class _Table:
         return slice(low, high) if way.step else slice(k, k + 1)
 
     def _trace(self, k: int, q: int) -> tuple[Cut, ...]:
-        """The stages behind a value; ties: the first way, then the longest stage."""
+        """The stages behind a value; ties: most devices, the first such way, the longest stage: few stages fill and drain sooner."""
         state, cuts = self.family.num_states - 1, []
+        ordered = sorted(enumerate(self.ways), key=lambda pair: (-pair[1].devices, pair[0]))
         while state:
-            cut = next(found for w, way in enumerate(self.ways) if (found := self._hit(w, way, k, q, state)) is not None)
+            cut = next(found for w, way in ordered if (found := self._hit(w, way, k, q, state)) is not None)
             cuts.append(Cut(int(cut.way.pairs[cut.pair]), cut.way, q if cut.way.step else k))
             state = int(self.family.end[cuts[-1].pair])
             k, q = k - cut.way.devices, q - cut.way.step

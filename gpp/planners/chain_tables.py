@@ -190,19 +190,30 @@ class Best:
         ideal_s: micro-batch size -> seconds that no plan of that size goes below.
     """
 
-    def __init__(self, problem: Problem, planner: str, predict: Predict) -> None:
-        self.problem, self.planner, self.predict = problem, planner, predict
+    def __init__(self, problem: Problem, planner: str, predict: Predict, replication: bool = True) -> None:
+        self.problem, self.planner, self.predict, self.replication = problem, planner, predict, replication
         self.plan: Plan | None = None
         self.seconds, self.value_s, self.num_tried = float("inf"), float("inf"), 0
 
     def sweep(self, ideal_s: dict[int, float], find: Callable[[int], tuple[float, list[Part]] | None]) -> None:
-        """Search every size that could still win, the most promising first."""
+        """Search every size that could still win, the most promising first.
+
+        Plain data parallelism, which the tools print beside their plans, is offered too.
+        """
         for b in sorted(ideal_s, key=lambda b: (ideal_s[b], -b)):
             if ideal_s[b] >= self.seconds * MARGIN:
                 break
             found = find(b)
             if found is not None:
                 self.offer(*found, b)
+            self._offer_data_parallel(b)
+
+    def _offer_data_parallel(self, b: int) -> None:
+        problem, ops = self.problem, tuple(range(self.problem.graph.num_ops))
+        r = max(replicas(problem, b)) if self.replication else 1
+        in_flight = problem.minibatch_size if problem.in_flight == "all" else b
+        if problem.stage_memory(ops, b, r, in_flight) <= problem.memory_limit_bytes:
+            self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))), [Part(problem.graph.all_mask, r)], b)
 
     def offer(self, value_s: float, parts: list[Part], microbatch_size: int) -> None:
         """Keep a chain if it is predicted faster."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 TINY_BYTES = 1e-9
-CHUNK = 1 << 16
+CHUNK = 1 << 13
 
 
 def changes(added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
@@ -23,26 +23,43 @@ def changes(added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
     return useful[np.lexsort((useful, added_s[useful] / saved_bytes[useful]))]
 
 
-def squeeze(members: np.ndarray, lacking: np.ndarray, order: np.ndarray, added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
-    """[num_stages] seconds that the changes add to each stage; infinite where even all of them do not save enough.
+def squeeze(
+    members: np.ndarray, kept: np.ndarray, fixed: np.ndarray, depths: list[int], added_s: np.ndarray, spared: np.ndarray, again: np.ndarray
+) -> np.ndarray:
+    """[num_depths, num_stages] seconds that the changes add; infinite where even all of them do not save enough.
 
     Args:
         members: [num_stages, num_ops] whether a stage holds an operator.
-        lacking: [num_stages] bytes that each stage must save, above zero.
-        order: from `changes`.
+        kept, fixed: [num_stages] a stage of depth y has `kept * y + fixed` bytes too many.
+        depths: numbers of micro-batches in flight.
+        spared, again: [num_ops] changing an operator saves `spared * y - again` bytes.
     """
-    out = np.full(len(members), np.inf)
-    if not len(order):
-        return out
+    out = np.zeros((len(depths), len(members)))
     for begin in range(0, len(members), CHUNK):
         part = slice(begin, begin + CHUNK)
-        held = members[part][:, order]
-        left = lacking[part, None] - np.cumsum(held * saved_bytes[order], axis=1)
-        seconds = np.cumsum(held * added_s[order], axis=1)
-        enough = left < TINY_BYTES
-        first = enough.argmax(axis=1)
-        rows = np.arange(len(held))
-        out[part] = np.where(enough[rows, first], seconds[rows, first], np.inf)
+        order = np.arange(0)
+        sums: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        for row, y in zip(out, depths, strict=True):
+            lacking = kept[part] * y + fixed[part]
+            now = np.flatnonzero(lacking > 0)
+            if not len(now):
+                continue
+            new = changes(added_s, spared * y - again)
+            if not len(new):
+                row[begin + now] = np.inf
+                continue
+            if sums is None or not np.array_equal(new, order):
+                order = new
+                held = members[part][:, order]
+                sums = tuple(np.cumsum(held * values[order], axis=1) for values in (added_s, spared, again))  # pyright: ignore[reportAssignmentType]
+            assert sums is not None
+            seconds, spares, agains = sums
+            # Savings never fall along the order, so those that do not suffice come first.
+            hopeless = lacking[now] - (spares[now, -1] * y - agains[now, -1]) >= TINY_BYTES
+            row[begin + now[hopeless]] = np.inf
+            now = now[~hopeless]
+            short = (lacking[now, None] - (spares[now] * y - agains[now]) >= TINY_BYTES).sum(axis=1)
+            row[begin + now] = seconds[now, short]
     return out
 
 

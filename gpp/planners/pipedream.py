@@ -39,7 +39,7 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import mask_of
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
-from gpp.planners.bottleneck import Room, Way, best_chain
+from gpp.planners.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
 from gpp.planners.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, replicas
 from gpp.planners.downsets import Budget
@@ -93,7 +93,7 @@ class PipeDream(AbstractPlanner):
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
-        best = Best(problem, "pipedream", predict)
+        best = Best(problem, "pipedream", predict, self.replication)
         if self.compatible:
             return self._repeat(problem, best, budget)
         flat = _Flat(problem, self, budget, 1.0)
@@ -114,7 +114,7 @@ class PipeDream(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         flat = _Flat(problem, self, budget, memory_scale)
         for b in problem.microbatch_sizes():
-            found = flat.find(b)
+            found = flat.find(b, caps=NO_CAP)
             if found is not None:
                 value, parts = found
                 return Candidate(value, len(parts), b, True, tuple((part.mask, part.replicas) for part in parts))
@@ -223,7 +223,7 @@ class _Flat:
         total = self.problem.minibatch_size
         return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
 
-    def find(self, b: int) -> tuple[float, list[Part]] | None:
+    def find(self, b: int, caps: tuple[float, ...] = CAPS) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
         if self.servers is not None:
             return self.servers.find(b)
@@ -234,6 +234,7 @@ class _Flat:
             self.num_devices,
             self.budget,
             depth=min(self.num_devices, self.family.num_states - 1),
+            caps=caps,
         )
         if chain is None:
             return None

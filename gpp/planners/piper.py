@@ -39,7 +39,7 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import bits, mask_of
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
-from gpp.planners.bottleneck import Cut, Room, Way, best_chain
+from gpp.planners.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
 from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, replicas
 from gpp.planners.downsets import Budget, Stages
@@ -88,7 +88,7 @@ class Piper(AbstractPlanner):
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)
-        best = Best(problem, "piper", predict)
+        best = Best(problem, "piper", predict, self.replication)
         if self.compatible:
             return self._repeat(problem, best, budget)
         search = _Search(problem, self, budget, 1.0)
@@ -114,7 +114,7 @@ class Piper(AbstractPlanner):
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         search = _Search(problem, self, budget, memory_scale)
         for b in problem.microbatch_sizes():
-            found = search.find(b)
+            found = search.find(b, caps=NO_CAP)
             if found is not None:
                 value, parts = found
                 return Candidate(value, len(parts), b, True, tuple((part.mask, part.replicas * part.degree) for part in parts))
@@ -240,7 +240,7 @@ class _Search:
         total = self.problem.minibatch_size
         return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
 
-    def find(self, b: int) -> tuple[float, list[Part]] | None:
+    def find(self, b: int, caps: tuple[float, ...] = CAPS) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
         chain = best_chain(
             self.family,
@@ -249,6 +249,7 @@ class _Search:
             self.num_devices,
             self.budget,
             depth=min(self.num_devices, self.family.num_states - 1),
+            caps=caps,
         )
         return None if chain is None else (chain.value_s, [self._part(cut, b) for cut in chain.cuts])
 
@@ -315,13 +316,8 @@ class _Search:
             return time_s[None, :]
         members = Stages(family, stages.start[binds], stages.end[binds]).members()
         by_depth = np.tile(time_s, (len(depths), 1))
-        for row, depth in zip(by_depth, depths, strict=True):
-            lacking = fixed[binds] + kept[binds] * depth - self.limit
-            now = np.flatnonzero(lacking > 0)
-            if len(now):
-                saved = (menu.spared * depth - menu.again) * samples
-                order = changes(menu.added_s, saved)
-                row[binds[now]] += squeeze(members[now], lacking[now], order, menu.added_s, saved)
+        spared, again = menu.spared * samples, menu.again * samples
+        by_depth[:, binds] += squeeze(members, kept[binds], fixed[binds] - self.limit, depths, menu.added_s, spared, again)
         if every:
             return by_depth
         positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1

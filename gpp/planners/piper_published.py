@@ -268,13 +268,10 @@ class _Search(NamedTuple):
             return base[None, :]
         members = Stages(self.family, stages.start[at[lacks]], stages.end[at[lacks]]).members()
         by_y = np.tile(base, (most + 1, 1))
-        for y in range(1, most + 1):
-            lacking = kept[lacks] * y + fixed[lacks] - self.memory_bytes
-            binds = np.flatnonzero(lacking > 0)
-            if len(binds):
-                saved = menu.saved_a * y + menu.saved_b
-                order = changes(menu.added_s / d, saved)
-                by_y[y, lacks[binds]] += squeeze(members[binds], lacking[binds], order, menu.added_s / d, saved)
+        excess = fixed[lacks] - self.memory_bytes
+        by_y[1:, lacks] += squeeze(
+            members, kept[lacks], excess, list(range(1, most + 1)), menu.added_s / d, menu.saved_a, -menu.saved_b
+        )
         return by_y[-(-np.arange(self.limit + 1) // d)]
 
     def stage(self, cut) -> PiperStage:
