@@ -171,7 +171,9 @@ class Plan:
                 problem.trainable_bytes(stage.ops, stage.tensor_parallel)
                 for name in sorted({name for op in stage.ops for name in problem.graph.ops[op].params}):
                     if problem.graph.readers[name] & ~mask:
-                        raise InvalidPlan(f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too")
+                        raise InvalidPlan(
+                            f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
+                        )
 
     def _check_memory(self, problem: Problem) -> None:
         worst: tuple[float, int, float, float] | None = None

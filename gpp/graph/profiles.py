@@ -278,7 +278,9 @@ def _piper_node(entry: Any, where: str, seconds: float) -> _Node:
         if not word.isdigit() or int(word) < 1:
             raise InvalidConfig(f"{where} TMPCs", word, "must be a number of devices", "use keys such as 1, 2, 4")
         for way in listed:
-            ways[int(word), _get(way, "id", f"{where} TMPCs.{word}") == RECOMPUTED] = _piper_way(way, f"{where} TMPCs.{word}", seconds)
+            ways[int(word), _get(way, "id", f"{where} TMPCs.{word}") == RECOMPUTED] = _piper_way(
+                way, f"{where} TMPCs.{word}", seconds
+            )
     if (1, False) not in ways:
         raise InvalidConfig(where, "TMPCs.1", "lacks the vanilla way on one device, which other planners need", "add it")
     own = ways[1, False]

@@ -111,9 +111,7 @@ class Family:
         self.start, self.end = self._pairs(budget)
 
     def _pairs(self, budget: Budget) -> tuple[np.ndarray, np.ndarray]:
-        if self.num_states == self.graph.num_ops + 1 and all(
-            not a & ~b for a, b in zip(self.masks, self.masks[1:], strict=False)
-        ):
+        if self.num_states == self.graph.num_ops + 1 and all(not a & ~b for a, b in zip(self.masks, self.masks[1:], strict=False)):
             start, end = np.tril_indices(self.num_states, -1)
             return start, end
         words = self.words

@@ -60,7 +60,14 @@ def published_value(
 ) -> float:
     """Seconds of the slowest stage, as PipeDream's optimizer reports them for a profile; arguments as in `published_plan`."""
     return published_plan(
-        graph, machines, bandwidths, linear=linear, compression=compression, memory_bytes=memory_bytes, seconds=seconds, budget=budget
+        graph,
+        machines,
+        bandwidths,
+        linear=linear,
+        compression=compression,
+        memory_bytes=memory_bytes,
+        seconds=seconds,
+        budget=budget,
     ).value_s
 
 

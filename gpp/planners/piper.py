@@ -281,9 +281,7 @@ class _Search:
     def _sharded(self, amounts: Amounts, menu: _Menu, stages: Stages) -> Amounts:
         """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper bound."""
         graph = self.problem.graph
-        sizes = [
-            [graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1] for op in graph.ops
-        ]
+        sizes = [[graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1] for op in graph.ops]
         trainable = np.array([float(sum(p.num_bytes * p.trainable for p in params)) for params in sizes])
         frozen = np.array([float(sum(p.num_bytes * (not p.trainable) for p in params)) for params in sizes])
         less = stages.family.sums((1 - menu.share) * trainable)
@@ -301,9 +299,7 @@ class _Search:
                 out += size * (stages.holds(op) & ~stages.holds(peer))
         return out
 
-    def _rows(
-        self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray
-    ) -> np.ndarray:
+    def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
         """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always fits."""
         family = stages.family
         kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples

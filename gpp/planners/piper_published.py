@@ -186,9 +186,7 @@ def published_menus(graph: OpGraph, seconds: np.ndarray, recompute: bool) -> lis
         faster = has_other & (other[0] < first[0])
         first, other = np.where(faster, other, first), np.where(faster, first, np.where(has_other, other, first))
         out.append(
-            Menu(
-                t, *first, other[0] - first[0], first[1] - other[1], first[2] - other[2], faster, declared, _edges(graph, ways, t)
-            )
+            Menu(t, *first, other[0] - first[0], first[1] - other[1], first[2] - other[2], faster, declared, _edges(graph, ways, t))
         )
     return out
 

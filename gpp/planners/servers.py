@@ -137,7 +137,9 @@ class Servers:
                 before, behind = best[m - r - 1], tail[r]
                 for j in range(1, last):
                     # States are ordered by size: a stretch through cut j begins behind it in the list and ends before it.
-                    np.minimum(value[j + 1 :, :j], np.maximum(before[j + 1 :, j, None], behind[None, j, :j]), out=value[j + 1 :, :j])
+                    np.minimum(
+                        value[j + 1 :, :j], np.maximum(before[j + 1 :, j, None], behind[None, j, :j]), out=value[j + 1 :, :j]
+                    )
             best.append(value)
         return _Inside(whole, tail, best)
 
