@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Running(NamedTuple):
-    """How one operator runs: seconds of both passes, share of its parameters, bytes per sample kept and held for one micro-batch."""
+    """How one operator runs: seconds of both passes, share of its parameters, bytes per sample kept and held for one
+    micro-batch."""
 
     forward_s: float
     backward_s: float
@@ -79,7 +80,8 @@ def border_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int],
 
 
 class Held(NamedTuple):
-    """Bytes on one device: trainable and frozen parameters; per sample what is kept in flight, and what is held for one micro-batch."""
+    """Bytes on one device: trainable and frozen parameters; per sample what is kept in flight, and what is held for one
+    micro-batch."""
 
     trainable: float
     frozen: float

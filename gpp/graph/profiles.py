@@ -2,10 +2,12 @@
 
 Three formats, told apart by their content:
 
-    PipeDream's graph.txt      node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.4, activation_size=8.0, ...
+    PipeDream's graph.txt      node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.4,
+    activation_size=8.0, ...
                                <tab>node4 -- node5                                                    (milliseconds, bytes)
     Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}], "edges": [{"sourceId", ...}], ...}
-    plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}], "edges": [[u, v, bytes]]}
+    plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}], "edges": [[u,
+    v, bytes]]}
 
 One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample, which
 `gpp.cost.tabulated` reads as they are.
@@ -14,7 +16,8 @@ What is taken as it stands, and what is not:
 * graph.txt: nodes called `Input...` without predecessors and `__getitem__...` without successors are left out, as PipeDream's
   optimizer does: they compute nothing. An operator has one output of one size, whoever reads it.
 * Piper: edges from one operator with equal bytes are one tensor with several readers. `timePerSample` is both passes together;
-  the forward pass is what recomputation adds to it, or a third. Its `syncTime*` are bytes. `maxDevices`, `bandwidth`, `maxMemoryPerDevice`
+  the forward pass is what recomputation adds to it, or a third. Its `syncTime*` are bytes. `maxDevices`, `bandwidth`,
+  `maxMemoryPerDevice`
   and `mbsInBatch` are the user's to choose (cluster, mini-batch).
 * plain JSON: parallel edges are added up.
 """
@@ -51,10 +54,7 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig("model.path", path, f"must be a readable profile ({error})", "correct the path") from None
-    if text.lstrip().startswith("{"):
-        draft = _json(text, str(path), seconds)
-    else:
-        draft = _graph_txt(text, str(path))
+    draft = _json(text, str(path), seconds) if text.lstrip().startswith("{") else _graph_txt(text, str(path))
     return draft.build(path.name.removesuffix(".graph.txt").removesuffix(".json").removesuffix(".txt"))
 
 

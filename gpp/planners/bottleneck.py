@@ -189,7 +189,8 @@ class _Table:
         return slice(low, high) if way.step else slice(k, k + 1)
 
     def _trace(self, k: int, q: int) -> tuple[Cut, ...]:
-        """The stages behind a value; ties: most devices, the first such way, the longest stage: few stages fill and drain sooner."""
+        """The stages behind a value; ties: most devices, the first such way, the longest stage: few stages fill and drain
+        sooner."""
         state, cuts = self.family.num_states - 1, []
         ordered = sorted(enumerate(self.ways), key=lambda pair: (-pair[1].devices, pair[0]))
         while state:

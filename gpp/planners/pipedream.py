@@ -3,11 +3,15 @@
 Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
 
     A[j][m] = min over the cut k before the last stage, and its replicas r, of max(A[k][m - r], T(k..j, r))
-    T(k..j, r) = max(compute(b / r) + 4 (r - 1) w / (r bandwidth N),   bytes over cut k / (bandwidth r),   bytes over cut j / (bandwidth r))
+    T(k..j, r) = max(compute(b / r) + 4 (r - 1) w / (r bandwidth N),   bytes over cut k / (bandwidth r),   bytes over cut j /
+    (bandwidth r))
 
-with w the stage's trainable bytes and N the micro-batches of a mini-batch. Cuts are the graph's downsets, which are its antichains (`states: antichain`),
-or the prefixes of one depth-first order (`states: linear`); `auto` takes the first where they are few. Where links inside a node differ from
-those between nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes whole ones. For every
+with w the stage's trainable bytes and N the micro-batches of a mini-batch. Cuts are the graph's downsets, which are its
+antichains (`states: antichain`),
+or the prefixes of one depth-first order (`states: linear`); `auto` takes the first where they are few. Where links inside a node
+differ from
+those between nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes
+whole ones. For every
 micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
@@ -16,7 +20,8 @@ Constraints:
    recursion is not known: all stages are held to the length of the chain that comes out, in rounds (`_over_nodes`).
 3. r divides b. All stages use the same b; b is swept.
 
-Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `gpp.planners.bottleneck` cuts off; over nodes
+Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `gpp.planners.bottleneck` cuts
+off; over nodes
 O(cuts^3 x devices of a node^2).
 
 Departures from the released optimizer, which `compatible: true` repeats (`gpp.planners.pipedream_published` lists its traps):
@@ -62,7 +67,8 @@ class PipeDream(AbstractPlanner):
         replication: whether a stage may be replicated.
         hierarchical: search inside nodes first where their links differ from those between nodes.
         compatible: repeat the released optimizer, with its formulas and traps, for one sample a micro-batch.
-        activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the tool does by default.
+        activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the
+            tool does by default.
         max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at a thousand at most.
         time_limit_s, memory_limit_bytes: of the search.
     """
@@ -147,7 +153,8 @@ class PipeDream(AbstractPlanner):
         offer_unchanged(problem, best, found.value_s, parts)
         if best.plan is None:
             raise Infeasible(
-                f"the released optimizer's plan (own objective {found.value_s:.6g} s) does not fit this memory, or its replicas no micro-batch",
+                f"the released optimizer's plan (own objective {found.value_s:.6g} s) does not fit this memory, "
+                "or its replicas no micro-batch",
                 "strategy.planner.compatible=false, or devices with more memory",
             )
         line = f"own objective: {found.value_s:.6g} s a sample for the slowest stage, as the released optimizer reckons it"

@@ -1,6 +1,7 @@
 """PipeDream's optimizer as its authors released it, traps included, so that its users get the plan values that they know.
 
-Source: msr-fiddle/pipedream at 7db6a1c, optimizer/optimizer_graph_hierarchical.py and graph/graph.py (MIT, Microsoft). Repeated here:
+Source: msr-fiddle/pipedream at 7db6a1c, optimizer/optimizer_graph_hierarchical.py and graph/graph.py (MIT, Microsoft). Repeated
+here:
 
 1. States are the antichains that can be reached from the *first* source; with several sources part of the graph is not searched.
 2. A state's output counts every operator that an antichain member's ancestors hand something outside of that member's own

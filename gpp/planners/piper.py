@@ -1,21 +1,26 @@
-"""Piper's planner: chains of stages over the graph's downsets, with data and tensor parallelism and recomputation (Tarnawski et al., NeurIPS '21).
+"""Piper's planner: chains of stages over the graph's downsets, with data and tensor parallelism and recomputation (Tarnawski et
+al., NeurIPS '21).
 
 Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
 
     dp[state][k][p] = min over the stage behind which `state'` is left, its tensor-parallel degree t and its replicas r, of
-                      max(dp[state'][k - t r][p - 1], compute_t(b / r) + (border + 2 sync_t) (b / r) / bandwidth + 4 (r - 1) w_t / (r N bandwidth))
+                      max(dp[state'][k - t r][p - 1], compute_t(b / r) + (border + 2 sync_t) (b / r) / bandwidth + 4 (r - 1) w_t
+                      / (r N bandwidth))
 
-with k devices, p stages to the end, w_t the trainable bytes on one device, N the micro-batches of a mini-batch; terms are added, both ends of a cut
+with k devices, p stages to the end, w_t the trainable bytes on one device, N the micro-batches of a mini-batch; terms are added,
+both ends of a cut
 pay, there is one bandwidth, the slowest link's. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
 1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
-2. Memory: the stage at position p from the end keeps min(p, N) micro-batches. Where the fastest way does not fit, operators are recomputed,
+2. Memory: the stage at position p from the end keeps min(p, N) micro-batches. Where the fastest way does not fit, operators are
+   recomputed,
    cheapest seconds for each byte first (`gpp.planners.knapsack`): a heuristic, as published.
 3. Tensor-parallel degrees are those that every operator of the stage declares; one t and one r for a stage.
 4. r divides b. All stages use the same b; b is swept.
 
-Complexity: O(devices x ways x pairs of nested states x positions) numpy operations for each b, less what `gpp.planners.bottleneck` cuts off.
+Complexity: O(devices x ways x pairs of nested states x positions) numpy operations for each b, less what
+`gpp.planners.bottleneck` cuts off.
 
 Departures from the released planner, which `compatible: true` repeats (`gpp.planners.piper_published`):
 * a tensor with several readers outside crosses a stage's border once, not once for each edge;
@@ -100,9 +105,9 @@ class Piper(AbstractPlanner):
         degrees = sorted({stage.tensor_parallel for stage in stages})
         lines = (
             f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, over {search.text}",
-            f"best of {best.num_tried} chains, one for each micro-batch size: {len(stages)} stages, micro-batch {stages[0].microbatch_size}, "
-            f"{recomputed} operators recomputed, tensor-parallel degrees {degrees}; borders are charged once a tensor, memory is this "
-            "project's (compatible: true repeats the released tool)",
+            f"best of {best.num_tried} chains, one for each micro-batch size: {len(stages)} stages, "
+            f"micro-batch {stages[0].microbatch_size}, {recomputed} operators recomputed, tensor-parallel degrees {degrees}; "
+            "borders are charged once a tensor, memory is this project's (compatible: true repeats the released tool)",
         )
         return replace(best.plan, explanation=lines)
 
@@ -279,7 +284,8 @@ class _Search:
         return out
 
     def _sharded(self, amounts: Amounts, menu: _Menu, stages: Stages) -> Amounts:
-        """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper bound."""
+        """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper
+        bound."""
         graph = self.problem.graph
         sizes = [[graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1] for op in graph.ops]
         trainable = np.array([float(sum(p.num_bytes * p.trainable for p in params)) for params in sizes])
@@ -300,7 +306,8 @@ class _Search:
         return out
 
     def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
-        """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always fits."""
+        """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always
+        fits."""
         family = stages.family
         kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples
         fixed = amounts.static + (amounts.grads + stages_sum(stages, menu.extra)) * samples

@@ -2,9 +2,11 @@
 
 Source: msr-fiddle/piper at d7fc8cf, algo.cpp (MIT, Microsoft). Repeated here:
 
-1. A stage takes `compute / d + 2 (cut bytes + sync bytes) / (d bandwidth) + 4 (d - 1) w / (d N bandwidth)` seconds a micro-batch: terms
+1. A stage takes `compute / d + 2 (cut bytes + sync bytes) / (d bandwidth) + 4 (d - 1) w / (d N bandwidth)` seconds a
+   micro-batch: terms
    are added, nothing overlaps. Every cut *edge* is charged at both its ends: a tensor with two readers elsewhere is paid twice.
-2. Memory of a device is `A y + B` over its operators, y = sum of data-parallel degrees from the stage to the end, divided by its own and
+2. Memory of a device is `A y + B` over its operators, y = sum of data-parallel degrees from the stage to the end, divided by its
+   own and
    rounded up. A, B and w of an operator that declares nothing: its saved bytes, twice its parameters, its parameters.
 3. d divides N, the number of micro-batches, and the degrees' sum is at most N and at most the number of devices.
 4. The ways to run the operators of a stage are chosen by a greedy heuristic when memory binds: `gpp.planners.knapsack`.
@@ -185,9 +187,9 @@ def published_menus(graph: OpGraph, seconds: np.ndarray, recompute: bool) -> lis
                 has_other[i] = True
         faster = has_other & (other[0] < first[0])
         first, other = np.where(faster, other, first), np.where(faster, first, np.where(has_other, other, first))
-        out.append(
-            Menu(t, *first, other[0] - first[0], first[1] - other[1], first[2] - other[2], faster, declared, _edges(graph, ways, t))
-        )
+        time_s, kept, fixed, weights = first
+        changed_s, spared = other[0] - time_s, (kept - other[1], fixed - other[2])
+        out.append(Menu(t, time_s, kept, fixed, weights, changed_s, *spared, faster, declared, _edges(graph, ways, t)))
     return out
 
 
