@@ -166,9 +166,9 @@ class _Table:
         return Chain(value, self._trace(k, q))
 
     def _fill(self, k: int, low: int, high: int) -> None:
-        row = self.best[k]
+        row, deepest = self.best[k], min(self.depth, k)  # a stage adds no more depth than devices
         for w, way in enumerate(self.ways):
-            if way.devices > k or way.step > self.depth:
+            if way.devices > k or way.step > deepest:
                 continue
             firsts, starts = self.firsts[w], self.starts[w]
             a, b = np.searchsorted(starts[firsts], (low, high))
@@ -176,13 +176,13 @@ class _Table:
                 continue
             begin = firsts[a]
             stop = firsts[b] if b < len(firsts) else len(starts)
-            behind = self.best[k - way.devices, : self.depth + 1 - way.step][:, self.ends[w][begin:stop]]
-            own = way.time_s[self._rows(way, k, way.step, None), begin:stop]
+            behind = self.best[k - way.devices, : deepest + 1 - way.step][:, self.ends[w][begin:stop]]
+            own = way.time_s[self._rows(way, k, way.step, deepest + 1), begin:stop]
             value = np.minimum.reduceat(np.maximum(own, behind), firsts[a:b] - begin, axis=1)
             states = starts[firsts[a:b]]
-            row[way.step :, states] = np.minimum(row[way.step :, states], value)
+            row[way.step : deepest + 1, states] = np.minimum(row[way.step : deepest + 1, states], value)
 
-    def _rows(self, way: Way, k: int, low: int, high: int | None) -> slice:
+    def _rows(self, way: Way, k: int, low: int, high: int) -> slice:
         """Rows of a way's times for depths `low` to `high`; the row of k devices if that is what depth means."""
         if len(way.time_s) == 1:
             return slice(0, 1)

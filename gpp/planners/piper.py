@@ -53,6 +53,9 @@ from gpp.planners.knapsack import changed, changes, squeeze
 from gpp.planners.pipedream import check_limits, offer_unchanged
 from gpp.planners.piper_published import MOST_STATES, published_plan
 
+REMEMBERED = 1 << 16
+"""Pairs of states up to which times by depth are kept from cap to cap."""
+
 LINEARIZE = ("auto", "never", "always")
 
 
@@ -195,6 +198,7 @@ class _Search:
         self.link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
         self.degrees = self._degrees()
         self._menus: dict[tuple[int, int], _Menu] = {}
+        self._known: dict[tuple[int, int, int], np.ndarray] = {}
 
     def _degrees(self) -> dict[int, np.ndarray]:
         """Tensor-parallel degree -> [num_ops] whether an operator declares it."""
@@ -278,10 +282,32 @@ class _Search:
                 time_s = compute + moved * wire
                 time_s = time_s + 4 * (r - 1) * amounts.trainable / (r * count) / self.link.bandwidth_bytes_per_s
                 small = np.flatnonzero(time_s <= room.cap_s)
-                rows = self._rows(menu, b // r, count, Stages(family, start[small], end[small]), amounts.at(small), time_s[small])
+                found = (Stages(family, start[small], end[small]), amounts.at(small), time_s[small])
+                rows = self._remembered((b, t, r), pairs[small], menu, *found)
                 fits = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(small) else np.arange(0)
                 out.append(Way((t, r), r * t, 1, pairs[small[fits]], rows[:, fits]))
         return out
+
+    def _remembered(
+        self, key: tuple[int, int, int], pairs: np.ndarray, menu: _Menu, stages: Stages, amounts: Amounts, time_s: np.ndarray
+    ) -> np.ndarray:
+        """Times of some pairs by depth; those that a lower cap let in are known already."""
+        b, _, r = key
+        count = self.problem.minibatch_size // b
+        if self.family.num_pairs > REMEMBERED:
+            return self._rows(menu, b // r, count, stages, amounts, time_s)
+        if self._known and next(iter(self._known))[0] != b:
+            self._known.clear()
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = np.full((1, self.family.num_pairs), np.nan)
+        new = np.flatnonzero(np.isnan(known[0, pairs]))
+        if len(new):
+            rows = self._rows(menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.at(new), time_s[new])
+            if len(rows) > len(known):
+                known = self._known[key] = np.tile(known, (len(rows), 1))
+            known[:, pairs[new]] = rows
+        return known[:, pairs]
 
     def _sharded(self, amounts: Amounts, menu: _Menu, stages: Stages) -> Amounts:
         """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper
