@@ -20,7 +20,7 @@ AUTO_STATES = 1_000
 """Downsets up to which a planner searches all cuts of the graph by itself: below a second with every micro-batch size."""
 
 CHUNK = 1 << 13
-ALL_AT_ONCE = 1 << 18
+KEPT_PAIRS = 1 << 20
 
 
 class Amounts(NamedTuple):
@@ -43,7 +43,7 @@ class Amounts(NamedTuple):
 
 
 class Tables:
-    """Amounts of a family's stages: of all pairs at once where they are few, else of those asked for."""
+    """Amounts of a family's stages, reckoned when first asked for, and kept where the pairs are few."""
 
     def __init__(self, problem: Problem, family: Family) -> None:
         self.problem, self.family, graph = problem, family, problem.graph
@@ -82,10 +82,14 @@ class Tables:
 
     def of(self, pairs: np.ndarray) -> Amounts:
         """Amounts of some pairs, by index."""
-        if self.family.num_pairs > ALL_AT_ONCE:
+        if self.family.num_pairs > KEPT_PAIRS:
             return self._compute(self.family.start[pairs], self.family.end[pairs])
         if self._all is None:
-            self._all = self._compute(self.family.start, self.family.end)
+            self._all = Amounts(*np.full((5, self.family.num_pairs), np.nan))
+        new = pairs[np.isnan(self._all.static[pairs])]
+        if len(new):
+            for whole, found in zip(self._all, self._compute(self.family.start[new], self.family.end[new]), strict=True):
+                whole[new] = found
         return self._all.at(pairs)
 
     def _compute(self, start: np.ndarray, end: np.ndarray) -> Amounts:
