@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan, make_plan
 from gpp.planners.base import Predict
-from gpp.planners.candidates import MARGIN
+from gpp.planners.candidates import MARGIN, Candidate
 from gpp.planners.chains import depth_first_order
 from gpp.planners.downsets import Budget, Family, all_states, linear_states
 
@@ -185,6 +186,16 @@ def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch
         for stage, part in zip(plan.stages, parts, strict=True)
     )
     return replace(plan, stages=stages)
+
+
+def fitting(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
+    """A chain as an example of what fits, for `gpp.planners.infeasible.explain`."""
+    sized = tuple((part.mask, part.replicas * part.degree) for part in parts)
+    ends = list(accumulate(count for _, count in sized))
+    placement = tuple(
+        part.devices or tuple(range(end - count, end)) for part, (_, count), end in zip(parts, sized, ends, strict=True)
+    )
+    return Candidate(value_s, len(parts), microbatch_size, True, sized, placement)
 
 
 class Best:

@@ -24,7 +24,13 @@ def changes(added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
 
 
 def squeeze(
-    members: np.ndarray, kept: np.ndarray, fixed: np.ndarray, depths: list[int], added_s: np.ndarray, spared: np.ndarray, again: np.ndarray
+    members: np.ndarray,
+    kept: np.ndarray,
+    fixed: np.ndarray,
+    depths: list[int],
+    added_s: np.ndarray,
+    spared: np.ndarray,
+    again: np.ndarray,
 ) -> np.ndarray:
     """[num_depths, num_stages] seconds that the changes add; infinite where even all of them do not save enough.
 
@@ -47,7 +53,13 @@ def squeeze(
 
 
 def _squeeze(
-    members: np.ndarray, kept: np.ndarray, fixed: np.ndarray, depths: list[int], added_s: np.ndarray, spared: np.ndarray, again: np.ndarray
+    members: np.ndarray,
+    kept: np.ndarray,
+    fixed: np.ndarray,
+    depths: list[int],
+    added_s: np.ndarray,
+    spared: np.ndarray,
+    again: np.ndarray,
 ) -> np.ndarray:
     out = np.zeros((len(depths), len(members)))
     order, alike = np.arange(0), np.array_equal(spared, again)

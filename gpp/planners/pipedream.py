@@ -46,7 +46,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
-from gpp.planners.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, replicas
+from gpp.planners.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, fitting, replicas
 from gpp.planners.downsets import Budget
 from gpp.planners.infeasible import explain
 from gpp.planners.pipedream_published import published_plan
@@ -123,7 +123,7 @@ class PipeDream(AbstractPlanner):
             found = flat.find(b, caps=NO_CAP)
             if found is not None:
                 value, parts = found
-                return Candidate(value, len(parts), b, True, tuple((part.mask, part.replicas) for part in parts))
+                return fitting(parts, value, b)
         return None
 
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:

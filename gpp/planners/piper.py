@@ -46,7 +46,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
-from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, replicas
+from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, fitting, replicas
 from gpp.planners.downsets import Budget, Stages
 from gpp.planners.infeasible import explain
 from gpp.planners.knapsack import changed, changes, squeeze
@@ -125,7 +125,7 @@ class Piper(AbstractPlanner):
             found = search.find(b, caps=NO_CAP)
             if found is not None:
                 value, parts = found
-                return Candidate(value, len(parts), b, True, tuple((part.mask, part.replicas * part.degree) for part in parts))
+                return fitting(parts, value, b)
         return None
 
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
@@ -303,7 +303,9 @@ class _Search:
             known = self._known[key] = np.full((1, self.family.num_pairs), np.nan)
         new = np.flatnonzero(np.isnan(known[0, pairs]))
         if len(new):
-            rows = self._rows(menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.at(new), time_s[new])
+            rows = self._rows(
+                menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.at(new), time_s[new]
+            )
             if len(rows) > len(known):
                 known = self._known[key] = np.tile(known, (len(rows), 1))
             known[:, pairs[new]] = rows
