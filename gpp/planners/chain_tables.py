@@ -17,8 +17,8 @@ from gpp.planners.candidates import MARGIN, Candidate
 from gpp.planners.chains import depth_first_order
 from gpp.planners.downsets import Budget, Family, all_states, linear_states
 
-AUTO_STATES = 1_000
-"""Downsets up to which a planner searches all cuts of the graph by itself: below a second with every micro-batch size."""
+AUTO_STATES = 500
+"""Downsets up to which a planner searches all cuts of the graph by itself: a fraction of a second with every micro-batch size."""
 
 CHUNK = 1 << 13
 KEPT_PAIRS = 1 << 20

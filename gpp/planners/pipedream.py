@@ -69,7 +69,7 @@ class PipeDream(AbstractPlanner):
         compatible: repeat the released optimizer, with its formulas and traps, for one sample a micro-batch.
         activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the
             tool does by default.
-        max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at a thousand at most.
+        max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at five hundred at most.
         time_limit_s, memory_limit_bytes: of the search.
     """
 
