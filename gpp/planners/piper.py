@@ -68,7 +68,8 @@ class Piper(AbstractPlanner):
         replication: whether a stage may be replicated (data parallelism).
         recompute: whether activations may be recomputed where memory binds.
         tensor_parallel: whether declared tensor-parallel degrees may be used.
-        linearize: `auto`: one order's cuts where the graph has more than five hundred; `never`: refuse above `max_states`; `always`.
+        linearize: `auto`: one order's cuts where the graph has more than five hundred; `never`: refuse above `max_states`;
+            `always`.
         compatible: repeat the released planner, with its formulas and traps, for one sample a micro-batch.
         max_states: downsets above which `never` refuses; 40,000 as published.
         time_limit_s, memory_limit_bytes: of the search.
