@@ -228,7 +228,10 @@ class Best:
         r = max(replicas(problem, b)) if self.replication else 1
         in_flight = problem.minibatch_size if problem.in_flight == "all" else b
         if problem.stage_memory(ops, b, r, in_flight) <= problem.memory_limit_bytes:
-            self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))), [Part(problem.graph.all_mask, r)], b)
+            cluster, count = problem.cluster, problem.minibatch_size // b
+            link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+            sync_s = 4 * (r - 1) * problem.trainable_bytes(ops) / (r * count) / link.bandwidth_bytes_per_s
+            self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))) + sync_s, [Part(problem.graph.all_mask, r)], b)
 
     def offer(self, value_s: float, parts: list[Part], microbatch_size: int) -> None:
         """Keep a chain if it is predicted faster."""
