@@ -148,6 +148,24 @@ def uniform(
     )
 
 
+def flat(
+    *, num_devices: int, bandwidth_bytes_per_s: float, memory_bytes: float, name: str = "flat", latency_s: float = 0.0
+) -> Cluster:
+    """Equal devices with one link between any two of them: what planners without a topology assume.
+
+    The devices are nominal (1 FLOP/s, 1 B/s of memory); times come from a profile.
+    """
+    if not isinstance(num_devices, int) or num_devices < 1:
+        raise InvalidConfig("cluster.num_devices", num_devices, "must be an integer of at least 1", "set cluster.num_devices=8")
+    return uniform(
+        name=name,
+        num_nodes=1,
+        devices_per_node=num_devices,
+        device=Device(kind="cuda", memory_bytes=memory_bytes, peak_flop_per_s={"float32": 1.0}, memory_bandwidth_bytes_per_s=1.0),
+        intra_node=Link(latency_s=latency_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s),
+    )
+
+
 def local(
     *,
     num_devices: int,

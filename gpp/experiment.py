@@ -26,6 +26,7 @@ from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel
+from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan, make_plan
 from gpp.planners.lower_bound import Bound, lower_bound
@@ -137,6 +138,10 @@ class Experiment:
         """
         if self.plan is not None and not Path(self.plan).is_file():
             raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+        if isinstance(self.model, Profile):
+            if self.trains or self.engine.one_stage:
+                self.model.refuse_training()
+            return
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -158,6 +163,8 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
+        if isinstance(self.model, Profile):
+            return self.model.captured()
         found = self._captured_at(None)
         if found.batch is None:
             return found
@@ -178,6 +185,8 @@ class Experiment:
 
     def op_graph(self, captured: Captured) -> OpGraph:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
+        if isinstance(self.model, Profile) and not self.model.coarsen:
+            return captured.graph
         return coarsen(captured.graph, self.max_ops)
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
@@ -186,9 +195,9 @@ class Experiment:
         Raises:
             InvalidConfig: more devices than operators.
         """
-        cost = self.cost
+        cost = self.model.times if isinstance(self.model, Profile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self.engine.one_stage:
+        if devices > ops and not self.engine.one_stage and not isinstance(self.model, Profile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -239,7 +248,7 @@ class Experiment:
         """What a user should know of this plan before it runs."""
         out = list(self.engine.check(plan)) if self.trains else []
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
-        smallest = min(stage.microbatch_size // len(stage.devices) for stage in plan.stages)
+        smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
         if buffers and smallest < plan.minibatch_size:
             out.append(
                 f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "

@@ -25,6 +25,8 @@ class Stage:
         microbatch_size: samples over all replicas (b).
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), a multiple of b.
+        recompute: operators whose activations are computed again in the backward pass, ascending.
+        tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
     """
 
     ops: tuple[int, ...]
@@ -32,6 +34,14 @@ class Stage:
     microbatch_size: int
     in_flight: int
     k: int = 1
+    recompute: tuple[int, ...] = ()
+    tensor_parallel: int = 1
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica."""
+        t = self.tensor_parallel
+        return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +140,19 @@ class Plan:
             if not graph.is_convex(mask_of(stage.ops)):
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
             b = stage.microbatch_size
-            if b < 1 or self.minibatch_size % b or stage.in_flight < b or stage.in_flight % b or len(stage.devices) > b:
+            t = stage.tensor_parallel
+            if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
+                raise InvalidPlan(
+                    f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
+                    f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
+                )
+            replicas = len(stage.devices) // t
+            if b < 1 or self.minibatch_size % b or stage.in_flight < b or stage.in_flight % b or replicas > b:
                 raise InvalidPlan(
                     f"stage {s}: micro-batch {b} must divide {self.minibatch_size}, in-flight {stage.in_flight} "
-                    f"must be a multiple of it, and {len(stage.devices)} replicas at most as many as its samples"
+                    f"must be a multiple of it, and {replicas} replicas at most as many as its samples"
                 )
+        self._check_sharding(problem)
         edges = set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:
@@ -143,10 +161,26 @@ class Plan:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
         self._check_memory(problem)
 
+    def _check_sharding(self, problem: Problem) -> None:
+        """Every operator of a tensor-parallel stage declares its degree, and shares no parameter with another stage."""
+        if all(stage.tensor_parallel == 1 for stage in self.stages):
+            return
+        for s, stage in enumerate(self.stages):
+            if stage.tensor_parallel > 1:
+                mask = mask_of(stage.ops)
+                problem.trainable_bytes(stage.ops, stage.tensor_parallel)
+                for name in sorted({name for op in stage.ops for name in problem.graph.ops[op].params}):
+                    if problem.graph.readers[name] & ~mask:
+                        raise InvalidPlan(
+                            f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
+                        )
+
     def _check_memory(self, problem: Problem) -> None:
         worst: tuple[float, int, float, float] | None = None
         for s, stage in enumerate(self.stages):
-            need = problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            need = problem.stage_memory(
+                stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight, stage.recompute, stage.tensor_parallel
+            )
             have = min(problem.cluster.devices[d].memory_bytes for d in stage.devices)
             if need > have and (worst is None or need - have > worst[0]):
                 worst = (need - have, s, need, have)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
+from gpp.plan import Plan, Stage
 
 COMPUTE = ("F", "B")
 SENDS = ("SF", "SB")
@@ -100,12 +100,22 @@ class ReduceGroup(NamedTuple):
 
     devices: tuple[int, ...]
     params: tuple[str, ...]
+    share: float = 1.0
+    """Of each parameter's bytes: below 1 where a tensor-parallel stage splits them."""
+
+    def num_bytes(self, graph: OpGraph) -> float:
+        """Bytes that each member holds."""
+        return self.share * sum(graph.param_of[name].num_bytes for name in self.params)
 
 
 def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     """Who sums which gradients: trainable parameters by the set of devices that hold them, if several."""
     holders: dict[str, set[int]] = defaultdict(set)
+    split: list[ReduceGroup] = []
     for stage in plan.stages:
+        if stage.tensor_parallel > 1:
+            split += _split_groups(stage, graph)
+            continue
         for op in stage.ops:
             for name in graph.ops[op].params:
                 if graph.param_of[name].trainable:
@@ -114,7 +124,21 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     for name in sorted(holders):
         if len(holders[name]) > 1:
             groups[tuple(sorted(holders[name]))].append(name)
-    return tuple(ReduceGroup(devices, tuple(params)) for devices, params in sorted(groups.items()))
+    whole = [ReduceGroup(devices, tuple(params)) for devices, params in sorted(groups.items())]
+    return tuple(sorted([*whole, *split]) if split else whole)
+
+
+def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
+    """Of a tensor-parallel stage: its n-th devices in all replicas sum the n-th part of each gradient."""
+    if len(stage.replicas) < 2:
+        return []
+    by_share: dict[float, set[str]] = defaultdict(set)
+    for op in stage.ops:
+        variants = graph.ops[op].variants
+        share = next((v.params for v in variants if v.degree == stage.tensor_parallel), 1.0)
+        by_share[share] |= {name for name in graph.ops[op].params if graph.param_of[name].trainable}
+    members = tuple(zip(*stage.replicas, strict=True))
+    return [ReduceGroup(devices, tuple(sorted(names)), share) for devices in members for share, names in by_share.items() if names]
 
 
 def message_key(action: Action, device: int) -> tuple[str, int, int, int, int, int]:

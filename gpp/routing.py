@@ -46,6 +46,14 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int) -> li
     return out
 
 
+def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
+    """Who sends a message to whom between two replicas of several devices each, all of which hold the whole tensor.
+
+    Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`.
+    """
+    return [(src[i % len(src)], dst[i % len(dst)]) for i in range(max(len(src), len(dst)))]
+
+
 def messages(src: list[Piece], dst: list[Piece]) -> list[Message]:
     """All non-empty intersections, in sample order; both lists cover the same samples in order."""
     out, i, j = [], 0, 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpp.cost.problem import Problem
 from gpp.plan import Plan
 from gpp.program import reduce_groups
-from gpp.routing import messages, pieces
+from gpp.routing import copies, messages, pieces
 from gpp.simulator import ORDER_BYTES
 from gpp.timeline import Metrics, Timeline
 
@@ -44,7 +44,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int]) -> Timeline:
     count = plan.minibatch_size // b
     devices = [device for stage in stages for device in stage.devices]
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
-    duration = [problem.stage_times(stage.ops, b, stage.devices) for stage in stages]
+    duration = [problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel) for stage in stages]
     classes, members = _classes([s for s, stage in enumerate(stages) for _ in stage.devices], incoming)
     ends = _run([(*duration[s], warmups[s]) for s, _ in members], [channels for _, channels in members], count)
     clock = {device: ends[c] for device, c in zip(devices, classes, strict=True)}
@@ -52,7 +52,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int]) -> Timeline:
     end, reduced = _finish(plan, problem, clock)
     held = {s: min(warmup, count) * b for s, warmup in enumerate(warmups)}
     memory = {
-        device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s]))
+        device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s], stage.recompute, stage.tensor_parallel))
         for s, stage in enumerate(stages)
         for device in stage.devices
     }
@@ -78,22 +78,24 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     """Channels by destination device, and the bytes of one micro-batch."""
     out: list[Channels] = [{"F": [], "B": []} for _ in index]
     total = 0.0
-    cut = [pieces(stage.devices, b, b) for stage in plan.stages]
+    group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
+    cut = [pieces(stage.devices[:: stage.tensor_parallel], b, b) for stage in plan.stages]
     for (s, t), tensors in plan.edge_tensors(problem.graph).items():
         fixed = 0.0 if tensors else float(ORDER_BYTES)
         forward = sum(x.bytes_per_sample for x in tensors)
         returning = [x.bytes_per_sample for x in tensors if x.differentiable]
         backward = sum(returning)
         for route in messages(cut[s], cut[t]):
-            link = problem.cluster.link(route.src_device, route.dst_device)
-            size = forward * (route.hi - route.lo) + fixed
-            src, dst = index[route.src_device], index[route.dst_device]
-            out[dst]["F"].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
-            total += size
-            if returning or not tensors:
-                size = backward * (route.hi - route.lo) + fixed
-                out[src]["B"].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
+            for src_device, dst_device in copies(group_of[route.src_device], group_of[route.dst_device]):
+                link = problem.cluster.link(src_device, dst_device)
+                size = forward * (route.hi - route.lo) + fixed
+                src, dst = index[src_device], index[dst_device]
+                out[dst]["F"].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
                 total += size
+                if returning or not tensors:
+                    size = backward * (route.hi - route.lo) + fixed
+                    out[src]["B"].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
+                    total += size
     return out, total
 
 
@@ -206,12 +208,12 @@ def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[floa
     """End of the step after reductions and updates, and the bytes that the reductions moved."""
     moved, done = 0.0, dict(clock)
     for group in reduce_groups(plan, problem.graph):
-        num_bytes = sum(problem.graph.param_of[name].num_bytes for name in group.params)
+        num_bytes = group.num_bytes(problem.graph)
         end = max(done[d] for d in group.devices) + problem.cluster.allreduce_s(num_bytes, group.devices)
         done.update(dict.fromkeys(group.devices, end))
         moved += num_bytes * 2 * (len(group.devices) - 1)
     for stage in plan.stages:
-        trainable = problem.param_bytes(sum(1 << op for op in stage.ops))[0]
+        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
         update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
         for d in stage.devices:
             done[d] += update_s

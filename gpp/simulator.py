@@ -35,7 +35,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     held = max_in_flight(program, plan)
     memory = {}
     for s, stage in enumerate(plan.stages):
-        need = problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), max(held[s], stage.microbatch_size))
+        b, t = stage.microbatch_size, stage.tensor_parallel
+        need = problem.stage_memory(stage.ops, b, len(stage.devices), max(held[s], b), stage.recompute, t)
         memory.update(dict.fromkeys(stage.devices, round(need)))
     busy = sum(run.busy.values())
     metrics = Metrics(
@@ -73,12 +74,18 @@ class _Run:
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
         self.duration = {
-            s: dict(zip(("F", "B"), problem.stage_times(stage.ops, stage.microbatch_size, stage.devices), strict=True))
+            s: dict(
+                zip(
+                    ("F", "B"),
+                    problem.stage_times(stage.ops, stage.microbatch_size, stage.devices, stage.recompute, stage.tensor_parallel),
+                    strict=True,
+                )
+            )
             for s, stage in enumerate(plan.stages)
         }
         self.update_s = {
             s: problem.cost.update_s(
-                problem.param_bytes(sum(1 << op for op in stage.ops))[0], problem.cluster.devices[stage.devices[0]]
+                problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
             )
             for s, stage in enumerate(plan.stages)
         }
@@ -95,8 +102,7 @@ class _Run:
         self.sent_bytes = 0.0
 
     def _group_s(self, group: ReduceGroup) -> float:
-        num_bytes = sum(self.problem.graph.param_of[name].num_bytes for name in group.params)
-        return self.problem.cluster.allreduce_s(num_bytes, group.devices)
+        return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)
 
     def _rates(self) -> dict[tuple[str, int, int], tuple[float, float]]:
         """(direction, source stage, destination stage) -> bytes per sample, fixed bytes per message."""
@@ -175,7 +181,7 @@ class _Run:
         self.position[device], self.clock[device] = at, now
 
     def _group_bytes(self, group: int) -> int:
-        return sum(self.problem.graph.param_of[name].num_bytes for name in self.groups[group].params)
+        return round(self.groups[group].num_bytes(self.problem.graph))
 
     def _reduce(self, device: int, group: int, now: float, ready: list[int]) -> float | None:
         """End of a reduction, or None while a member is still on its way there."""

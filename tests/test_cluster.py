@@ -116,7 +116,7 @@ def test_every_option_is_a_cluster(name, num_devices, num_nodes):
 
 def test_options_say_what_they_are_and_none_is_forgotten():
     files = sorted((CONF / "cluster").glob("*.yaml"))
-    assert len(files) == 7
+    assert len(files) == 8
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpp.cluster import Cluster
 from gpp.cost.base import AbstractCostModel, OpTimes
+from gpp.cost.variants import border_bytes, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
 
@@ -87,13 +88,27 @@ class Problem:
             self._times[key] = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
         return self._times[key]
 
-    def stage_times(self, ops: tuple[int, ...], microbatch_size: int, devices: tuple[int, ...]) -> tuple[float, float]:
+    def stage_times(
+        self,
+        ops: tuple[int, ...],
+        microbatch_size: int,
+        devices: tuple[int, ...],
+        recompute: tuple[int, ...] = (),
+        tensor_parallel: int = 1,
+    ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides."""
-        samples = -(-microbatch_size // len(devices))
+        samples = -(-microbatch_size * tensor_parallel // len(devices))
         index = list(ops)
-        pairs = []
+        pairs, border_s = [], 0.0
+        if tensor_parallel > 1:
+            border = border_bytes(self.graph, ops, recompute, tensor_parallel)
+            border_s = border * samples / self.cluster.link(devices[0], devices[tensor_parallel - 1]).bandwidth_bytes_per_s
         for device in {self.kind_of_device[d] for d in devices}:
             times = self.op_times(samples, device)
+            if recompute or tensor_parallel > 1:
+                forward, backward = passes(self.graph, times, ops, recompute, tensor_parallel)
+                pairs.append((forward + border_s, backward + border_s))
+                continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
@@ -122,7 +137,21 @@ class Problem:
             self._memory[mask] = (static, kept, grads)
         return self._memory[mask]
 
-    def stage_memory(self, ops: tuple[int, ...], microbatch_size: int, num_devices: int, in_flight: int) -> float:
+    def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:
+        """Bytes of trainable parameters on one device of a stage."""
+        if tensor_parallel == 1:
+            return self.param_bytes(mask_of(ops))[0]
+        return held(self.graph, ops, (), tensor_parallel).trainable
+
+    def stage_memory(
+        self,
+        ops: tuple[int, ...],
+        microbatch_size: int,
+        num_devices: int,
+        in_flight: int,
+        recompute: tuple[int, ...] = (),
+        tensor_parallel: int = 1,
+    ) -> float:
         """Peak bytes on one device of a stage.
 
         Weights, their gradients and the optimizer's state; the activations of the samples in flight
@@ -130,9 +159,15 @@ class Problem:
 
         Args:
             in_flight: samples in flight over all replicas (a multiple of `microbatch_size`).
+            recompute, tensor_parallel: as in `gpp.plan.Stage`; see `gpp.cost.variants`.
         """
         static, kept, grads = self.amounts(mask_of(ops))
-        samples = -(-microbatch_size // num_devices)
+        samples = -(-microbatch_size * tensor_parallel // num_devices)
+        if recompute or tensor_parallel > 1:
+            own = held(self.graph, ops, recompute, tensor_parallel)
+            static = own.trainable * (2.0 + self.optimizer_state_factor) + own.frozen
+            kept += own.kept - sum(self.graph.ops[op].saved_bytes for op in ops)
+            grads += own.extra
         return static + kept * samples * (in_flight // microbatch_size) + grads * samples
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:

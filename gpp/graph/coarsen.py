@@ -395,12 +395,14 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
 def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
     """One operator that does what `ops`, in this order, did."""
     if len(ops) == 1:
-        return ops[0]
+        # What it declares names its neighbours by numbers that no longer hold.
+        return replace(ops[0], variants=())
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
     return Op(
         name=name,
         kind=ops[weight.index(max(weight))].kind,
         params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
         nodes=tuple(node for op in ops for node in _nodes(op)),
+        variants=(),
         **amounts,
     )

@@ -33,6 +33,31 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another way to run an operator that its profile declares; amounts per sample, on one device.
+
+    Args:
+        degree: devices that share one replica (tensor parallelism); 1 for a way to recompute.
+        recompute: the activations are computed again in the backward pass.
+        forward, backward: times, as multiples of the forward plus backward time of the operator as it stands.
+        params: share of the operator's parameter bytes.
+        saved_bytes: activations kept from forward to backward.
+        extra_bytes: held once, for the micro-batch at hand, beyond weights and gradients.
+        receive, send: (other operator, bytes) that the devices exchange if that edge crosses the stage's border, each way.
+    """
+
+    degree: int = 1
+    recompute: bool = False
+    forward: float
+    backward: float
+    params: float = 1.0
+    saved_bytes: float = 0.0
+    extra_bytes: float = 0.0
+    receive: tuple[tuple[int, float], ...] = ()
+    send: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operator, or a convex group of them after coarsening. Amounts are per sample.
 
@@ -44,6 +69,7 @@ class Op:
         saved_bytes: activations kept from forward to backward, own output included if anybody saves it.
         params: names of the parameters read.
         nodes: names of the captured nodes (or hand-written blocks) that make it up.
+        variants: other ways to run it; without any it is never split over devices, and recomputed by the general rule.
     """
 
     name: str
@@ -55,6 +81,7 @@ class Op:
     saved_bytes: float = 0.0
     params: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 
 from gpp.errors import InvalidConfig
 from gpp.plan import Plan
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
 from gpp.runtime.job import Job
 
 
@@ -38,6 +38,7 @@ class Distributed(AbstractEngine):
         return {"interface": self.interface, "timeout_s": self.timeout_s}
 
     def check(self, plan: Plan) -> tuple[str, ...]:
+        refuse_what_does_not_run(plan)
         cores = len(os.sched_getaffinity(0))
         if plan.num_devices > cores:
             return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
@@ -46,4 +47,5 @@ class Distributed(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import collect, run_workers
 
+        refuse_what_does_not_run(job.plan)
         return collect(job, run_dir, run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpp.errors import UnsupportedPlan
+
 if TYPE_CHECKING:
     from gpp.plan import Plan
     from gpp.runtime.job import Job
@@ -36,6 +38,21 @@ class Progress:
 
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+
+
+def refuse_what_does_not_run(plan: Plan) -> None:
+    """Recomputation and tensor parallelism are planned and simulated only.
+
+    Raises:
+        UnsupportedPlan: the plan asks for one of them; names the stage.
+    """
+    for s, stage in enumerate(plan.stages):
+        what = "tensor parallelism" if stage.tensor_parallel > 1 else "recomputation" if stage.recompute else None
+        if what is not None:
+            raise UnsupportedPlan(
+                f"stage {s} asks for {what}, which is planned and simulated but cannot run yet. Fix: plan without it "
+                "(strategy.planner.recompute=false, strategy.planner.tensor_parallel=false), or engine=simulate"
+            )
 
 
 class AbstractEngine(ABC):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.program import Action, Program, reduce_groups
-from gpp.routing import messages, pieces
+from gpp.routing import copies, messages, pieces
 from gpp.schedules.base import AbstractSchedule
 
 Slots = dict[tuple[int, str, int], list[Action]]
@@ -26,10 +26,10 @@ def lower(plan: Plan, graph: OpGraph, schedule: AbstractSchedule, num_samples: i
     for s, stage in enumerate(plan.stages):
         order = schedule.order(plan, s, -(-total // stage.microbatch_size))
         trains = any(kind == "B" for kind, _ in order)
-        tail = [Action("R", s, g) for g, group in enumerate(groups) if stage.devices[0] in group.devices] if trains else []
-        if trains:
-            tail.append(Action("U", s, 0))
         for device in stage.devices:
+            tail = [Action("R", s, g) for g, group in enumerate(groups) if device in group.devices] if trains else []
+            if trains:
+                tail.append(Action("U", s, 0))
             actions[device] = tuple(_interleave(order, s, device, before, after)) + tuple(tail)
     return Program(num_samples=total, actions=actions)
 
@@ -38,17 +38,19 @@ def _communication(plan: Plan, graph: OpGraph, total: int) -> tuple[Slots, Slots
     """Receives to post before, and sends to start after, every compute action."""
     before: Slots = defaultdict(list)
     after: Slots = defaultdict(list)
-    cut = [pieces(stage.devices, stage.microbatch_size, total) for stage in plan.stages]
+    group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
+    cut = [pieces(stage.devices[:: stage.tensor_parallel], stage.microbatch_size, total) for stage in plan.stages]
     tensors = plan.edge_tensors(graph)
     for s, t in plan.edges:
         # An order-only edge is an order in both directions; an edge of data without gradients only forwards.
         returns = not tensors[s, t] or any(tensor.differentiable for tensor in tensors[s, t])
-        for src, src_mb, dst, dst_mb, lo, hi in messages(cut[s], cut[t]):
-            after[src, "F", src_mb].append(Action("SF", s, src_mb, t, dst, lo, hi))
-            before[dst, "F", dst_mb].append(Action("RF", t, dst_mb, s, src, lo, hi))
-            if returns:
-                after[dst, "B", dst_mb].append(Action("SB", t, dst_mb, s, src, lo, hi))
-                before[src, "B", src_mb].append(Action("RB", s, src_mb, t, dst, lo, hi))
+        for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
+            for src, dst in copies(group_of[src_first], group_of[dst_first]):
+                after[src, "F", src_mb].append(Action("SF", s, src_mb, t, dst, lo, hi))
+                before[dst, "F", dst_mb].append(Action("RF", t, dst_mb, s, src, lo, hi))
+                if returns:
+                    after[dst, "B", dst_mb].append(Action("SB", t, dst_mb, s, src, lo, hi))
+                    before[src, "B", src_mb].append(Action("RB", s, src_mb, t, dst, lo, hi))
     return before, after
 
 

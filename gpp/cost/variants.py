@@ -1,0 +1,105 @@
+"""Stages whose operators are recomputed in the backward pass or split over several devices (tensor parallelism).
+
+What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: the
+operator then keeps its inputs, at most what it kept before, runs its forward pass once more before its backward pass, and
+holds the rest of its activations for one micro-batch; all recomputed operators of a stage hold theirs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpp.errors import InvalidPlan
+from gpp.graph.op_graph import OpGraph, Variant, bits, mask_of
+
+if TYPE_CHECKING:
+    from gpp.cost.base import OpTimes
+
+
+class Running(NamedTuple):
+    """How one operator runs: seconds of both passes, share of its parameters, bytes per sample kept and held for one
+    micro-batch."""
+
+    forward_s: float
+    backward_s: float
+    params: float
+    saved_bytes: float
+    extra_bytes: float
+    variant: Variant | None
+
+
+def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recompute: bool, degree: int) -> Running:
+    """An operator at a tensor-parallel degree, kept or recomputed.
+
+    Args:
+        forward_s, backward_s: its own seconds, on one device, nothing recomputed.
+
+    Raises:
+        InvalidPlan: it declares no such degree.
+    """
+    own = graph.ops[op]
+    variant = next((v for v in own.variants if v.degree == degree and v.recompute == recompute), None)
+    if degree == 1 and not recompute:
+        return Running(forward_s, backward_s, 1.0, own.saved_bytes, 0.0, variant)
+    if variant is not None:
+        total = forward_s + backward_s
+        return Running(
+            variant.forward * total, variant.backward * total, variant.params, variant.saved_bytes, variant.extra_bytes, variant
+        )
+    if degree > 1:
+        known = sorted({v.degree for v in own.variants} | {1})
+        raise InvalidPlan(f"operator {own.name} declares tensor-parallel degrees {known}, not {degree}")
+    saved = recomputed_bytes(graph, op)
+    return Running(forward_s, backward_s + forward_s, 1.0, saved, own.saved_bytes - saved, None)
+
+
+def recomputed_bytes(graph: OpGraph, op: int) -> float:
+    """Bytes per sample that an operator keeps if it is recomputed and declares nothing: its inputs, at most what it kept before."""
+    inputs = sum(graph.tensors[i].bytes_per_sample for i in graph.tensors_of[op] if graph.tensors[i].producer != op)
+    return min(graph.ops[op].saved_bytes, inputs)
+
+
+def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[float, float]:
+    """Forward and backward seconds of a stage, without what its border costs."""
+    forward = backward = 0.0
+    for op in ops:
+        way = running(graph, op, float(times.forward_s[op]), float(times.backward_s[op]), op in recompute, degree)
+        forward, backward = forward + way.forward_s, backward + way.backward_s
+    return forward, backward
+
+
+def border_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> float:
+    """Bytes per sample that the devices of one replica exchange over the tensors on the stage's border, each way."""
+    mask, total = mask_of(ops), 0.0
+    for op in ops:
+        variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
+        if variant is not None:
+            total += sum(size for peer, size in (*variant.receive, *variant.send) if not mask >> peer & 1)
+    return total
+
+
+class Held(NamedTuple):
+    """Bytes on one device: trainable and frozen parameters; per sample what is kept in flight, and what is held for one
+    micro-batch."""
+
+    trainable: float
+    frozen: float
+    kept: float
+    extra: float
+
+
+def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> Held:
+    """What a stage's operators hold on one device, without the stage's border."""
+    trainable = frozen = kept = extra = 0.0
+    seen: set[str] = set()
+    for op in bits(mask_of(ops)):
+        way = running(graph, op, 0.0, 0.0, op in recompute, degree)
+        kept, extra = kept + way.saved_bytes, extra + way.extra_bytes
+        for name in graph.ops[op].params:
+            if name not in seen:
+                seen.add(name)
+                param = graph.param_of[name]
+                trainable += param.num_bytes * way.params * param.trainable
+                frozen += param.num_bytes * way.params * (not param.trainable)
+    return Held(trainable, frozen, kept, extra)

@@ -1,0 +1,76 @@
+"""A model of which only a profile is known: it is planned and simulated, never run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from gpp.cost.tabulated import Tabulated
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.graph.profiles import read_profile
+from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.dotted import source_hash
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile(AbstractModel):
+    """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
+
+    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between two
+    optimizer steps. Times are the profile's, whatever `cost` says.
+
+    Args:
+        path: of the file.
+        coarsen: group the operators into `graph.max_ops`; false plans with the profile's own. What groups declare
+            (tensor parallelism, recomputation) is lost.
+        seconds: of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
+    """
+
+    path: str
+    coarsen: bool = False
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).is_file():
+            raise InvalidConfig(
+                "model.path", self.path, "must be a graph.txt of PipeDream or a JSON profile", "give model.path=FILE"
+            )
+        if not self.seconds > 0:
+            raise InvalidConfig("model.seconds", self.seconds, "must be positive", "set model.seconds=1, or 0.001 for milliseconds")
+
+    @property
+    def times(self) -> Tabulated:
+        """The cost model that gives the profile's times."""
+        return Tabulated()
+
+    def captured(self) -> Captured:
+        """The graph alone: there is nothing to run."""
+        return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=read_profile(self.path, seconds=self.seconds))
+
+    def refuse_training(self) -> None:
+        """Raises: InvalidConfig: always; a profile has no network."""
+        raise InvalidConfig(
+            "model",
+            self.name,
+            "is a profile, which can be planned and simulated but has no network to train",
+            "set mode=plan, or engine=simulate",
+        )
+
+    def build(self) -> nn.Module:
+        self.refuse_training()
+        raise AssertionError
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def targets(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def source(self) -> str:
+        return source_hash([Path(self.path)])

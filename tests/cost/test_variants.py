@@ -1,0 +1,133 @@
+"""Stages that recompute or split operators: their time and memory, in plans, the simulator and the scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.cluster import Link, flat
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.cost.tabulated import Tabulated
+from gpp.errors import InvalidPlan, UnsupportedPlan
+from gpp.graph.op_graph import Param, Variant
+from gpp.plan import Plan, make_plan
+from gpp.planners.even import Even
+from gpp.program import check_program, reduce_groups
+from gpp.routing import copies
+from gpp.runtime.distributed import Distributed
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.passes import lower
+from gpp.strategy import Strategy
+from gpp.values import from_json, to_json
+from tests.graphs import chain
+from tests.planners.cases import cluster
+
+HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))
+STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())
+
+
+def split_problem(num_devices: int = 5, link: Link | None = None) -> Problem:
+    """A chain of three; the middle operator can be split over two devices."""
+    graph = chain(3, saved=10.0)
+    ops = list(graph.ops)
+    ops[1] = replace(ops[1], params=("w",), variants=(HALF,))
+    graph = replace(graph, ops=tuple(ops), params=(Param(name="w", num_bytes=100),))
+    link = link or Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)
+    return Problem(graph=graph, cluster=cluster(num_devices, 1e6, link), cost=Constant(), minibatch_size=8, microbatch_size=2)
+
+
+def split_plan(problem: Problem, replicas: int = 1) -> Plan:
+    plan = make_plan(problem, "x", [(1, 1), (2, 2 * replicas), (4, 1)], 2, chain=True, ordered=True)
+    stages = list(plan.stages)
+    stages[1] = replace(stages[1], tensor_parallel=2)
+    return replace(plan, stages=tuple(stages))
+
+
+def test_recomputation_by_the_general_rule():
+    """An operator keeps its input instead of its activations, and runs its forward pass twice."""
+    problem = Problem(graph=chain(3, saved=10.0), cluster=cluster(1), cost=Constant(), minibatch_size=8)
+    assert problem.stage_times((0, 1, 2), 2, (0,)) == (6.0, 12.0)
+    assert problem.stage_times((0, 1, 2), 2, (0,), (1, 2)) == (6.0, 16.0)
+    whole = problem.stage_memory((0, 1, 2), 2, 1, 8)
+    # 9 of 10 bytes of two operators and 2 samples are kept once instead of four times.
+    assert whole - problem.stage_memory((0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 9 * 2 * 3
+    assert problem.stage_memory((0, 1, 2), 2, 1, 2, (1, 2)) == problem.stage_memory((0, 1, 2), 2, 1, 2)
+
+
+def test_a_declared_degree_sets_time_memory_and_border():
+    problem = split_problem()
+    forward, backward = problem.stage_times((1,), 2, (1, 2), (), 2)
+    border = 3.0 * 2 / 10.0
+    assert forward == pytest.approx(0.2 * 3 * 2 + border) and backward == pytest.approx(0.4 * 3 * 2 + border)
+    # Half of the weights and gradients, the declared activations, the border's tensors and their gradients.
+    assert problem.stage_memory((1,), 2, 2, 4, (), 2) == pytest.approx(2 * 50 + (6 + 1) * 2 * 2 + (1 + 1) * 2)
+    assert problem.trainable_bytes((1,), 2) == 50
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_simulator_and_score_agree_on_split_and_recomputed_stages(replicas):
+    problem = split_problem(2 + 2 * replicas)
+    plan = split_plan(problem, replicas)
+    plan = replace(plan, stages=(replace(plan.stages[0], recompute=(0,)), *plan.stages[1:]))
+    plan.validate(problem)
+    check_program(lower(plan, problem.graph, OneFOneB()), reduce_groups(plan, problem.graph))
+    told, scored = (STRATEGY.predict(plan, problem, record=record).metrics for record in (True, False))
+    assert told.iteration_s == pytest.approx(scored.iteration_s)
+    assert told.peak_memory_bytes == scored.peak_memory_bytes and len(told.peak_memory_bytes) == plan.num_devices
+    assert from_json(Plan, to_json(plan)) == plan
+
+
+def test_each_part_of_a_split_parameter_is_reduced_over_the_replicas():
+    problem = split_problem(6)
+    groups = reduce_groups(split_plan(problem, 2), problem.graph)
+    assert [(group.devices, group.params, group.num_bytes(problem.graph)) for group in groups] == [
+        ((1, 3), ("w",), 50.0),
+        ((2, 4), ("w",), 50.0),
+    ]
+
+
+def test_a_split_stage_is_faster_where_links_cost_nothing():
+    problem = split_problem(4, Link(latency_s=0.0, bandwidth_bytes_per_s=1e30))
+    whole = make_plan(problem, "x", [(1, 1), (2, 1), (4, 1)], 2, chain=True, ordered=True)
+    assert STRATEGY.predict(split_plan(problem), problem).metrics.iteration_s < STRATEGY.predict(whole, problem).metrics.iteration_s
+
+
+def test_every_device_of_a_replica_gets_a_copy():
+    assert copies((0, 1), (4, 5, 6, 7)) == [(0, 4), (1, 5), (0, 6), (1, 7)]
+    assert copies((4, 5), (0,)) == [(4, 0), (5, 0)]
+
+
+def test_plans_that_split_what_declares_nothing_are_refused():
+    problem = split_problem()
+    plan = make_plan(problem, "x", [(3, 2), (4, 1)], 2, chain=True, ordered=True)
+    split = replace(plan, stages=(replace(plan.stages[0], tensor_parallel=2), plan.stages[1]))
+    with pytest.raises(InvalidPlan, match=r"op0 declares tensor-parallel degrees \[1\], not 2"):
+        split.validate(problem)
+    with pytest.raises(InvalidPlan, match="must divide its 2 devices"):
+        replace(plan, stages=(replace(plan.stages[0], tensor_parallel=3), plan.stages[1])).validate(problem)
+    with pytest.raises(InvalidPlan, match="its own operators only"):
+        replace(plan, stages=(replace(plan.stages[0], recompute=(2,)), plan.stages[1])).validate(problem)
+    tied = replace(problem.graph, ops=(replace(problem.graph.ops[0], params=("w",)), *problem.graph.ops[1:]))
+    problem = replace(problem, graph=tied)
+    with pytest.raises(InvalidPlan, match="another stage reads it too"):
+        split_plan(problem).validate(problem)
+
+
+@pytest.mark.parametrize("what", ["recomputation", "tensor parallelism"])
+def test_engines_that_run_refuse_what_they_cannot(what):
+    plan = split_plan(split_problem())
+    if what == "recomputation":
+        stages = (replace(plan.stages[0], recompute=(0,)), replace(plan.stages[1], tensor_parallel=1), plan.stages[2])
+        plan = replace(plan, stages=stages)
+    with pytest.raises(UnsupportedPlan, match=f"asks for {what}"):
+        Distributed().check(plan)
+
+
+def test_tabulated_times_are_the_profiles():
+    graph = chain(2)
+    device = flat(num_devices=1, bandwidth_bytes_per_s=1.0, memory_bytes=1.0).devices[0]
+    times = Tabulated(update_s_per_byte=0.5).op_times(graph, 3, replace(device, speed_factor=0.5))
+    assert times.forward_s.tolist() == [6.0, 6.0] and times.backward_s.tolist() == [12.0, 12.0]
+    assert Tabulated(update_s_per_byte=0.5).update_s(4.0, device) == 2.0

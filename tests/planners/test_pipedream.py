@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.cluster import Link, flat
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.cost.tabulated import Tabulated
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import Param, bits
+from gpp.planners.downsets import Budget, all_states, linear_states
+from gpp.planners.pipedream import PipeDream
+from gpp.planners.pipedream_published import published_plan, published_value
+from gpp.planners.sequential import Sequential
+
+from ..graphs import chain, diamond, two_towers
+from .cases import cluster, random_problem, run, towers
+from .published import PIPEDREAM, PIPEDREAM_BRANCHES, agrees, pipedream_s, profile
+
+
+@pytest.mark.parametrize(("name", "machines"), [(name, k) for name, row in PIPEDREAM.items() for k in row])
+def test_values_of_the_released_optimizer(name, machines):
+    graph = profile(name)
+    plan = published_plan(graph, machines, 1e9)
+    assert agrees(plan.value_s, PIPEDREAM[name][machines])
+    assert sum(count for _, count in plan.stages) == machines
+    # GNMT has three sources: the tool searches from the first and takes the rest along.
+    assert pipedream_s(graph, list(plan.stages), 1e9) == pytest.approx(plan.value_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "linear"), list(PIPEDREAM_BRANCHES))
+@pytest.mark.parametrize("ending", [".graph.txt", ".json", ".piper.json"])
+def test_values_on_branches_in_every_format(name, linear, ending):
+    graph = profile(name + ending)
+    for machines, printed in zip((4, 8, 16, 32), PIPEDREAM_BRANCHES[name, linear], strict=False):
+        plan = published_plan(graph, machines, 25e9, linear=linear)
+        assert agrees(plan.value_s, printed), machines
+        assert pipedream_s(graph, list(plan.stages), 25e9) == pytest.approx(plan.value_s, rel=1e-9)
+
+
+def test_values_of_the_hierarchy_and_without_transfers():
+    """8 machines inside a server at 10 GB/s, 2 servers: worse than 16 on one slow network, as whole servers must be taken."""
+    graph = profile("pipedream_vgg16")
+    assert agrees(published_value(graph, [8, 2], [1e10, 1e9]), ".0838")
+    assert published_value(graph, 4, 1e9, compression=None) <= published_value(graph, 4, 1e9)
+
+
+def test_traps_of_the_released_optimizer():
+    graph = profile("pipedream_vgg16")
+    # The last stage's memory is not checked: with one byte, data parallelism over all machines is left.
+    plan = published_plan(graph, 8, 1e9, memory_bytes=1.0)
+    assert [count for _, count in plan.stages] == [8]
+    # Only what the first source reaches is searched.
+    reached = {op for ops, _ in published_plan(two_towers(3), 2, 1e9).stages for op in ops}
+    assert reached == set(range(7)) and len(all_states(two_towers(3), 100, Budget("x", 60, 1e9))) == 17
+
+
+def test_states_are_the_downsets():
+    budget = Budget("x", 60, 1e9)
+    assert len(all_states(towers(2, 16, fork=True), 1000, budget)) == 17**2 + 2
+    assert all_states(towers(2, 16, fork=True), 100, budget) is None
+    for graph in (chain(5), diamond(), two_towers(3)):
+        masks = all_states(graph, 1000, budget)
+        assert len(set(masks)) == len(masks)
+        assert all(not graph.successors[op] & ~mask for mask in masks for op in bits(mask))
+    assert set(linear_states((0, 1, 2, 3))) <= set(all_states(diamond(), 100, budget))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_plans_are_valid_chains(seed):
+    """Strategy.plan validates; all cuts are at least as good as one order's by the planner's own objective."""
+    problem = random_problem(seed, max_ops=12, max_devices=6)
+    for planner in (PipeDream(), PipeDream(states="linear"), PipeDream(hierarchical=False), PipeDream(replication=False)):
+        found = run(planner, problem)
+        if found is not None:
+            plan, _ = found
+            assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
+            assert plan.num_devices <= problem.cluster.num_devices
+            assert plan.explanation[0].startswith("own objective")
+            assert all(stage.microbatch_size % len(stage.devices) == 0 for stage in plan.stages)
+            assert planner.replication or all(len(stage.devices) == 1 for stage in plan.stages)
+
+
+def test_stays_near_the_best_chains():
+    """Its objective leaves out filling and draining; on average that costs little."""
+    ratios = []
+    for seed in range(40):
+        problem = random_problem(seed, max_ops=12, max_devices=5)
+        mine, best = run(PipeDream(), problem), run(Sequential(), problem)
+        if mine and best:
+            ratios.append(mine[1] / best[1])
+    assert sum(ratios) / len(ratios) < 1.05
+
+
+def test_inner_stages_of_a_replicated_stretch_lie_in_each_node():
+    """Two nodes of two devices, a slow network: a stretch on both nodes is a pipeline inside each."""
+    graph = chain(4, saved=0.0)
+    graph = replace(
+        graph,
+        ops=tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(graph.ops)),
+        tensors=tuple(replace(tensor, bytes_per_sample=100.0 if i == 1 else 10.0) for i, tensor in enumerate(graph.tensors)),
+        params=tuple(Param(name=f"w{i}", num_bytes=60) for i in range(4)),
+    )
+    fast, slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9), Link(latency_s=0.0, bandwidth_bytes_per_s=20.0)
+    # No device holds the whole model, and the tensor in its middle is too large for the slow link.
+    problem = Problem(graph=graph, cluster=cluster(4, 460.0, fast, slow, 2), cost=Constant(), minibatch_size=16, microbatch_size=2)
+    plan, _ = run(PipeDream(), problem)
+    assert [stage.devices for stage in plan.stages] == [(0, 2), (1, 3)]
+
+
+def test_compatible_plans_the_released_optimizers_plan():
+    graph = profile("b2x16")
+    problem = Problem(
+        graph=graph,
+        cluster=flat(num_devices=4, bandwidth_bytes_per_s=25e9, memory_bytes=1e12),
+        cost=Tabulated(),
+        minibatch_size=64,
+    )
+    plan, _ = run(PipeDream(compatible=True), problem)
+    assert "0.12597 s" in plan.explanation[0]
+    published = published_plan(graph, 4, 25e9)
+    assert [(stage.ops, len(stage.devices)) for stage in plan.stages] == list(published.stages)
+
+
+def test_limits_are_infeasible_with_their_reason():
+    problem = Problem(graph=towers(4, 6, fork=True), cluster=cluster(4), cost=Constant(), minibatch_size=8)
+    with pytest.raises(Infeasible, match="100 antichains"):
+        PipeDream(states="antichain", max_states=100).plan(problem, lambda plan: pytest.fail("nothing to predict"))
+    with pytest.raises(Infeasible, match=r"time limit of 1e-09 s"):
+        PipeDream(time_limit_s=1e-9).plan(problem, lambda plan: pytest.fail("nothing to predict"))
+    with pytest.raises(Infeasible, match="memory limit is 1"):
+        PipeDream(memory_limit_bytes=1).plan(problem, lambda plan: pytest.fail("nothing to predict"))
+
+
+def test_infeasible_says_what_would_fit():
+    problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8)
+    with pytest.raises(Infeasible, match="lacks") as caught:
+        PipeDream().plan(problem, lambda plan: pytest.fail("nothing to predict"))
+    enough = float(caught.value.remedy.split("memory_bytes=")[1].split(")")[0])
+    assert run(PipeDream(), replace(problem, cluster=cluster(3, enough * 1.001))) is not None
+
+
+@pytest.mark.parametrize("field", ["states", "time_limit_s", "activation_compression", "max_states"])
+def test_settings_are_checked(field):
+    with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
+        PipeDream(**{field: "deep" if field == "states" else 0})
