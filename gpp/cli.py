@@ -335,15 +335,29 @@ def _headline(path: Path) -> str:
 
 
 class SweepReport(Callback):
-    """Hydra callback: the table, results.csv, summary.json and report.html at the end of a multirun."""
+    """Hydra callback: the table, results.csv, summary.json, report.html and the sweep's figures at the end of a multirun.
+
+    Args:
+        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep_figure.SweepFigure`.
+    """
+
+    def __init__(self, figures: Any = ()) -> None:
+        from omegaconf import OmegaConf
+
+        from gpp.report.sweep_figure import SweepFigure
+
+        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
+        self.figures = [SweepFigure.of(figure) for figure in declared]
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
         from gpp.report.sweep import write_sweep
         from gpp.report.terminal import comparison_table, make_console
 
         folder = Path(config.hydra.sweep.dir)
-        results = [job.result for job in write_sweep(folder)]
+        results = [job.result for job in write_sweep(folder, figures=self.figures)]
         console = make_console()
         console.print(comparison_table(results, console.width))
         console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+        for svg in sorted(folder.glob("figure*.svg")):
+            console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
         _latest(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,13 @@ def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] 
             for path in sorted(set(found), key=lambda p: natural_order(str(p.relative_to(directory))))
         ]
     return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
+    if isinstance(value, Mapping):
+        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
+    return {prefix: json.dumps(value) if isinstance(value, list) else value}
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
