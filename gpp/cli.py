@@ -68,6 +68,7 @@ def main(story: Story) -> None:
 
     OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
     OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
+    OmegaConf.register_new_resolver("per_device", _per_device, replace=True)
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -267,6 +268,14 @@ def _sweep_id() -> str:
     words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
     return f"{name}-{digest}" if words else name
+
+
+def _per_device(samples: Any, *, _root_: Any) -> int:
+    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch that has so many samples for every device, by the model's name."""
+    name, cluster = _root_.model.name, _root_.cluster
+    if name not in samples:
+        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
+    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
 
 
 def _explain(error: BaseException) -> str:

@@ -32,8 +32,12 @@ class Scale(NamedTuple):
         return self.start + (self.end - self.start) * ((value - low) / (high - low) if high > low else 0.5)
 
 
-def figure_svg(data: FigureData) -> str:
-    """The whole figure as one drawing; empty if no job has a value."""
+def figure_svg(data: FigureData, *, heading: bool = True) -> str:
+    """The whole figure as one drawing; empty if no job has a value.
+
+    Args:
+        heading: with the figure's title on top, for a file that stands alone.
+    """
     panels = [
         panel for panel in data.panels if any(point.value is not None for key, point in data.points.items() if key.panel == panel)
     ]
@@ -42,10 +46,12 @@ def figure_svg(data: FigureData) -> str:
     columns = min(PER_ROW, len(panels))
     wide = max(WIDTH, _bars_width(data, panels)) if data.figure.chart == "bars" else WIDTH
     rows = -(-len(panels) // columns)
-    width, height = columns * wide, HEADING + LEGEND + rows * HEIGHT
-    body = [label(8, 18, data.figure.title, 14, INK, font_weight="600"), *_legend(data, HEADING + 8)]
+    above = HEADING if heading else 0.0
+    width, height = columns * wide, above + LEGEND + rows * HEIGHT
+    body = [label(8, 18, data.figure.title, 14, INK, font_weight="600")] if heading else []
+    body += _legend(data, above + 4)
     for n, panel in enumerate(panels):
-        x, y = n % columns * wide, HEADING + LEGEND + n // columns * HEIGHT
+        x, y = n % columns * wide, above + LEGEND + n // columns * HEIGHT
         body.append(element("g", "".join(_panel(data, panel, wide)), transform=f"translate({x:.0f} {y:.0f})"))
     return picture(width, height, body, data.figure.title, min_width=min(width, 640.0))
 
@@ -81,9 +87,9 @@ def _panel(data: FigureData, panel: str, width: float) -> list[str]:
     y = _y_scale(data, panel)
     out = _y_axis(figure, y, width)
     if panel != ALL:
-        out.append(label(LEFT, 16, panel, 12.5, INK, font_weight="600"))
+        out.append(label((LEFT + width - RIGHT) / 2, 16, panel, 12.5, INK, "middle", font_weight="600"))
+    out.append(label(8, 16, figure.y_name or figure.y, 11, MUTED))
     out.append(label(width - RIGHT, HEIGHT - 8, figure.x_name or figure.x, 11, MUTED, "end"))
-    out.append(label(LEFT - 58, HEIGHT - 8, figure.y_name or figure.y, 11, MUTED))
     if figure.normalise and y.low < 1 < y.high:
         out.append(line(LEFT, y.at(1), width - RIGHT, y.at(1), MUTED, 1.4))
     draw = {"lines": _lines, "bars": _bars, "sorted": _sorted}[figure.chart]

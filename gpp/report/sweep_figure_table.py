@@ -16,7 +16,7 @@ QUANTILES = (("least", 0.0), ("5 %", 0.05), ("median", 0.5), ("95 %", 0.95), ("g
 
 def figure_section(data: FigureData) -> str:
     """Picture, table and notes of a figure as HTML; nothing where no job has a value."""
-    svg = figure_svg(data)
+    svg = figure_svg(data, heading=False)
     if not svg:
         return ""
     rows = _distribution(data) if data.figure.chart == "sorted" else _places(data)
@@ -38,7 +38,7 @@ def _places(data: FigureData) -> str:
             if figure.gain:
                 gain = gains[panel, x]
                 row.append(
-                    _beside(text.ratio(gain.ours), None if gain.published is None else f"published {text.ratio(gain.published)}")
+                    _below(text.ratio(gain.ours), None if gain.published is None else f"published {text.ratio(gain.published)}")
                 )
             rows.append(row)
     return table(columns, rows)
@@ -52,11 +52,12 @@ def _cell(data: FigureData, key: Key) -> str:
         return own
     words = show(printed[0]) if printed[0] == printed[1] else f"{show(printed[0])} to {show(printed[1])}"
     share = text.quotient(value, middle(printed))
-    return _beside(own, f"published {words}" + (f", ours {text.ratio(share)}" if share is not None else ""))
+    return _below(own, f"published {words}" + (f", ours {text.ratio(share)}" if share is not None else ""))
 
 
-def _beside(own: str, small: str | None) -> str:
-    return own if small is None else Html(f'<b>{escape(own)}</b> <span style="color:#4b5563;font-size:12px">{escape(small)}</span>')
+def _below(own: str, small: str | None) -> str:
+    """Our number, and in small print below it the published one."""
+    return own if small is None else Html(f'{escape(own)}<br/><span style="color:#4b5563;font-size:12px">{escape(small)}</span>')
 
 
 def _distribution(data: FigureData) -> str:

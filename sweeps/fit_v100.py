@@ -1,0 +1,190 @@
+"""Fit the analytical V100 to one published column: the throughput of PipeDream's plans in GraphPipe's Figure 6.
+
+    python -m sweeps.fit_v100                          fit, residuals, sensitivity
+    python -m sweeps.fit_v100 --check                  residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
+
+Twelve numbers (three models on 4, 8, 16 and 32 devices); two continuous constants, the sustained FLOP/s of matrix products
+and the seconds a kernel costs at least, and two that the paper has in a table that cannot be read, the samples a device of DLRM and
+CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean squared logarithm of
+predicted / published, minimised over a grid of constants that is narrowed around its best point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from gpp.cluster import Link
+from gpp.cost.problem import Problem
+from gpp.experiment import Experiment
+
+ROOT = Path(__file__).resolve().parent.parent
+CLUSTERS = {4: "summit_1x4", 8: "summit_2x4", 16: "summit_4x4", 32: "summit_8x4"}
+MMT_SAMPLES = 16
+"""A device's: Figure 7 of the paper trains MMT on 8 devices with 128."""
+SAMPLES = {"mmt": (MMT_SAMPLES,), "dlrm": (16, 32, 64, 128), "candle_uno": (32, 64, 128, 256)}
+STARTS = {"flop_per_s": (14e12, 18e12, 23e12, 29e12), "kernel_s": (5e-6, 10e-6, 20e-6, 40e-6, 80e-6)}
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is fitted of the device, and what the sensitivity varies beside it."""
+
+    flop_per_s: float
+    kernel_s: float
+    inter_node: float = 1.0
+    memory: float = 1.0
+
+
+Samples = Mapping[str, int]
+
+
+def published() -> dict[str, dict[int, float]]:
+    """Figure 6's PipeDream column, from the sweep that stands beside it."""
+    sweep = yaml.safe_load((ROOT / "sweeps" / "figure6.yaml").read_text())
+    figure = sweep["hydra"]["callbacks"]["sweep"]["figures"][0]["published"]
+    return {model: {int(n): float(v) for n, v in series["pipedream"].items()} for model, series in figure.items()}
+
+
+@cache
+def experiment(model: str, strategy: str, num_devices: int) -> Experiment:
+    """As the sweep composes it."""
+    words = ["+experiment=paper", f"model={model}", f"cluster={CLUSTERS[num_devices]}", f"strategy={strategy}", "name=fit"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return instantiate(compose("config", overrides=words), _convert_="all")
+
+
+@cache
+def problem(model: str, num_devices: int, samples: int, constants: Constants) -> Problem:
+    """A point of the figure under given constants."""
+    one = experiment(model, "sequential", num_devices)
+    captured = one.captured()
+    cluster, wire = one.cluster, one.cluster.inter_node
+    device = replace(
+        cluster.devices[0],
+        peak_flop_per_s={**cluster.devices[0].peak_flop_per_s, "float32": constants.flop_per_s},
+        efficiency=1.0,
+        kernel_latency_s=constants.kernel_s,
+        memory_bytes=cluster.devices[0].memory_bytes * constants.memory,
+    )
+    link = Link(latency_s=wire.latency_s, bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s * constants.inter_node)
+    return replace(
+        one.problem(captured, one.op_graph(captured)),
+        cluster=replace(cluster, devices=(device,) * num_devices, inter_node=link),
+        minibatch_size=samples * num_devices,
+    )
+
+
+@cache
+def throughput(model: str, strategy: str, num_devices: int, samples: int, constants: Constants) -> float | None:
+    """Predicted samples per second of a strategy's plan; None where it has none."""
+    bundle = experiment(model, strategy, num_devices).strategy
+    point = problem(model, num_devices, samples, constants)
+    try:
+        return bundle.predict(bundle.plan(point), point, record=False).metrics.throughput_samples_per_s
+    except Exception as error:  # a baseline that finds nothing, or runs out of its own limits, has no number
+        print(f"  {model} {strategy} {num_devices}: {error}")
+        return None
+
+
+def squared_error(model: str, strategy: str, samples: int, constants: Constants, column: Mapping[int, float]) -> float:
+    """Sum of the squared logarithms of predicted / published over one model's points."""
+    values = [(throughput(model, strategy, n, samples, constants), value) for n, value in column.items()]
+    return sum(math.log(ours / value) ** 2 if ours else 4.0 for ours, value in values)
+
+
+def best_samples(strategy: str, constants: Constants, choices: Mapping[str, Iterable[int]]) -> tuple[float, dict[str, int]]:
+    """The samples a device that fit best under given constants, model by model, and the sum of their errors."""
+    out, total = {}, 0.0
+    for model, column in published().items():
+        errors = {samples: squared_error(model, strategy, samples, constants, column) for samples in choices[model]}
+        out[model] = min(errors, key=lambda s: (errors[s], s))
+        total += errors[out[model]]
+    return total, out
+
+
+def fit(strategy: str) -> tuple[Constants, dict[str, int]]:
+    """Coarse to fine: each round looks at the neighbours of the best point, half as far away on the logarithm's scale."""
+    rates, kernels = list(STARTS["flop_per_s"]), list(STARTS["kernel_s"])
+    best: tuple[float, Constants, dict[str, int]] | None = None
+    steps = [math.log(axis[1] / axis[0]) for axis in (rates, kernels)]
+    for number in range(ROUNDS + 1):
+        for rate, kernel in product(rates, kernels):
+            constants = Constants(float(f"{rate:.3g}"), float(f"{kernel:.3g}"))
+            choices = SAMPLES if number < 1 or best is None else {model: (s,) for model, s in best[2].items()}
+            error, samples = best_samples(strategy, constants, choices)
+            if best is None or error < best[0]:
+                best = error, constants, samples
+        assert best is not None
+        print(f"round {number}: {best[1]}, {best[2]}, root mean square of the logarithm {math.sqrt(best[0] / 12):.3f}", flush=True)
+        steps = [step / 2 for step in steps]
+        rates = [best[1].flop_per_s * math.exp(k * steps[0]) for k in (-1, 0, 1)]
+        kernels = [best[1].kernel_s * math.exp(k * steps[1]) for k in (-1, 0, 1)]
+    assert best is not None
+    return best[1], best[2]
+
+
+def configured() -> tuple[Constants, dict[str, int]]:
+    """The constants that conf/ and the sweep have now."""
+    device = experiment("mmt", "sequential", 4).cluster.devices[0]
+    text = (ROOT / "sweeps" / "figure6.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("minibatch_size:"))
+    pairs = line.partition("per_device:{")[2].partition("}")[0].split(",")
+    return Constants(device.flop_per_s("float32"), device.kernel_latency_s), {
+        name.strip(): int(value) for name, _, value in (pair.partition(":") for pair in pairs)
+    }
+
+
+def show_residuals(strategy: str, constants: Constants, samples: Samples) -> None:
+    """Predicted, published and their ratio at the twelve points."""
+    print(f"\n| model | devices | mini-batch | predicted {strategy} | published PipeDream | ratio |\n|---|---|---|---|---|---|")
+    for model, column in published().items():
+        for n, value in column.items():
+            ours = throughput(model, strategy, n, samples[model], constants) or math.nan
+            print(f"| {model} | {n} | {samples[model] * n} | {ours:,.0f} | {value:,.0f} | {ours / value:.2f} |", flush=True)
+
+
+def show_sensitivity(constants: Constants, samples: Samples, rivals: Iterable[str]) -> None:
+    """Speed-up of graphpipe over the best rival on 32 devices while one assumption at a time changes."""
+    cases: list[tuple[str, Constants, float]] = [("as fitted", constants, 1)]
+    for name, field, factors in (
+        ("FLOP/s", "flop_per_s", (0.5, 2.0)),
+        ("kernel seconds", "kernel_s", (0.25, 4.0)),
+        ("bandwidth between nodes", "inter_node", (0.25, 4.0)),
+        ("memory", "memory", (0.5, 2.0)),
+    ):
+        cases += [(f"{name} × {f:g}", replace(constants, **{field: getattr(constants, field) * f}), 1) for f in factors]
+    cases += [(f"mini-batch × {f:g}", constants, f) for f in (0.5, 2.0, 4.0)]
+    print("\n| assumption | " + " | ".join(samples) + " |\n|---|" + "---|" * len(samples))
+    for name, case, factor in cases:
+        cells = []
+        for model, count in samples.items():
+            own = throughput(model, "graphpipe", 32, round(count * factor), case)
+            others = [v for rival in rivals if (v := throughput(model, rival, 32, round(count * factor), case))]
+            cells.append(f"{own / max(others):.2f}" if own and others else "–")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="no fit: the constants as they are configured")
+    parser.add_argument("--strategy", default="pipedream", help="whose predictions are held against the column")
+    parser.add_argument("--rivals", default="pipedream,piper", help="of graphpipe, in the table of sensitivities")
+    arguments = parser.parse_args()
+    constants, samples = configured() if arguments.check else fit(arguments.strategy)
+    show_residuals(arguments.strategy, constants, samples)
+    show_sensitivity(constants, samples, arguments.rivals.split(","))
+
+
+if __name__ == "__main__":
+    main()
