@@ -166,6 +166,9 @@ class Experiment:
         return found if found.batch == b else self._captured_at(b)
 
     def _captured_at(self, batch: int | None) -> Captured:
+        own = self.model.captured()
+        if own is not None:
+            return own
         key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
         folder = Path(self.cache_dir) / "graphs"
         found = load_cached(key, folder)

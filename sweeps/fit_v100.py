@@ -4,9 +4,9 @@
     python -m sweeps.fit_v100 --check                  residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
 
 Twelve numbers (three models on 4, 8, 16 and 32 devices); two continuous constants, the sustained FLOP/s of matrix products
-and the seconds a kernel costs at least, and two that the paper has in a table that cannot be read, the samples a device of DLRM and
-CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean squared logarithm of
-predicted / published, minimised over a grid of constants that is narrowed around its best point.
+and the seconds a kernel costs at least, and two whose table in the paper cannot be read, the samples a device of DLRM
+and CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean squared
+logarithm of predicted / published, minimised over a grid of constants that is narrowed around its best point.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ def show_sensitivity(constants: Constants, samples: Samples, rivals: Iterable[st
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="no fit: the constants as they are configured")
     parser.add_argument("--strategy", default="pipedream", help="whose predictions are held against the column")

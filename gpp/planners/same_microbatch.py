@@ -9,7 +9,7 @@ Constraints: those of `planner`, and all stages have the micro-batch size of the
 
 Complexity: both searches, one after the other; the second looks at one micro-batch size only.
 
-Departures: the paper keeps the micro-batch size that measured best for the chain; here it is the one that `reference` predicts best.
+Departures: the paper keeps the micro-batch size that measured best for the chain; here it is the one predicted best.
 """
 
 from __future__ import annotations

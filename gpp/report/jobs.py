@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,15 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
     return {prefix: json.dumps(value) if isinstance(value, list) else value}
+
+
+def attempts(job: Job) -> list[Job]:
+    """The strategies that a job compared, each as if it had been a job of its own; else the job itself."""
+    compared = job.result.get("compared")
+    if not isinstance(compared, list):
+        return [job]
+    rest = {key: value for key, value in job.result.items() if key != "compared"}
+    return [replace(job, result={**rest, **found}) for found in compared if isinstance(found, dict)]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

@@ -6,6 +6,7 @@ declaration gives the picture (`sweep_figure_chart`), the table (`sweep_figure_t
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self, TypeGuard
 
 from gpp.errors import InvalidConfig
-from gpp.report.jobs import Job, flatten, natural_order
+from gpp.report.jobs import Job, attempts, flatten, natural_order
 from gpp.report.text import quotient
 
 CHARTS = ("lines", "bars", "sorted")
@@ -52,7 +53,7 @@ class SweepFigure:
         y: column of the values.
         x: column along the axis.
         series: column whose values are the lines or the bars of a group.
-        panel: column whose values get a picture each; None for one picture.
+        panel: column whose values get a picture each, or several columns; None for one picture.
         chart: `lines`, `bars`, or `sorted` (every series' values by size: a distribution over x).
         x_name, y_name: titles of the axes.
         x_scale, y_scale: `linear` or `log`.
@@ -70,7 +71,7 @@ class SweepFigure:
     y: str
     x: str
     series: str = "strategy"
-    panel: str | None = None
+    panel: str | Sequence[str] | None = None
     chart: str = "lines"
     x_name: str = ""
     y_name: str = ""
@@ -115,7 +116,7 @@ class SweepFigure:
     def evaluate(self, jobs: Sequence[Job]) -> FigureData:
         """The figure's numbers, from whatever the jobs left."""
         found: dict[Key, list[Job]] = {}
-        for job in jobs:
+        for job in itertools.chain.from_iterable(map(attempts, jobs)):
             key = self._key(job)
             if key is not None:
                 found.setdefault(key, []).append(job)
@@ -124,8 +125,14 @@ class SweepFigure:
 
     def _key(self, job: Job) -> Key | None:
         row = columns_of(job)
-        parts = [self._shown(row.get(name)) if name else ALL for name in (self.panel, self.series, self.x)]
-        return None if any(part is None for part in parts) else Key(*(str(part) for part in parts))
+        panel = [self._shown(row.get(name)) for name in self.panel_columns]
+        series, x = (self._shown(row.get(name)) for name in (self.series, self.x))
+        return None if series is None or x is None or None in panel else Key(", ".join(map(str, panel)), series, x)
+
+    @property
+    def panel_columns(self) -> tuple[str, ...]:
+        """The columns that tell panels apart."""
+        return (self.panel,) if isinstance(self.panel, str) else tuple(self.panel or ())
 
     def _shown(self, value: Any) -> str | None:
         if value is None:

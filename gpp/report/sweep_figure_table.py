@@ -26,7 +26,7 @@ def figure_section(data: FigureData) -> str:
 def _places(data: FigureData) -> str:
     figure = data.figure
     gains = {(gain.panel, gain.x): gain for gain in data.gains}
-    columns = [Column(name=figure.panel or "")] if figure.panel else []
+    columns = [Column(name=", ".join(figure.panel_columns))] if figure.panel else []
     columns += [Column(name=figure.x_name or figure.x, kind="n"), *(Column(name=name, kind="n") for name in data.series)]
     if figure.gain:
         columns.append(Column(name=f"{figure.gain} / best of {', '.join(figure.over)}", kind="n"))
@@ -63,7 +63,7 @@ def _below(own: str, small: str | None) -> str:
 def _distribution(data: FigureData) -> str:
     """One row a series: how its values are spread over the places."""
     figure, show = data.figure, shown(data.figure)
-    columns = [Column(name=figure.panel)] if figure.panel else []
+    columns = [Column(name=", ".join(figure.panel_columns))] if figure.panel else []
     columns += [
         Column(name=figure.series),
         Column(name="values", kind="n"),

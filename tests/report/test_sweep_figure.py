@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -128,6 +129,13 @@ def test_overrides_are_columns() -> None:
     figure = SweepFigure.of({"title": "t", "x": "microbatch_size", "y": "predicted.iteration_s", "panel": "override.model"})
     data = figure.evaluate(jobs)
     assert data.places("mmt_paper") == ["4", "16"]
+
+
+def test_strategies_compared_in_one_job_are_told_apart() -> None:
+    one = job("mmt", "graphpipe", "summit_1x4", 60.0)
+    found = [{key: j.result[key] for key in ("strategy", "status", "predicted")} for j in (one, job("mmt", "piper", "", 40.0))]
+    data = SweepFigure.of(DECLARED).evaluate([replace(one, result={**one.result, "compared": found})])
+    assert [gain.ours for gain in data.gains if gain.x == "4"] == [pytest.approx(1.5)]
 
 
 @pytest.mark.parametrize(
