@@ -3,10 +3,11 @@
     python -m sweeps.fit_v100                          fit, residuals, sensitivity
     python -m sweeps.fit_v100 --check                  residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
 
-Twelve numbers (three models on 4, 8, 16 and 32 devices); two continuous constants, the sustained FLOP/s of matrix products
-and the seconds a kernel costs at least, and two whose table in the paper cannot be read, the samples a device of DLRM
-and CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean squared
-logarithm of predicted / published, minimised over a grid of constants that is narrowed around its best point.
+Twelve numbers: three models on 4, 8, 16 and 32 devices. Three continuous constants: the sustained FLOP/s of matrix products,
+the seconds that a kernel costs at least, the share of a link's bandwidth that an all-reduce reaches. Two more whose table in the
+paper cannot be read: the samples a device of DLRM and of CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of
+another figure enters. The objective is the mean squared logarithm of predicted / published, minimised over a grid of constants
+that is narrowed around its best point.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = {4: "summit_1x4", 8: "summit_2x4", 16: "summit_4x4", 32: "summit_8x4"}
 MMT_SAMPLES = 16
 """A device's: Figure 7 of the paper trains MMT on 8 devices with 128."""
-SAMPLES = {"mmt": (MMT_SAMPLES,), "dlrm": (16, 32, 64, 128), "candle_uno": (32, 64, 128, 256)}
-STARTS = {"flop_per_s": (14e12, 18e12, 23e12, 29e12), "kernel_s": (5e-6, 10e-6, 20e-6, 40e-6, 80e-6)}
+SAMPLES = {"mmt": (MMT_SAMPLES,), "dlrm": (16, 32, 64), "candle_uno": (32, 64, 128, 256)}
+STARTS = {"flop_per_s": (14e12, 18e12, 23e12, 30e12), "kernel_s": (5e-6, 10e-6, 20e-6, 40e-6), "collective": (0.05, 0.15, 0.4, 1.0)}
+LIMITS = (math.inf, math.inf, 1.0)
 ROUNDS = 3
 
 
@@ -42,6 +44,7 @@ class Constants:
 
     flop_per_s: float
     kernel_s: float
+    collective: float = 1.0
     inter_node: float = 1.0
     memory: float = 1.0
 
@@ -80,7 +83,7 @@ def problem(model: str, num_devices: int, samples: int, constants: Constants) ->
     link = Link(latency_s=wire.latency_s, bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s * constants.inter_node)
     return replace(
         one.problem(captured, one.op_graph(captured)),
-        cluster=replace(cluster, devices=(device,) * num_devices, inter_node=link),
+        cluster=replace(cluster, devices=(device,) * num_devices, inter_node=link, collective_efficiency=constants.collective),
         minibatch_size=samples * num_devices,
     )
 
@@ -103,10 +106,18 @@ def squared_error(model: str, strategy: str, samples: int, constants: Constants,
     return sum(math.log(ours / value) ** 2 if ours else 4.0 for ours, value in values)
 
 
-def best_samples(strategy: str, constants: Constants, choices: Mapping[str, Iterable[int]]) -> tuple[float, dict[str, int]]:
-    """The samples a device that fit best under given constants, model by model, and the sum of their errors."""
+def best_samples(
+    strategy: str, constants: Constants, choices: Mapping[str, Iterable[int]], worth: float
+) -> tuple[float, dict[str, int]]:
+    """The samples a device that fit best under given constants, model by model, and the sum of their errors.
+
+    Args:
+        worth: a sum from which on the rest need not be known.
+    """
     out, total = {}, 0.0
     for model, column in published().items():
+        if total >= worth:
+            return math.inf, out
         errors = {samples: squared_error(model, strategy, samples, constants, column) for samples in choices[model]}
         out[model] = min(errors, key=lambda s: (errors[s], s))
         total += errors[out[model]]
@@ -115,32 +126,31 @@ def best_samples(strategy: str, constants: Constants, choices: Mapping[str, Iter
 
 def fit(strategy: str) -> tuple[Constants, dict[str, int]]:
     """Coarse to fine: each round looks at the neighbours of the best point, half as far away on the logarithm's scale."""
-    rates, kernels = list(STARTS["flop_per_s"]), list(STARTS["kernel_s"])
-    best: tuple[float, Constants, dict[str, int]] | None = None
-    steps = [math.log(axis[1] / axis[0]) for axis in (rates, kernels)]
+    axes = [list(values) for values in STARTS.values()]
+    steps = [math.log(axis[1] / axis[0]) for axis in axes]
+    best, found, samples = math.inf, Constants(*(axis[0] for axis in axes)), {}
     for number in range(ROUNDS + 1):
-        for rate, kernel in product(rates, kernels):
-            constants = Constants(float(f"{rate:.3g}"), float(f"{kernel:.3g}"))
-            choices = SAMPLES if number < 1 or best is None else {model: (s,) for model, s in best[2].items()}
-            error, samples = best_samples(strategy, constants, choices)
-            if best is None or error < best[0]:
-                best = error, constants, samples
-        assert best is not None
-        print(f"round {number}: {best[1]}, {best[2]}, root mean square of the logarithm {math.sqrt(best[0] / 12):.3f}", flush=True)
+        choices = {model: (count,) for model, count in samples.items()} if number else SAMPLES
+        for values in product(*axes):
+            constants = Constants(*(min(float(f"{value:.2g}"), limit) for value, limit in zip(values, LIMITS, strict=True)))
+            error, picked = best_samples(strategy, constants, choices, best)
+            if error < best:
+                best, found, samples = error, constants, picked
+        print(f"round {number}: {found}, {samples}, root mean square of the logarithm {math.sqrt(best / 12):.3f}", flush=True)
         steps = [step / 2 for step in steps]
-        rates = [best[1].flop_per_s * math.exp(k * steps[0]) for k in (-1, 0, 1)]
-        kernels = [best[1].kernel_s * math.exp(k * steps[1]) for k in (-1, 0, 1)]
-    assert best is not None
-    return best[1], best[2]
+        centre = (found.flop_per_s, found.kernel_s, found.collective)
+        axes = [[value * math.exp(k * step) for k in (-1, 0, 1)] for value, step in zip(centre, steps, strict=True)]
+    return found, samples
 
 
 def configured() -> tuple[Constants, dict[str, int]]:
     """The constants that conf/ and the sweep have now."""
-    device = experiment("mmt", "sequential", 4).cluster.devices[0]
+    cluster = experiment("mmt", "sequential", 4).cluster
+    device = cluster.devices[0]
     text = (ROOT / "sweeps" / "figure6.yaml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("minibatch_size:"))
     pairs = line.partition("per_device:{")[2].partition("}")[0].split(",")
-    return Constants(device.flop_per_s("float32"), device.kernel_latency_s), {
+    return Constants(device.flop_per_s("float32"), device.kernel_latency_s, cluster.collective_efficiency), {
         name.strip(): int(value) for name, _, value in (pair.partition(":") for pair in pairs)
     }
 
@@ -160,6 +170,7 @@ def show_sensitivity(constants: Constants, samples: Samples, rivals: Iterable[st
     for name, field, factors in (
         ("FLOP/s", "flop_per_s", (0.5, 2.0)),
         ("kernel seconds", "kernel_s", (0.25, 4.0)),
+        ("all-reduce efficiency", "collective", (0.25, 4.0)),
         ("bandwidth between nodes", "inter_node", (0.25, 4.0)),
         ("memory", "memory", (0.5, 2.0)),
     ):
