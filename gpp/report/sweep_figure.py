@@ -194,8 +194,12 @@ class FigureData:
         return [name for name in self.figure.order if name in names] + [name for name in names if name not in self.figure.order]
 
     def places(self, panel: str) -> list[str]:
-        """Places on the x axis of a panel, ascending."""
-        return sorted({key.x for key in (*self.points, *self.published) if key.panel == panel}, key=natural_order)
+        """Places on the x axis of a panel: numbers ascending, words in the order of the jobs."""
+        found = dict.fromkeys(key.x for key in (*self.points, *self.published) if key.panel == panel)
+        try:
+            return sorted(found, key=float)
+        except ValueError:
+            return list(found)
 
     def value(self, panel: str, series: str, x: str) -> float | None:
         """Our number at a place."""

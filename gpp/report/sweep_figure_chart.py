@@ -44,12 +44,14 @@ def figure_svg(data: FigureData, *, heading: bool = True) -> str:
     if not panels:
         return ""
     columns = min(PER_ROW, len(panels))
-    wide = max(WIDTH, _bars_width(data, panels)) if data.figure.chart == "bars" else WIDTH
-    rows = -(-len(panels) // columns)
     above = HEADING if heading else 0.0
+    legend, needed = _legend(data, above + 4)
+    needed = max(needed, 16 + 8.4 * len(data.figure.title))
+    wide = max(WIDTH, needed / columns, _bars_width(data, panels) if data.figure.chart == "bars" else 0.0)
+    rows = -(-len(panels) // columns)
     width, height = columns * wide, above + LEGEND + rows * HEIGHT
     body = [label(8, 18, data.figure.title, 14, INK, font_weight="600")] if heading else []
-    body += _legend(data, above + 4)
+    body += legend
     for n, panel in enumerate(panels):
         x, y = n % columns * wide, above + LEGEND + n // columns * HEIGHT
         body.append(element("g", "".join(_panel(data, panel, wide)), transform=f"translate({x:.0f} {y:.0f})"))
@@ -69,7 +71,8 @@ def shown(figure: SweepFigure) -> Callable[[float | None], str]:
     )
 
 
-def _legend(data: FigureData, y: float) -> list[str]:
+def _legend(data: FigureData, y: float) -> tuple[list[str], float]:
+    """What the colours and dashes mean, and how wide that is."""
     out, x = [], 8.0
     for n, name in enumerate(data.series):
         out += [rect(x, y, 14, 11, tone(n).mid, stroke=tone(n).dark), label(x + 19, y + 9.5, name, 11.5, INK)]
@@ -78,8 +81,10 @@ def _legend(data: FigureData, y: float) -> list[str]:
         marks = [line(x, y + 5.5, x + 22, y + 5.5, MUTED, 1.6, stroke_dasharray="4 3")]
         if data.figure.chart == "lines":
             marks.append(element("circle", cx=x + 11, cy=y + 5.5, r=3.2, fill="#ffffff", stroke=MUTED, stroke_width=1.4))
-        out += [*marks, label(x + 28, y + 9.5, f"published{f': {data.figure.source}' if data.figure.source else ''}", 11.5, INK)]
-    return out
+        words = f"published{f': {data.figure.source}' if data.figure.source else ''}"
+        out += [*marks, label(x + 28, y + 9.5, words, 11.5, INK)]
+        x += 40 + 6.4 * len(words)
+    return out, x
 
 
 def _panel(data: FigureData, panel: str, width: float) -> list[str]:
@@ -121,14 +126,11 @@ def _y_axis(figure: SweepFigure, y: Scale, width: float) -> list[str]:
         ]
     else:
         marks = ticks(y.low, y.high, 5)
-    show = shown(figure)
+    show, step = shown(figure), marks[1] - marks[0] if len(marks) > 1 else 1.0
     out = []
     for mark in marks:
-        words = (
-            show(mark)
-            if y.log or show is not text.significant
-            else tick_label(mark, marks[1] - marks[0] if len(marks) > 1 else 1.0)
-        )
+        words = show(mark) if y.log or show in (text.seconds, text.num_bytes) else tick_label(mark, step)
+        words += "×" if show is text.ratio and not y.log else ""
         out.append(line(LEFT, y.at(mark), width - RIGHT, y.at(mark), RULE))
         out.append(label(LEFT - 6, y.at(mark) + 3.6, "0" if mark == 0 else words, 10.5, MUTED, "end"))
     return out
@@ -154,12 +156,12 @@ def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width:
         printed = [(at[x], data.published[key]) for x in places if (key := Key(panel, name, x)) in data.published]
         out += _published_line(printed, y, tone(n).dark)
     missing: dict[str, int] = {}
-    for n, name in enumerate(data.series):
+    for n, name in reversed(list(enumerate(data.series))):
         colour = tone(n).dark
         own = [(x, v) for x in places if (v := data.value(panel, name, x)) is not None and v > 0]
         if len(own) > 1:
             path = "M" + "L".join(f"{at[x]:.1f} {y.at(v):.1f}" for x, v in own)
-            out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=2.0, stroke_linejoin="round"))
+            out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=1.8 + 0.8 * n, stroke_linejoin="round"))
         for x, v in own:
             out.append(_dot(at[x], y.at(v), colour, colour, f"{name} at {x}: {show(v)}"))
         for x in places:
@@ -236,10 +238,10 @@ def _sorted(data: FigureData, panel: str, places: Sequence[str], y: Scale, width
     out, base = [], HEIGHT - FOOT
     across = Scale(0.0, 100.0, LEFT, width - RIGHT, False)
     out += [label(across.at(mark), base + 16, f"{mark} %", 10.5, MUTED, "middle") for mark in (0, 25, 50, 75, 100)]
-    for n, name in enumerate(data.series):
+    for n, name in reversed(list(enumerate(data.series))):
         values = sorted(v for x in places if (v := data.value(panel, name, x)) is not None and v > 0)
         if values:
             step = 100.0 / len(values)
             path = "M" + "L".join(f"{across.at(step * (i + 0.5)):.1f} {y.at(v):.1f}" for i, v in enumerate(values))
-            out.append(element("path", d=path, fill="none", stroke=tone(n).dark, stroke_width=2.0))
+            out.append(element("path", d=path, fill="none", stroke=tone(n).dark, stroke_width=1.8 + 0.8 * n))
     return out
