@@ -68,7 +68,7 @@ def main(story: Story) -> None:
 
     OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
     OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
-    OmegaConf.register_new_resolver("per_device", _per_device, replace=True)
+    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -270,7 +270,7 @@ def _sweep_id() -> str:
     return f"{name}-{digest}" if words else name
 
 
-def _per_device(samples: Any, *, _root_: Any) -> int:
+def samples_per_device(samples: Any, *, _root_: Any) -> int:
     """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch that has so many samples for every device, by the model's name."""
     name, cluster = _root_.model.name, _root_.cluster
     if name not in samples:
