@@ -261,6 +261,8 @@ class Experiment:
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
         """What `sequential` makes of the same problem, to stand beside the plan's own."""
+        if self.mode == "plan" and self.explain_s == 0:
+            return ()  # nothing is to be planned again
         if self.engine.one_stage or (
             isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
         ):
