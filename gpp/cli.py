@@ -68,6 +68,7 @@ def main(story: Story) -> None:
 
     OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
     OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
+    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -269,6 +270,14 @@ def _sweep_id() -> str:
     return f"{name}-{digest}" if words else name
 
 
+def samples_per_device(samples: Any, *, _root_: Any) -> int:
+    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch that has so many samples for every device, by the model's name."""
+    name, cluster = _root_.model.name, _root_.cluster
+    if name not in samples:
+        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
+    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
+
+
 def _explain(error: BaseException) -> str:
     """A composition error in one line: what was written, what exists, the nearest name."""
     text = str(error)
@@ -335,15 +344,29 @@ def _headline(path: Path) -> str:
 
 
 class SweepReport(Callback):
-    """Hydra callback: the table, results.csv, summary.json and report.html at the end of a multirun."""
+    """Hydra callback: the table, results.csv, summary.json, report.html and the sweep's figures at the end of a multirun.
+
+    Args:
+        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep_figure.SweepFigure`.
+    """
+
+    def __init__(self, figures: Any = ()) -> None:
+        from omegaconf import OmegaConf
+
+        from gpp.report.sweep_figure import SweepFigure
+
+        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
+        self.figures = [SweepFigure.of(figure) for figure in declared]
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
         from gpp.report.sweep import write_sweep
         from gpp.report.terminal import comparison_table, make_console
 
         folder = Path(config.hydra.sweep.dir)
-        results = [job.result for job in write_sweep(folder)]
+        results = [job.result for job in write_sweep(folder, figures=self.figures)]
         console = make_console()
         console.print(comparison_table(results, console.width))
         console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+        for svg in sorted(folder.glob("figure*.svg")):
+            console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
         _latest(folder)

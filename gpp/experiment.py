@@ -173,6 +173,9 @@ class Experiment:
         return found if found.batch == b else self._captured_at(b)
 
     def _captured_at(self, batch: int | None) -> Captured:
+        own = self.model.captured()
+        if own is not None:
+            return own
         key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
         folder = Path(self.cache_dir) / "graphs"
         found = load_cached(key, folder)
@@ -267,6 +270,8 @@ class Experiment:
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
         """What `sequential` makes of the same problem, to stand beside the plan's own."""
+        if self.mode == "plan" and self.explain_s == 0:
+            return ()  # nothing is to be planned again
         if self.engine.one_stage or (
             isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
         ):

@@ -31,6 +31,7 @@ from gpp.report.compare_page import compare_report
 from gpp.report.compare_terminal import show_comparison
 from gpp.report.comparison import compared_dicts, reason_lines
 from gpp.report.explain_terminal import show_explanation
+from gpp.report.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.record import RunRecord
 from gpp.report.result import Status, result_dict, write_json, write_text
 from gpp.report.run_report import run_report
@@ -77,6 +78,7 @@ class Recorder:
     bound: Bound | None = None
     explanation: Explanation | None = None
     attempts: tuple[Attempt, ...] = ()
+    planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _records: list[AbstractRecord] = field(default_factory=list)
     _losses: list[float] = field(default_factory=list)
@@ -84,6 +86,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        reset_peak_memory()
         return self
 
     def warn(self, *warnings: str) -> None:
@@ -101,6 +104,7 @@ class Recorder:
         """Show the plan and its prediction beside the baseline's."""
         self.plan, self.predicted = plan, predicted
         self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
+        self.planning_peak_bytes = peak_memory_bytes()
         show_plan(self.console, self._run())
 
     def explained(self, explanation: Explanation | None) -> None:
@@ -125,7 +129,7 @@ class Recorder:
 
         Without any plan the run ends as its attempts did: infeasible if all were.
         """
-        self.attempts = attempts
+        self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
         for found in attempts:
             if found.plan is not None:
                 write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
@@ -211,6 +215,7 @@ class Recorder:
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
+            planning_peak_bytes=self.planning_peak_bytes,
         )
 
     def _run(self) -> RunRecord:

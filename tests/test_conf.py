@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
-from gpp.cli import GROUPS, help_text
+from gpp.cli import GROUPS, SweepReport, help_text, samples_per_device
 from tests.conf import CONF, option
 
 ROOT = CONF.parent
@@ -40,6 +41,18 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     for group, words in cfg.hydra.sweeper.params.items():
         if group in GROUPS:
             assert all((CONF / group / f"{word}.yaml").exists() for word in words.split(",")), group
+    SweepReport(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
+
+
+def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
+    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
+    with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
+        words = [f"hydra.searchpath=[file://{CONF}]", "name=test", "cluster=summit_8x4", "strategy=graphpipe"]
+        batches = [compose("figure6", overrides=[*words, f"model={model}"]).minibatch_size for model in ("mmt", "dlrm")]
+        unknown = compose("figure6", overrides=[*words, "model=digits"])
+    assert batches == [512, 1024]
+    with pytest.raises(InterpolationResolutionError, match="digits"):
+        _ = unknown.minibatch_size
 
 
 @pytest.mark.parametrize("group", ["strategy/planner", "strategy/schedule"])

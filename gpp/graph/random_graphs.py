@@ -60,6 +60,24 @@ def random_dag(num_ops: int, seed: int, *, skew: float = 1.0, edges_per_op: floa
     return _with_amounts(f"dag_{num_ops}_{seed}", num_ops, edges, rng, skew)
 
 
+def equal_towers(num_ops: int, num_branches: int = 4) -> OpGraph:
+    """Branches of equal operators, joined by one: the shape of a multi-modal Transformer, of any length.
+
+    Operators that do not divide evenly go to the first branches.
+    """
+    rng = _rng(num_ops, 0, 0.0)
+    if not 1 <= num_branches < num_ops:
+        raise InvalidConfig("num_branches", num_branches, f"must be in 1 .. {num_ops - 1}", "set num_branches=4")
+    edges: set[tuple[int, int]] = set()
+    first = 0
+    for branch in range(num_branches):
+        last = first + len(range(branch, num_ops - 1, num_branches)) - 1
+        edges.update((op, op + 1) for op in range(first, last))
+        edges.add((last, num_ops - 1))
+        first = last + 1
+    return _with_amounts(f"towers_{num_ops}", num_ops, edges, rng, 0.0)
+
+
 def _rng(num_ops: int, seed: int, skew: float) -> random.Random:
     if num_ops < 1:
         raise InvalidConfig("num_ops", num_ops, "must be at least 1", "set num_ops=8")

@@ -18,6 +18,8 @@ from gpp.models.dotted import nearest, source_hash
 if TYPE_CHECKING:
     from torch import nn
 
+    from gpp.graph.captured import Captured
+
 DTYPES = ("float", "int", "bool")
 
 
@@ -82,6 +84,10 @@ class AbstractModel(ABC):
     @abstractmethod
     def source(self) -> str:
         """A word that changes when the network's code does; found without importing it."""
+
+    def captured(self) -> Captured | None:
+        """A graph that the model brings along, for one that is planned only; None: `build` is captured."""
+        return None
 
     def key(self) -> dict[str, Any]:
         """Plain content that decides the captured graph: class, settings, source.

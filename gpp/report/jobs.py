@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,22 @@ def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] 
             for path in sorted(set(found), key=lambda p: natural_order(str(p.relative_to(directory))))
         ]
     return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
+    if isinstance(value, Mapping):
+        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
+    return {prefix: json.dumps(value) if isinstance(value, list) else value}
+
+
+def attempts(job: Job) -> list[Job]:
+    """The strategies that a job compared, each as if it had been a job of its own; else the job itself."""
+    compared = job.result.get("compared")
+    if not isinstance(compared, list):
+        return [job]
+    rest = {key: value for key, value in job.result.items() if key != "compared"}
+    return [replace(job, result={**rest, **found}) for found in compared if isinstance(found, dict)]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

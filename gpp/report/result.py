@@ -35,6 +35,7 @@ def result_dict(
     final_metric: dict[str, float] | None = None,
     bound: Bound | None = None,
     compared: list[dict[str, Any]] | None = None,
+    planning_peak_bytes: int | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -42,6 +43,7 @@ def result_dict(
         reason: why the run is not ok.
         plan, predicted: None where the run ended before there was one; null in the file.
         num_ops: operators of the graph that was planned.
+        planning_peak_bytes: most memory of this process until there was a plan and its prediction.
         loss: one value per step.
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
@@ -62,6 +64,7 @@ def result_dict(
             "loss": loss or [],
             "final_metric": final_metric or {},
             **more,
+            "planning_peak_bytes": planning_peak_bytes,
         }
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from gpp.report.palette import MUTED
 
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
+SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',Roboto,sans-serif"
 MONO_ADVANCE = 0.61  # em; of every common monospace face
 
 
@@ -71,6 +72,13 @@ def picture(width: float, height: float, body: Sequence[str], title: str, min_wi
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" '
         f'height="{number(height)}" style="{style}" role="img" aria-label="{escape(title)}">' + "".join(body) + "</svg>"
     )
+
+
+def standalone(svg: str) -> str:
+    """A drawing as a file of its own: white ground, the page's typeface."""
+    head, _, rest = svg.partition(">")
+    ground = element("rect", width="100%", height="100%", fill="#ffffff")
+    return f'{head} font-family="{SANS}">{ground}{rest}\n'
 
 
 def swatch(words: str, patch: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpp.report.jobs import SETUP, Job, natural_order, read_jobs
+from gpp.report.jobs import SETUP, Job, flatten, natural_order, read_jobs
 from gpp.report.result import finite, write_json, write_text
+from gpp.report.svg import standalone
+from gpp.report.sweep_figure import SweepFigure
+from gpp.report.sweep_figure_chart import figure_svg
 from gpp.report.sweep_report import sweep_report
 from gpp.report.text import quotient
 
@@ -20,13 +22,6 @@ LEADING = ("status", "reason", *SETUP, "seed")
 SOURCES = ("predicted", "measured")
 PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them; no columns of their own
 MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "communication_bytes")
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
-    if isinstance(value, Mapping):
-        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
-    return {prefix: json.dumps(value) if isinstance(value, list) else value}
 
 
 def result_rows(jobs: Sequence[Job]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -142,21 +137,31 @@ def _speedup(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, f
 
 
 def write_sweep(
-    directory: Path | str, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None, title: str = ""
+    directory: Path | str,
+    jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None,
+    title: str = "",
+    figures: Sequence[SweepFigure] = (),
 ) -> list[Job]:
-    """Write results.csv, summary.json and report.html into a sweep directory, from whatever its jobs left.
+    """Write results.csv, summary.json, report.html and the figures' SVGs into a sweep directory, from whatever its jobs left.
 
     Args:
         jobs: see `read_jobs`.
         title: heading of the page; the directory's name by default.
+        figures: drawn in this order; the first is figure.svg, the second figure_2.svg.
 
     Returns:
         The jobs, in the order of the rows.
     """
     directory = Path(directory)
     found = read_jobs(directory, jobs)
+    drawn = [figure.evaluate(found) for figure in figures]
     summary = summarise(found)
+    if drawn:
+        summary["figures"] = finite([data.summary() for data in drawn])
     write_text(directory / "results.csv", results_csv(found))
     write_json(directory / "summary.json", summary)
-    write_text(directory / "report.html", sweep_report(found, summary, title or directory.resolve().name))
+    for n, data in enumerate(drawn, start=1):
+        if svg := figure_svg(data):
+            write_text(directory / ("figure.svg" if n == 1 else f"figure_{n}.svg"), standalone(svg))
+    write_text(directory / "report.html", sweep_report(found, summary, title or directory.resolve().name, drawn))
     return found

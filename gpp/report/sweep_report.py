@@ -12,19 +12,24 @@ from gpp.report.charts import grouped_bars, line_chart
 from gpp.report.jobs import Job
 from gpp.report.page import Column, Html, link, page, scroll, section, status_mark, table
 from gpp.report.palette import MEASURED, PREDICTED, tone
+from gpp.report.sweep_figure import FigureData
+from gpp.report.sweep_figure_table import figure_section
 
 
-def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str) -> str:
+def sweep_report(jobs: Sequence[Job], summary: dict[str, Any], title: str, figures: Sequence[FigureData] = ()) -> str:
     """The page of a sweep, whatever its jobs' ends; self-contained HTML.
 
     Args:
         summary: of the same jobs, as `gpp.report.sweep.summarise` makes it.
+        figures: what the sweep is about; with them the general pictures, which know nothing of its question, are left out.
     """
     counts = summary["counts"]
     words = " ".join(f"<span>{name} <b>{counts[name]}</b></span>" for name in ("ok", "infeasible", "failed"))
     parts = [f'<h1>{escape(title)}</h1><p class="sub"><span>jobs <b>{summary["num_jobs"]}</b></span> {words}</p>']
-    parts.append(section("Iteration time by strategy", _bars(summary["groups"])))
-    parts.append(section("Throughput by number of devices", _scaling(jobs)))
+    parts += [section(data.figure.title, figure_section(data)) for data in figures]
+    if not figures:
+        parts.append(section("Iteration time by strategy", _bars(summary["groups"])))
+        parts.append(section("Throughput by number of devices", _scaling(jobs)))
     parts.append(section("Medians", _medians(summary["groups"])))
     parts.append(section("Jobs", _jobs(jobs)))
     files = " · ".join(link(name, name) for name in ("results.csv", "summary.json"))

@@ -22,6 +22,7 @@ KEYS = [
     "measured",
     "loss",
     "final_metric",
+    "planning_peak_bytes",
 ]
 PLAN_KEYS = [
     "num_stages",

@@ -1,0 +1,64 @@
+"""Random operator graphs in a model's place: something to plan, nothing to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.graph.random_graphs import equal_towers, random_dag, random_series_parallel
+from gpp.models.base import AbstractModel, TensorSpec, check_positive
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KINDS = ("series_parallel", "dag", "towers")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomGraph(AbstractModel):
+    """A graph of `gpp.graph.random_graphs`; the same settings give the same graph everywhere.
+
+    Args:
+        kind: `series_parallel`, `dag` (mostly not series-parallel) or `towers` (equal branches joined by one operator).
+        num_ops: operators.
+        graph_seed: of the first two kinds.
+        skew: spread of their amounts, in powers of ten.
+        num_branches: of `towers`.
+    """
+
+    name: str = "random"
+    loss: str = "mse"
+    kind: str = "series_parallel"
+    num_ops: int = 64
+    graph_seed: int = 0
+    skew: float = 1.0
+    num_branches: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_ops", "num_branches")
+        if self.kind not in KINDS:
+            raise InvalidConfig("model.kind", self.kind, f"must be one of {', '.join(KINDS)}", "kind=series_parallel")
+
+    def captured(self) -> Captured:
+        """The graph, with no computation behind it."""
+        if self.kind == "towers":
+            graph = equal_towers(self.num_ops, self.num_branches)
+        else:
+            make = random_dag if self.kind == "dag" else random_series_parallel
+            graph = make(self.num_ops, self.graph_seed, skew=self.skew)
+        return Captured(name=graph.name, nodes=(), inputs=(), results={}, graph=graph)
+
+    def build(self) -> nn.Module:
+        raise InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", "set mode=plan")
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def targets(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def source(self) -> str:
+        return ""

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from gpp.cost.problem import Problem
+from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.same_microbatch import SameMicrobatch
+from gpp.planners.sequential import Sequential
+
+from .cases import Rate, cluster, run, towers
+
+
+@pytest.mark.parametrize("devices", [4, 6])
+def test_the_cut_is_one_planners_and_the_micro_batch_the_others(devices: int) -> None:
+    problem = Problem(graph=towers(2, 4), cluster=cluster(devices), cost=Rate(flop_per_s=3e3), minibatch_size=64)
+    chain, chain_s = run(Sequential(replication=False), problem)
+    _, full_s = run(GraphPipe(replication=False), problem)
+    planner = SameMicrobatch(reference=Sequential(replication=False), planner=GraphPipe(replication=False))
+    plan, seconds = run(planner, problem)
+    assert {stage.microbatch_size for stage in plan.stages} == {chain.stages[0].microbatch_size}
+    assert plan.depth < chain.depth and "Sequential" in plan.explanation[0]
+    assert full_s <= seconds < chain_s
