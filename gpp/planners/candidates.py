@@ -128,7 +128,7 @@ class Assessor:
             return None
         ordered, nexts, depth = arranged
         placement = self._place(ordered, b, nexts, depth)
-        return placement and (ordered, self._walk(ordered, placement, b, nexts, depth))
+        return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
 
     def _arranged(self, parts: Sequence[tuple[int, int]], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""

@@ -165,12 +165,16 @@ def _inside(values: np.ndarray, brackets: list[tuple[float, float]]) -> list[flo
 
 
 def bottleneck_floor(costs: StageCosts, b: int) -> float:
-    """No partition has a faster slowest stage: all devices always busy; the slowest operator alone."""
+    """No partition has a faster slowest stage: all devices always busy; the slowest operator alone, its update included."""
     every = costs.graph.all_mask
     spread = costs.least_work_s(every, b) / costs.cluster.num_devices
-    rows = [costs.row(b // r) for r in costs.replicas[b]]
-    alone = (costs.forward_s[rows] + costs.backward_s[rows]).min(axis=0).max()
-    return max(spread, float(alone))
+    most = costs.problem.minibatch_size // b
+    trainable = np.array([costs.trainable_bytes(1 << op) for op in range(costs.graph.num_ops)])
+    alone = [
+        costs.forward_s[costs.row(b // r)] + costs.backward_s[costs.row(b // r)] + costs.finish_array_s(trainable, r) / most
+        for r in costs.replicas[b]
+    ]
+    return max(spread, float(np.min(alone, axis=0).max()))
 
 
 def _attainable(search: PartitionSearch, b: int) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Two quick improvements of a finished plan that change many stages at once.
+"""Three quick improvements of a finished plan that change many stages at once.
 
-`polish` moves all borders together: the stages, laid one after the other, are a line of operators, and a dynamic program picks every
-border within a window around its place so that the sum of the eighth powers of the stages' times is least, which is nearly
-the longest time, with an opinion on the others too. `spread` deals idle devices out as replicas, one stage at a time, as long as the bound falls.
+`polish` moves all borders together: the stages, laid one after the other, are a line of operators, and a dynamic program picks
+every border within a window around its place so that the sum of the eighth powers of the stages' times is least, which is
+nearly the longest time, with an opinion on the others too. `recut` runs the planner's own dynamic program over that line,
+cut finely around the borders. `spread` deals idle devices out as replicas, one stage at a time, as long as bounds fall.
 """
 
 from __future__ import annotations
