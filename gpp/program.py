@@ -117,9 +117,9 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
             split += _split_groups(stage, graph)
             continue
         for op in stage.ops:
-            for name in graph.ops[op].params:
-                if graph.param_of[name].trainable:
-                    holders[name].update(stage.devices)
+            # One device needs nobody, unless another stage reads the parameter too.
+            for name in graph.trained_by[op] if len(stage.devices) > 1 else graph.shared_by[op]:
+                holders[name].update(stage.devices)
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in sorted(holders):
         if len(holders[name]) > 1:

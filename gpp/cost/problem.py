@@ -15,7 +15,8 @@ from gpp.cluster import Cluster
 from gpp.cost.base import AbstractCostModel, OpTimes
 from gpp.cost.variants import border_bytes, held, passes
 from gpp.errors import InvalidConfig
-from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.graph.sums import SetSums, Sums
 
 
 def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
@@ -59,6 +60,7 @@ class Problem:
     in_flight: Literal["depth", "all"] = "depth"
     max_replicas: int | None = None
     _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
     _memory: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,29 +114,27 @@ class Problem:
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
+    @cached_property
+    def _sums(self) -> Sums:
+        return Sums(self.graph)
+
     def param_bytes(self, mask: int) -> tuple[float, float]:
         """Bytes of trainable and of frozen parameters that a set of operators reads, each counted once."""
-        names = {name for op in bits(mask) for name in self.graph.ops[op].params}
-        params = [self.graph.param_of[name] for name in names]
-        return (float(sum(p.num_bytes for p in params if p.trainable)), float(sum(p.num_bytes for p in params if not p.trainable)))
+        sums = self.sums(mask)
+        return sums.trainable, sums.frozen
+
+    def sums(self, mask: int) -> SetSums:
+        """What a set of operators keeps, holds and sends."""
+        if mask not in self._known:
+            self._known[mask] = self._sums.of(mask)
+        return self._known[mask]
 
     def amounts(self, mask: int) -> tuple[float, float, float]:
         """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample of a stage."""
         if mask not in self._memory:
-            trainable, frozen = self.param_bytes(mask)
-            static = trainable * (2.0 + self.optimizer_state_factor) + frozen
-            kept = sum(self.graph.ops[op].saved_bytes for op in bits(mask))
-            grads = 0.0
-            for i in self.graph.touching(mask):
-                tensor, consumers = self.graph.tensors[i], self.graph.consumer_masks[i]
-                inside = mask >> tensor.producer & 1
-                if inside and consumers & ~mask:
-                    kept += 0.0 if tensor.saved else tensor.bytes_per_sample
-                    grads += tensor.bytes_per_sample * tensor.differentiable
-                elif not inside and consumers & mask:
-                    kept += tensor.bytes_per_sample
-                    grads += tensor.bytes_per_sample * tensor.differentiable
-            self._memory[mask] = (static, kept, grads)
+            sums = self.sums(mask)
+            static = sums.trainable * (2.0 + self.optimizer_state_factor) + sums.frozen
+            self._memory[mask] = (static, sums.saved + sums.kept, sums.grads)
         return self._memory[mask]
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:

@@ -246,6 +246,16 @@ class OpGraph:
         return sorted(i for op in bits(mask) for i in self._made[op])
 
     @cached_property
+    def trained_by(self) -> tuple[tuple[str, ...], ...]:
+        """Trainable parameters that each operator reads."""
+        return tuple(tuple(name for name in op.params if self.param_of[name].trainable) for op in self.ops)
+
+    @cached_property
+    def shared_by(self) -> tuple[tuple[str, ...], ...]:
+        """Those of them that another operator reads too."""
+        return tuple(tuple(name for name in names if self.readers[name].bit_count() > 1) for names in self.trained_by)
+
+    @cached_property
     def readers(self) -> dict[str, int]:
         """Mask of the operators that read each parameter."""
         out = {param.name: 0 for param in self.params}

@@ -92,6 +92,14 @@ class Intervals:
         return sum(1 << op for op in self.order[i:j])
 
 
+def intervals(costs: StageCosts, order: tuple[int, ...]) -> Intervals:
+    """The tables of an order, made once."""
+    found = costs.of_orders.get(order)
+    if not isinstance(found, Intervals):
+        found = costs.of_orders[order] = Intervals(costs, order)
+    return found
+
+
 def _add(table: np.ndarray, i_low: int, i_high: int, j_low: int, j_high: int, amount: float) -> None:
     """Add to all intervals [i, j) with i_low <= i <= i_high and j_low <= j <= j_high (as differences, summed up later)."""
     if i_low <= i_high and j_low <= j_high:

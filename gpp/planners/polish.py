@@ -12,7 +12,7 @@ import numpy as np
 
 from gpp.plan import Plan
 from gpp.planners.candidates import Candidate, Search
-from gpp.planners.chains import Intervals
+from gpp.planners.chains import intervals
 from gpp.planners.partition_search import Lanes, PartitionSearch
 from gpp.planners.skeleton import Skeleton
 
@@ -43,7 +43,7 @@ def polish(search: Search, plan: Plan) -> None:
         return
     b = plan.stages[0].microbatch_size
     most = problem.minibatch_size // b
-    table = Intervals(costs, line)
+    table = intervals(costs, line)
     ends = np.cumsum([len(stage.ops) for stage in plan.stages]).tolist()
     places = [np.array([0])]
     for end in ends[:-1]:

@@ -39,7 +39,7 @@ from gpp.cost.problem import Problem
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.candidates import Assessor, Candidate, Search
-from gpp.planners.chains import Intervals, depth_first_order
+from gpp.planners.chains import Intervals, depth_first_order, intervals
 from gpp.planners.even import even_candidates
 from gpp.planners.infeasible import explain
 from gpp.planners.refine import refine
@@ -110,12 +110,12 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
         order: to cut; None for the depth-first one.
     """
     costs = assessor.costs
-    intervals = Intervals(costs, order or depth_first_order(costs.graph))
+    table = intervals(costs, order or depth_first_order(costs.graph))
     out, best = [], np.inf
     ideal = {b: costs.problem.minibatch_size / b * costs.problem.total_s(b) for b in costs.microbatch_sizes}
     for b in sorted(ideal, key=lambda b: (ideal[b], b)):
         # Chains far above the best estimate so far are not worth their search.
-        for estimate, parts in _ChainSearch(costs, intervals, b).solve(best * WORTH):
+        for estimate, parts in _ChainSearch(costs, table, b).solve(best * WORTH):
             candidate = assessor.assess(parts, b, chain=True)
             if isinstance(candidate, Candidate):
                 best = min(best, estimate)

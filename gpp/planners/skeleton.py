@@ -3,7 +3,7 @@
 A chain is a list of pieces that follow one another; a piece is a run of operators or a block of branches,
 and a branch is a chain again. All operators stand in one linear order in which every chain and every
 branch is an interval, so a stage inside a chain is a pair of positions and its amounts are looked up
-in tables over that order (`Intervals`). Long runs are cut at their lightest borders only, as many times
+in tables over that order (`intervals`). Long runs are cut at their lightest borders only, as many times
 as the devices can use (`_thin`): what a planner does with them is refined operator by operator later.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.graph.series_parallel import Order, signature
-from gpp.planners.chains import Intervals
+from gpp.planners.chains import intervals
 from gpp.planners.stage_costs import StageCosts
 
 CUTS_PER_DEVICE = 2.0
@@ -69,7 +69,7 @@ class Skeleton:
             self.root = Chain(bounds=list(bounds or range(len(line) + 1)))
         else:
             self.root = self._take_apart(structure, self.graph.all_mask)
-        self.intervals = Intervals(costs, tuple(self.line))
+        self.intervals = intervals(costs, tuple(self.line))
         if bounds is None:
             self._thin(self.root)
         self.depth = _longest(self.root)

@@ -60,12 +60,11 @@ class StageCosts:
         self._total_s = self.forward_s + self.backward_s
         one_node = len(set(self.cluster.nodes)) == 1
         self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
+        self.of_orders: dict[tuple[int, ...], object] = {}
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
-        self._trainable: dict[int, float] = {}
         self._finish: dict[tuple[float, int], float] = {}
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
-        self._border: dict[int, tuple[float, float, int]] = {}
 
     def labels(self) -> list[tuple[float, ...]]:
         """What tells operators apart in time: their column of the tables."""
@@ -96,22 +95,8 @@ class StageCosts:
 
     def border(self, mask: int) -> tuple[float, float, int]:
         """Bytes per sample that a stage receives and sends in a micro-batch, both passes, and its number of tensors."""
-        if mask not in self._border:
-            receive = send = 0.0
-            count = 0
-            for i in self.graph.touching(mask):
-                tensor, consumers = self.graph.tensors[i], self.graph.consumer_masks[i]
-                inside = mask >> tensor.producer & 1
-                if inside and consumers & ~mask:
-                    send += tensor.bytes_per_sample
-                    receive += tensor.bytes_per_sample * tensor.differentiable
-                    count += 1
-                elif not inside:
-                    receive += tensor.bytes_per_sample
-                    send += tensor.bytes_per_sample * tensor.differentiable
-                    count += 1
-            self._border[mask] = receive, send, count
-        return self._border[mask]
+        sums = self.problem.sums(mask)
+        return sums.incoming + sums.outgoing_back, sums.outgoing + sums.incoming_back, sums.num_tensors
 
     def max_depth(self, mask: int, microbatch_size: int, num_replicas: int) -> int:
         """Longest pipeline from this stage on that fits the smallest device; 0 if not even one micro-batch does."""
@@ -132,9 +117,7 @@ class StageCosts:
 
     def trainable_bytes(self, mask: int) -> float:
         """Bytes of trainable parameters that a set reads."""
-        if mask not in self._trainable:
-            self._trainable[mask] = self.problem.param_bytes(mask)[0]
-        return self._trainable[mask]
+        return self.problem.sums(mask).trainable
 
     def finish_s(self, trainable_bytes: float, num_replicas: int) -> float:
         """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""

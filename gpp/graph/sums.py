@@ -1,0 +1,102 @@
+"""Sums over sets of operators as array operations: what a set keeps, holds and sends, from its mask.
+
+Planners ask this for thousands of sets; a look at every operator and tensor in Python would be most of their time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.graph.op_graph import OpGraph
+
+
+class SetSums(NamedTuple):
+    """Amounts of one set of operators, bytes; activations per sample.
+
+    Args:
+        trainable, frozen: parameters that the set reads, each counted once.
+        saved: activations that its operators save.
+        kept: activations held besides: what comes in, and what goes out and nobody saves.
+        grads: gradients of both.
+        incoming, outgoing: forward bytes over the border; incoming_back, outgoing_back: those whose gradients come back.
+        num_tensors: over the border.
+    """
+
+    trainable: float
+    frozen: float
+    saved: float
+    kept: float
+    grads: float
+    incoming: float
+    outgoing: float
+    incoming_back: float
+    outgoing_back: float
+    num_tensors: int
+
+
+class Sums:
+    """The arrays of one graph."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._num_bytes = (graph.num_ops + 7) // 8
+        self._num_ops = graph.num_ops
+        self._saved = np.array([op.saved_bytes for op in graph.ops])
+        tensors = [t for t in graph.tensors if t.consumers]
+        self._producer = np.array([t.producer for t in tensors], int)
+        self._consumers, self._first = _rows([t.consumers for t in tensors])
+        self._size = np.array([t.bytes_per_sample for t in tensors], float)
+        self._unsaved = np.array([0.0 if t.saved else t.bytes_per_sample for t in tensors])
+        self._back = np.array([t.bytes_per_sample * t.differentiable for t in tensors], float)
+        read = [(p.num_bytes, p.trainable, readers) for p in graph.params if (readers := _bits(graph.readers[p.name]))]
+        self._readers, self._first_reader = _rows([readers for *_, readers in read])
+        self._trainable = np.array([size * trains for size, trains, _ in read], float)
+        self._frozen = np.array([size * (not trains) for size, trains, _ in read], float)
+
+    def members(self, mask: int) -> np.ndarray:
+        """Which operators are in a set: bool, shape [num_ops]."""
+        packed = np.frombuffer(mask.to_bytes(self._num_bytes, "little"), np.uint8)
+        return np.unpackbits(packed, count=self._num_ops, bitorder="little").view(bool)
+
+    def params(self, members: np.ndarray) -> tuple[float, float]:
+        """Bytes of trainable and of frozen parameters that a set reads."""
+        if not len(self._readers):
+            return 0.0, 0.0
+        reads = np.logical_or.reduceat(members[self._readers], self._first_reader)
+        return float(self._trainable[reads].sum()), float(self._frozen[reads].sum())
+
+    def of(self, mask: int) -> SetSums:
+        """The sums of one set."""
+        members = self.members(mask)
+        trainable, frozen = self.params(members)
+        saved = float(self._saved[members].sum())
+        if not len(self._producer):
+            return SetSums(trainable, frozen, saved, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+        made, reads = members[self._producer], members[self._consumers]
+        into = ~made & np.logical_or.reduceat(reads, self._first)
+        out = made & ~np.logical_and.reduceat(reads, self._first)
+        incoming, incoming_back = float(self._size[into].sum()), float(self._back[into].sum())
+        outgoing, outgoing_back = float(self._size[out].sum()), float(self._back[out].sum())
+        return SetSums(
+            trainable,
+            frozen,
+            saved,
+            incoming + float(self._unsaved[out].sum()),
+            incoming_back + outgoing_back,
+            incoming,
+            outgoing,
+            incoming_back,
+            outgoing_back,
+            int(into.sum() + out.sum()),
+        )
+
+
+def _rows(lists: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists one after the other, none of them empty, and where each begins."""
+    starts = np.cumsum([0, *(len(items) for items in lists)])[:-1]
+    return np.array([item for items in lists for item in items], int), starts
+
+
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
