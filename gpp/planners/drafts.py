@@ -43,6 +43,10 @@ TOGETHER = 1.1
 """Two stages may be merged into one that takes that many times the limit: a device less to spend may be worth it."""
 
 
+NO_LIMIT = 1e30
+"""Seconds; stages that do not exist take infinitely long, so this must stay below."""
+
+
 class Row(NamedTuple):
     """A row of a table: about how long an iteration takes, the table, and where it stands there."""
 
@@ -247,7 +251,7 @@ def _below(successors: tuple[int, ...], mask: int) -> int:
 def any_that_fits(search: PartitionSearch, assessor: Assessor) -> Candidate | None:
     """Some candidate that fits in memory, however slow; None if the search finds none."""
     sizes = sizes_that_save_memory(search.costs.problem)
-    lanes = Lanes(np.array(sizes), np.full(len(sizes), np.inf))
+    lanes = Lanes(np.array(sizes), np.full(len(sizes), NO_LIMIT))
     solved = search.solve(lanes)
     for lane, h in np.argwhere(solved.devices[0] <= search.num_devices).tolist():
         candidate = assessor.assess(solved.parts(lane, h)[0], int(lanes.sizes[lane]))

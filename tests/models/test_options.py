@@ -12,8 +12,8 @@ from gpp.models.dotted import construct
 from gpp.models.losses import loss, metric
 from tests.conf import CONF, model_named
 
-# `random` is a graph without a network; tests/models/test_random_graph.py has it.
-OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem != "random")
+# Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
+OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("random", "profile"))
 ABSTRACT = ["imported"]  # has no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet"]
