@@ -210,13 +210,13 @@ class Best:
         self.plan: Plan | None = None
         self.seconds, self.value_s, self.num_tried = float("inf"), float("inf"), 0
 
-    def sweep(self, ideal_s: dict[int, float], find: Callable[[int], tuple[float, list[Part]] | None]) -> None:
-        """Search every size that could still win, the most promising first.
+    def sweep(self, ideal_s: dict[int, float], find: Callable[[int], tuple[float, list[Part]] | None], *, prune: bool) -> None:
+        """Search every size that could still win, or every size, the most promising first.
 
         Plain data parallelism, which the tools print beside their plans, is offered too.
         """
         for b in sorted(ideal_s, key=lambda b: (ideal_s[b], -b)):
-            if ideal_s[b] >= self.seconds * MARGIN:
+            if prune and ideal_s[b] >= self.seconds * MARGIN:
                 break
             found = find(b)
             if found is not None:

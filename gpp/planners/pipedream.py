@@ -70,6 +70,8 @@ class PipeDream(AbstractPlanner):
         activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the
             tool does by default.
         max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at five hundred at most.
+        prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
+            is behind the best prediction. Same result; false is the program as published, for search times.
         time_limit_s, memory_limit_bytes: of the search.
     """
 
@@ -79,6 +81,7 @@ class PipeDream(AbstractPlanner):
     compatible: bool = False
     activation_compression: float | None = 1.0
     max_states: int = 40_000
+    prune: bool = True
     time_limit_s: float = 600.0
     memory_limit_bytes: float = 8e9
 
@@ -103,7 +106,7 @@ class PipeDream(AbstractPlanner):
         if self.compatible:
             return self._repeat(problem, best, budget)
         flat = _Flat(problem, self, budget, 1.0)
-        best.sweep(flat.ideal_s(), flat.find)
+        best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
         if best.plan is None and flat.servers is not None:
             # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit.
             return replace(self, hierarchical=False).plan(problem, predict)
@@ -192,7 +195,7 @@ class _Flat:
     """The search on links that are all alike; over nodes it hands over to `Servers`."""
 
     def __init__(self, problem: Problem, settings: PipeDream, budget: Budget, memory_scale: float) -> None:
-        self.problem, self.budget = problem, budget
+        self.problem, self.settings, self.budget = problem, settings, budget
         self.limit = problem.memory_limit_bytes * memory_scale
         self.num_devices = problem.cluster.num_devices
         self.seconds = Seconds(problem)
@@ -230,7 +233,7 @@ class _Flat:
         total = self.problem.minibatch_size
         return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
 
-    def find(self, b: int, caps: tuple[float, ...] = CAPS) -> tuple[float, list[Part]] | None:
+    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
         if self.servers is not None:
             return self.servers.find(b)
@@ -241,7 +244,7 @@ class _Flat:
             self.num_devices,
             self.budget,
             depth=min(self.num_devices, self.family.num_states - 1),
-            caps=caps,
+            caps=caps or (CAPS if self.settings.prune else NO_CAP),
         )
         if chain is None:
             return None

@@ -72,6 +72,8 @@ class Piper(AbstractPlanner):
             `always`.
         compatible: repeat the released planner, with its formulas and traps, for one sample a micro-batch.
         max_states: downsets above which `never` refuses; 40,000 as published.
+        prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
+            is behind the best prediction. Same result; false is the program as published, for search times.
         time_limit_s, memory_limit_bytes: of the search.
     """
 
@@ -81,6 +83,7 @@ class Piper(AbstractPlanner):
     linearize: str = "auto"
     compatible: bool = False
     max_states: int = MOST_STATES
+    prune: bool = True
     time_limit_s: float = 600.0
     memory_limit_bytes: float = 8e9
 
@@ -101,7 +104,7 @@ class Piper(AbstractPlanner):
         if self.compatible:
             return self._repeat(problem, best, budget)
         search = _Search(problem, self, budget, 1.0)
-        best.sweep(search.ideal_s(), search.find)
+        best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
             raise self._explained(problem, budget)
         stages = best.plan.stages
@@ -250,7 +253,7 @@ class _Search:
         total = self.problem.minibatch_size
         return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
 
-    def find(self, b: int, caps: tuple[float, ...] = CAPS) -> tuple[float, list[Part]] | None:
+    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
         chain = best_chain(
             self.family,
@@ -259,7 +262,7 @@ class _Search:
             self.num_devices,
             self.budget,
             depth=min(self.num_devices, self.family.num_states - 1),
-            caps=caps,
+            caps=caps or (CAPS if self.settings.prune else NO_CAP),
         )
         return None if chain is None else (chain.value_s, [self._part(cut, b) for cut in chain.cuts])
 
