@@ -39,6 +39,9 @@ SPARE = 1.15
 """Layouts may have that many times the devices, and two more: light stages are merged afterwards."""
 
 
+FAR = 1.3
+"""Rows estimated above the best plan by this factor are not worth their layout."""
+
 TOGETHER = 1.1
 """Two stages may be merged into one that takes that many times the limit: a device less to spend may be worth it."""
 
@@ -126,14 +129,18 @@ class _Tables:
 
 
 class Drafts(NamedTuple):
-    """What came of the most promising rows: candidates, and (parts, micro-batch size) of those that lack memory, best first."""
+    """What came of the most promising rows: candidates, and (estimate, parts, micro-batch size) of those that lack memory."""
 
     fitting: list[Candidate]
-    lacking: list[tuple[Parts, int]]
+    lacking: list[tuple[float, Parts, int]]
 
 
-def drafts(search: PartitionSearch, assessor: Assessor) -> Drafts:
-    """The most promising rows, judged on their own devices."""
+def drafts(search: PartitionSearch, assessor: Assessor, best_s: float = float("inf")) -> Drafts:
+    """The most promising rows, judged on their own devices.
+
+    Args:
+        best_s: a plan that is known; rows estimated far above it are left alone.
+    """
     costs, tables = search.costs, _Tables(search)
     floor = {b: bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
     minibatch_size = costs.problem.minibatch_size
@@ -142,17 +149,18 @@ def drafts(search: PartitionSearch, assessor: Assessor) -> Drafts:
     tables.solve({b: [floor[b] * f for f in SCAN] for b in sizes})
     attainable: dict[int, np.ndarray] = {}
     for _ in range(ROUNDS):
-        best = list(dict.fromkeys(tables.size(row) for row in tables.rows(spare=False)))[:BEST_SIZES]
+        rows = tables.rows(spare=False)
+        best = list(dict.fromkeys(tables.size(row) for row in rows if row.estimate_s < FAR * best_s))[:BEST_SIZES]
         for b in best:
             if b not in attainable:
                 attainable[b] = _attainable(search, b)
         tables.solve({b: _inside(attainable[b], tables.brackets(b, floor[b])) for b in best})
     out: dict[tuple, Candidate] = {}
     lacking = []
-    for parts, b in _laid_out(tables):
+    for estimate_s, parts, b in _laid_out(tables, FAR * best_s):
         candidate = assessor.assess(parts, b)
         if isinstance(candidate, Shortage):
-            lacking.append((parts, b))
+            lacking.append((estimate_s, parts, b))
         elif candidate is not None:
             out.setdefault((b, candidate.parts), candidate)
     return Drafts(list(out.values()), lacking)
@@ -197,13 +205,15 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
-def _laid_out(tables: _Tables) -> Iterator[tuple[Parts, int]]:
-    """Partitions of the best rows, also with light stages merged: (parts, micro-batch size)."""
+def _laid_out(tables: _Tables, below_s: float) -> Iterator[tuple[float, Parts, int]]:
+    """Partitions of the best rows, also with light stages merged: (estimate, parts, micro-batch size)."""
     costs = tables.costs
     for spare in (False, True):
         taken: dict[int, int] = {}
         for row in tables.rows(spare):
             b = tables.size(row)
+            if row.estimate_s >= below_s:
+                break
             if taken.setdefault(b, 0) >= DRAFTS or len(taken) > BEST_SIZES:
                 continue
             taken[b] += 1
@@ -211,7 +221,7 @@ def _laid_out(tables: _Tables) -> Iterator[tuple[Parts, int]]:
             merged = merge_light(costs, parts, b, tables.limit_s(row))
             for each in (merged, parts) if len(merged) < len(parts) else (parts,):
                 if sum(r for _, r in each) <= costs.cluster.num_devices:
-                    yield each, b
+                    yield row.estimate_s, each, b
 
 
 def merge_light(costs: StageCosts, parts: Parts, b: int, limit_s: float) -> Parts:

@@ -128,13 +128,15 @@ class GraphPipe(AbstractPlanner):
         lacking = []
         for parts in _searches(costs, shape):
             for part in parts:
-                found = drafts(part, search.assessor)
+                found = drafts(part, search.assessor, search.best_s)
                 search.simulate_all(found.fitting, self.patience)
-                lacking += found.lacking[:REPAIRS]
-                if not found.lacking:
+                promising = [each for each in found.lacking if each[0] < search.best_s]
+                lacking += promising[:REPAIRS]
+                if not promising:
                     break
-        for stages, b in lacking:
-            repair(search, stages, b)
+        for estimate_s, stages, b in sorted(lacking)[: 2 * REPAIRS]:
+            if search.worth(estimate_s):
+                repair(search, stages, b)
         complete = self._complete(shape, search)
         if not complete:
             for improve in (spread, recut, polish):

@@ -176,10 +176,14 @@ class PartitionSearch:
                 best[:, 1:][better] = found[better]
                 chosen[:, 1:][better] = n
             if i in chain.blocks:
-                opened[i] = Opened.of(self, chain.blocks[i], lanes, devices[i + 1])
-                better = opened[i].devices < best
-                best[better] = opened[i].devices[better]
-                chosen[better] = len(replicas)
+                # A block that fits on one device as a whole needs no more of them; there is nothing to gain from its branches.
+                alone = ends[0][i] == i
+                large = np.flatnonzero(alone if alone.ndim == 1 else alone.any(axis=1))
+                if len(large):
+                    opened[i] = Opened.of(self, chain.blocks[i], lanes[large], devices[i + 1][large], large, len(lanes))
+                    found, better = opened[i].devices, opened[i].devices < best[large]
+                    best[large] = np.where(better, found, best[large])
+                    chosen[large] = np.where(better, len(replicas), chosen[large])
             np.minimum.accumulate(best, axis=1, out=best)
         return Solved(self, chain, replicas, ends, devices, choice, opened)
 
@@ -228,7 +232,7 @@ class Opened:
     """A block whose branches run side by side, for some depths of what follows it.
 
     Args:
-        devices: [L, H + 1], what follows included.
+        devices: [L, H + 1], what follows included, for some of the chain's lanes; `row` says at which place, by lane.
         depths: [L, K], depths of what follows that are tried; `best` [L, H + 1] says which.
         inner: the branches' chains on lanes x K; `places[c, m]` is the bin of a packed branch on each of these, -1 for
             one that is laid out by itself.
@@ -236,6 +240,7 @@ class Opened:
 
     search: PartitionSearch
     block: Block
+    row: np.ndarray
     devices: np.ndarray
     depths: np.ndarray
     best: np.ndarray
@@ -243,7 +248,10 @@ class Opened:
     places: dict[tuple[int, int], np.ndarray]
 
     @classmethod
-    def of(cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray) -> Opened:
+    def of(
+        cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray, places: np.ndarray, num_places: int
+    ) -> Opened:
+        """Open a block for the lanes of numbers `lanes`, which stand at `places` of the chain's `num_places`."""
         depths = _depths(after, len(lanes))
         num = depths.shape[1]
         spread, begin = np.repeat(lanes, num), depths.reshape(-1)
@@ -259,10 +267,13 @@ class Opened:
         total = np.where(total >= NONE // 64, NONE, total).reshape(len(lanes), num, -1)
         best = total.argmin(axis=1)
         devices = np.take_along_axis(total, best[:, None], axis=1)[:, 0].astype(np.int32)
-        return cls(search, block, devices, depths, best, inner, packed.places)
+        row = np.full(num_places, -1)
+        row[places] = np.arange(len(places))
+        return cls(search, block, row, devices, depths, best, inner, packed.places)
 
     def parts(self, lane: int, h: int) -> tuple[Parts, int]:
         """Stages of the branches, and the depth of what follows."""
+        lane = int(self.row[lane])
         k = int(self.best[lane, h])
         at, out = lane * self.depths.shape[1] + k, []
         bins: dict[int, int] = {}
