@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpp.errors import InvalidPlan
@@ -343,6 +343,12 @@ class Search:
         if seconds < self.best_s * MARGIN:
             self.best, self.best_s = plan, seconds
         return plan, seconds
+
+    def offer(self, plan: Plan) -> None:
+        """Keep another planner's plan if it is the best."""
+        seconds = self.predict(plan).metrics.iteration_s
+        if seconds < self.best_s * MARGIN:
+            self.best, self.best_s = replace(plan, planner=self.planner, explanation=()), seconds
 
     def best_by_size(self) -> list[tuple[Plan, float]]:
         """The best plan of each micro-batch size and its seconds, best first."""

@@ -50,6 +50,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import mask_of
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
@@ -58,6 +60,8 @@ from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.drafts import any_that_fits, drafts
 from gpp.planners.infeasible import explain
 from gpp.planners.partition_search import PartitionSearch
+from gpp.planners.pipedream import PipeDream
+from gpp.planners.piper import Piper
 from gpp.planners.polish import polish, recut, spread
 from gpp.planners.refine import refine, repair
 from gpp.planners.sequential import chain_candidates, climb_chains
@@ -66,7 +70,7 @@ from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 
 SMALL = 1000
-"""Operators times devices up to which the best chain is found first, and its stages tried with the data's edges only."""
+"""Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
 
 REPAIRS = 4
 """Drafts of each table that lack memory and are changed until they fit."""
@@ -123,8 +127,7 @@ class GraphPipe(AbstractPlanner):
         costs = StageCosts(problem, replication=self.replication)
         search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
         if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:
-            unchained = (search.assessor.assess(c.parts, c.microbatch_size) for c in climb_chains(search, self.patience))
-            search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+            self._chains(search)
         lacking = []
         for parts in _searches(costs, shape):
             for part in parts:
@@ -147,6 +150,22 @@ class GraphPipe(AbstractPlanner):
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
+
+    def _chains(self, search: Search) -> None:
+        """The best chains by three objectives, as they are and with the data's edges only."""
+        problem, chains = search.assessor.problem, climb_chains(search, self.patience)
+        unchained = [search.assessor.assess(c.parts, c.microbatch_size) for c in chains]
+        # What runs: stages keep what they save and are not split.
+        piper = Piper(replication=self.replication, recompute=False, tensor_parallel=False)
+        for planner in (PipeDream(replication=self.replication), piper):
+            try:
+                plan = planner.plan(problem, search.predict)
+            except Infeasible:
+                continue
+            search.offer(plan)
+            parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
+            unchained.append(search.assessor.assess(parts, plan.stages[0].microbatch_size))
+        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
 
     def _complete(self, shape: _Shape, search: Search) -> bool:
         """Everything else in the planner's space; False if that is too much."""

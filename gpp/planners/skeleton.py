@@ -21,8 +21,8 @@ from gpp.planners.stage_costs import StageCosts
 CUTS_PER_DEVICE = 2.0
 """Places to cut the whole graph, for each device."""
 
-LEAST_CUTS = 64
-"""Places to cut the whole graph, however few the devices; a run of operators gets its share of the time of them."""
+LEAST_CUTS, MOST_CUTS = 64, 256
+"""Places to cut the whole graph, however few or many the devices; a run of operators gets its share of the time of them."""
 
 LEAST_RUN = 6
 """Places to cut a run at least, if it has so many operators."""
@@ -103,6 +103,7 @@ class Skeleton:
         crossing = _crossing_bytes(self.graph, self.line)
         seconds = np.array(self.costs.op_seconds())[self.line]
         total = float(seconds.sum()) or 1.0
+        cuts = min(max(LEAST_CUTS, CUTS_PER_DEVICE * self.costs.cluster.num_devices), MOST_CUTS)
 
         def thin(chain: Chain) -> None:
             bounds, blocks = [chain.bounds[0]], {}
@@ -123,7 +124,7 @@ class Skeleton:
             """Inner borders of a run of single operators that ends at each of `ends`."""
             inner = ends[:-1]
             share = float(seconds[start : ends[-1]].sum()) / total if ends else 0.0
-            most = max(LEAST_RUN, round(max(LEAST_CUTS, CUTS_PER_DEVICE * self.costs.cluster.num_devices) * share))
+            most = max(LEAST_RUN, round(cuts * share))
             if len(inner) <= most:
                 return inner
             into = np.cumsum(seconds[start : ends[-1]])
