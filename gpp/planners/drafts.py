@@ -29,6 +29,9 @@ ROUNDS = 3
 INSIDE = 3
 """Attainable bottlenecks that are tried inside a bracket in each round."""
 
+MOST_INSIDE = 18
+"""Of all brackets of a micro-batch size, in each round."""
+
 BEST_SIZES = 5
 """Micro-batch sizes whose brackets are narrowed."""
 
@@ -173,7 +176,8 @@ def _inside(values: np.ndarray, brackets: list[tuple[float, float]]) -> list[flo
         i, j = np.searchsorted(values, [low * (1 + 1e-8), high * (1 - 1e-8)])
         count = min(INSIDE, int(j - i))
         out.update(float(values[i + (j - i) * (k + 1) // (count + 1)]) * (1 + 1e-9) for k in range(count))
-    return sorted(out)
+    found = sorted(out)
+    return found if len(found) <= MOST_INSIDE else [found[i * len(found) // MOST_INSIDE] for i in range(MOST_INSIDE)]
 
 
 def bottleneck_floor(costs: StageCosts, b: int) -> float:

@@ -26,10 +26,10 @@ import numpy as np
 from gpp.graph.op_graph import bits
 from gpp.planners.skeleton import Block, Chain, Skeleton
 
-NONE = 1 << 28
-"""Devices of what cannot be laid out."""
+NONE = 15_000
+"""Devices of what cannot be laid out; tables are of 16-bit integers, which the sum of two must not leave."""
 
-MAX_LANES = 4000
+MAX_LANES = 1000
 """Lanes that a block may take its branches apart with; each depth of what follows it takes one."""
 
 SMALL_CHAIN = 16
@@ -70,7 +70,7 @@ class PartitionSearch:
         """All layouts of the whole graph; `Solved.devices[0]` has shape [L, H + 1]."""
         self._lanes = lanes
         self._ends.clear()
-        after = np.zeros((len(lanes), self.max_depth + 1), np.int32)
+        after = np.zeros((len(lanes), self.max_depth + 1), np.int16)
         return self.chain(self.skeleton.root, np.arange(len(lanes)), after)
 
     def pick(self, lanes: np.ndarray) -> Lanes:
@@ -160,7 +160,7 @@ class PartitionSearch:
         replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
         ends = [self.ends(chain, lanes, r) for r in replicas]
-        devices = np.full((k + 1, *after.shape), NONE, np.int32)
+        devices = np.full((k + 1, *after.shape), NONE, np.int16)
         devices[k] = after
         choice = np.zeros((k, *after.shape), np.int8)
         opened: dict[int, Opened] = {}
@@ -255,18 +255,18 @@ class Opened:
         depths = _depths(after, len(lanes))
         num = depths.shape[1]
         spread, begin = np.repeat(lanes, num), depths.reshape(-1)
-        start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int32)
+        start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int16)
         inner = [search.chain(chain, spread, start) for chain in block.chains]
         packed = _Packing(search, block, search.pick(spread), begin)
-        total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1) + np.where(start > 0, NONE, packed.num_bins[:, None])
+        total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1).astype(np.int32) + start + packed.num_bins[:, None]
         for c, solved in enumerate(inner):
-            alone = len(block.members[c]) - packed.small[c] * len(block.members[c])
-            total = total + np.minimum(solved.devices[0], NONE // 64) * alone[:, None].astype(np.int32)
+            alone = np.where(packed.small[c] > 0, 0, len(block.members[c])).astype(np.int32)
+            total += solved.devices[0] * alone[:, None]
         # A packed branch is a stage of its own depth.
         total[np.arange(after.shape[1]) <= begin[:, None]] = NONE
-        total = np.where(total >= NONE // 64, NONE, total).reshape(len(lanes), num, -1)
+        total = np.minimum(total, NONE).reshape(len(lanes), num, -1)
         best = total.argmin(axis=1)
-        devices = np.take_along_axis(total, best[:, None], axis=1)[:, 0].astype(np.int32)
+        devices = np.take_along_axis(total, best[:, None], axis=1)[:, 0].astype(np.int16)
         row = np.full(num_places, -1)
         row[places] = np.arange(len(places))
         return cls(search, block, row, devices, depths, best, inner, packed.places)
@@ -298,7 +298,7 @@ def _depths(after: np.ndarray, num_lanes: int) -> np.ndarray:
     last = (after == least[:, None]).argmax(axis=1)
     if num_lanes > MAX_LANES or (first == last).all():
         return last[:, None]
-    middle = (after <= ((np.minimum(after[np.arange(num_lanes), first], NONE // 2) + least) // 2)[:, None]).argmax(axis=1)
+    middle = (after <= ((after[np.arange(num_lanes), first].astype(np.int32) + least) // 2)[:, None]).argmax(axis=1)
     return np.stack([first, last] if (middle == last).all() or 3 * num_lanes > MAX_LANES else [first, middle, last], axis=1)
 
 
