@@ -2,43 +2,39 @@
 
 The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B).
 
-Objective: the predicted iteration time. The paper minimises the slowest stage's time per sample and
-prefers less memory; here that search makes the candidates, and the prediction, which has the bubbles
-in it, decides among them.
+Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
+slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
 
 Constraints (paper, section 3):
-1. C1: stages are convex and partition the operators: every split is along the series-parallel order,
-   `Structure.splits_of`; `sp_aligned.splits` lists the same for small graphs.
-2. C2: stage edges are the tensors between stages, nothing else: `make_plan`.
-3. C3: stages hold disjoint devices, as contiguous ranges in stage order: `make_plan`.
-4. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
-5. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch:
-   `StageCosts.max_depth` in the search, `Assessor` for the finished candidate on its own devices.
-6. Bottleneck: no stage takes longer than the limit for a micro-batch: compute or its transfers, which overlap,
-   and its share of the all-reduce and update at the end (`StageCosts.options`, `PartitionSearch._stage`).
+1. C1, C2: stages are convex and partition the operators, their edges are the tensors between them: `Assessor.assess`.
+2. C3: stages hold disjoint devices, inside one node first: `placement`.
+3. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
+4. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch: `PartitionSearch` by
+   depth, `Assessor` for the finished draft on its own devices.
+5. Bottleneck: no stage takes longer than a limit for a micro-batch: compute or its transfers, which overlap, and its share of
+   the all-reduce and update at the end of the mini-batch (`PartitionSearch._stages`).
 
-Steps of `GraphPipe.plan`, taken once with replicas, if they are allowed, and once without; the better result counts:
-1. the chains of `sequential`, as a chain and with the data edges only (a chain is a partition too, so
-   the result is never predicted slower than `sequential`'s under equal settings); of a graph that is
-   not series-parallel also cuts of the order in which each branch comes before what joins it;
-2. for every b whose bound can still win: the smallest feasible bottleneck by bisection (1 %), then
-   limits of up to twice that, since a shallower pipeline may finish sooner (`_bottlenecks`);
-3. candidates in the order of a lower bound on their iteration time, simulated until none can win;
-4. graphs small enough: every aligned partition and every chain with every device split, while the
-   bound can win (`_complete`), so that there the result is the optimum of the planner's space.
-   Otherwise the best plan is refined step by step: borders, replicas, micro-batch size (`refine`).
+Steps of `GraphPipe.plan`:
+1. graphs with few operators times devices: the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
+   data's edges only;
+2. drafts (`drafts`, `partition_search`): a dynamic program that finds the fewest devices for each depth below a limit, for many
+   limits and micro-batch sizes at once, over the series-parallel structure (`skeleton`) and over lines of operators; limits
+   narrow down on the attainable bottlenecks. What lacks memory is changed until it fits (`refine.repair`);
+3. drafts in the order of a lower bound on their iteration time, simulated until none can win;
+4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
+   of larger ones the best plans get their idle devices dealt out and their borders cut again finely (`polish`), then are improved
+   step by step (`refine`).
 
-Complexity: per b and limit O(S h e) with S pairs (set, split) that the series-parallel order has (for w
-branches of n operators of equal signature O(n^3), independent of w), h depths and e entries of a front.
+Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
+branches of equal signature count once, and P is at most 256 however many operators there are.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
-* replicas: any divisor of b, not only powers of two; devices may stay idle;
-* absorb-join and absorb-fork are explicit (the paper implies them); whole groups of branches may be absorbed;
-* more than 128 ways to count branches by class: only neighbouring classes are grouped into one stage;
-* graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest
-  critical path; whole towers); the plan keeps the graph's own edges;
-* a heterogeneous cluster is searched as if all devices were its slowest and smallest, then judged as it is;
+* all limits run together instead of a bisection, and only bottlenecks that some stage has are tried;
+* replicas: any divisor of b, not only powers of two; devices may stay idle; stages get devices, not counts;
+* small joins and forks are absorbed by merging light stages after the dynamic program, branches by packing them;
+* graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest critical path;
+  whole towers), and are cut along lines of operators too; the plan keeps the graph's own edges;
 * the depth counts the stage that holds the join, which the paper's case study does not.
 """
 
