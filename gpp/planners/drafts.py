@@ -148,25 +148,41 @@ def drafts(search: PartitionSearch, assessor: Assessor, best_s: float = float("i
     floor = {b: bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
     minibatch_size = costs.problem.minibatch_size
     least = min(minibatch_size // b * t for b, t in floor.items())
-    sizes = [b for b, t in floor.items() if minibatch_size // b * t <= 3 * least or len(floor) < 4]
-    tables.solve({b: [floor[b] * f for f in SCAN] for b in sizes})
-    attainable: dict[int, np.ndarray] = {}
-    for _ in range(ROUNDS):
-        rows = tables.rows(spare=False)
-        best = list(dict.fromkeys(tables.size(row) for row in rows if row.estimate_s < FAR * best_s))[:BEST_SIZES]
-        for b in best:
-            if b not in attainable:
-                attainable[b] = _attainable(search, b)
-        tables.solve({b: _inside(attainable[b], tables.brackets(b, floor[b])) for b in best})
+    likely = [b for b, t in floor.items() if minibatch_size // b * t <= 3 * least or len(floor) < 4]
+    tables.solve({b: [floor[b] * f for f in SCAN] for b in likely})
     out: dict[tuple, Candidate] = {}
-    lacking = []
-    for estimate_s, parts, b in _laid_out(tables, FAR * best_s):
-        candidate = assessor.assess(parts, b)
-        if isinstance(candidate, Shortage):
-            lacking.append((estimate_s, parts, b))
-        elif candidate is not None:
-            out.setdefault((b, candidate.parts), candidate)
-    return Drafts(list(out.values()), lacking)
+    lacking: list[tuple[float, Parts, int]] = []
+    tried: set[int] = set()
+    while True:
+        chosen = _narrowed(tables, floor, tried, FAR * best_s)
+        tried.update(chosen)
+        short = set(chosen)
+        for estimate_s, parts, b in _laid_out(tables, chosen, FAR * best_s):
+            candidate = assessor.assess(parts, b)
+            if isinstance(candidate, Shortage):
+                lacking.append((estimate_s, parts, b))
+            elif candidate is not None:
+                out.setdefault((b, candidate.parts), candidate)
+                short.discard(b)
+        # Sizes at which nothing fits must not stand in the way of smaller ones.
+        if not short or not any(b < max(short) and b not in tried for b in floor):
+            return Drafts(list(out.values()), lacking)
+        tables.solve({b: [floor[b] * f for f in SCAN] for b in floor if b < max(short) and b not in (*tried, *likely)})
+        likely += [b for b in floor if b < max(short)]
+
+
+def _narrowed(tables: _Tables, floor: dict[int, float], tried: set[int], below_s: float) -> list[int]:
+    """The most promising sizes that were not tried, with their brackets narrowed down."""
+    attainable: dict[int, np.ndarray] = {}
+    chosen: list[int] = []
+    for _ in range(ROUNDS):
+        promising = (tables.size(row) for row in tables.rows(spare=False) if row.estimate_s < below_s)
+        chosen = [b for b in dict.fromkeys(promising) if b not in tried][:BEST_SIZES]
+        for b in chosen:
+            if b not in attainable:
+                attainable[b] = _attainable(tables.search, b)
+        tables.solve({b: _inside(attainable[b], tables.brackets(b, floor[b])) for b in chosen})
+    return chosen
 
 
 def _inside(values: np.ndarray, brackets: list[tuple[float, float]]) -> list[float]:
@@ -209,16 +225,16 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
-def _laid_out(tables: _Tables, below_s: float) -> Iterator[tuple[float, Parts, int]]:
-    """Partitions of the best rows, also with light stages merged: (estimate, parts, micro-batch size)."""
+def _laid_out(tables: _Tables, sizes: list[int], below_s: float) -> Iterator[tuple[float, Parts, int]]:
+    """Partitions of the best rows of some sizes, also with light stages merged: (estimate, parts, micro-batch size)."""
     costs = tables.costs
     for spare in (False, True):
-        taken: dict[int, int] = {}
+        taken = dict.fromkeys(sizes, 0)
         for row in tables.rows(spare):
             b = tables.size(row)
             if row.estimate_s >= below_s:
                 break
-            if taken.setdefault(b, 0) >= DRAFTS or len(taken) > BEST_SIZES:
+            if taken.get(b, DRAFTS) >= DRAFTS:
                 continue
             taken[b] += 1
             parts, _ = tables.solved[row.table][1].parts(row.lane, row.h)

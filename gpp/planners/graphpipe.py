@@ -69,7 +69,7 @@ SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
 
 REPAIRS = 4
-"""Drafts of each table that lack memory and are changed until they fit."""
+"""Drafts of each micro-batch size that lack memory and are changed until they fit."""
 
 POLISHED = 3
 """Micro-batch sizes whose best plans are polished before hills are climbed."""
@@ -130,11 +130,13 @@ class GraphPipe(AbstractPlanner):
                 found = drafts(part, search.assessor, search.best_s)
                 search.simulate_all(found.fitting, self.patience)
                 promising = [each for each in found.lacking if each[0] < search.best_s]
-                lacking += promising[:REPAIRS]
+                lacking += promising
                 if not promising:
                     break
-        for estimate_s, stages, b in sorted(lacking)[: 2 * REPAIRS]:
-            if search.worth(estimate_s):
+        taken: dict[int, int] = {}
+        for estimate_s, stages, b in sorted(lacking):
+            taken[b] = taken.get(b, 0) + 1
+            if taken[b] <= REPAIRS and search.worth(estimate_s):
                 repair(search, stages, b)
         complete = self._complete(shape, search)
         if not complete:
