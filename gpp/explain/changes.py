@@ -35,7 +35,7 @@ def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
     sizes = [stage.microbatch_size * factor for stage in plan.stages]
     fits = all(
-        size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % replicas(stage) == 0
+        size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % len(stage.replicas) == 0
         for size, stage in zip(sizes, plan.stages, strict=True)
     )
     return (
@@ -72,27 +72,20 @@ def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tup
         if s not in stages:
             pieces.append(stage)
             continue
-        if stage.microbatch_size % (2 * replicas(stage)):
+        if stage.microbatch_size % (2 * len(stage.replicas)):
             return None
         pieces.append(replace(stage, devices=stage.devices + _further(stage.devices, devices, nodes)))
     return _on_more_devices(plan, problem, pieces, devices, nodes)
 
 
-def replicas(stage: Stage) -> int:
-    """How many copies of the stage share its micro-batch."""
-    return len(stage.devices) // getattr(stage, "tensor_parallel", 1)
-
-
 def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
     """A stage of some of its operators, which run as they did."""
-    again = getattr(stage, "recompute", ())
-    more = {"recompute": tuple(op for op in again if op in ops)} if again else {}
-    return replace(stage, ops=ops, devices=devices, **more)
+    return replace(stage, ops=ops, devices=devices, recompute=tuple(op for op in stage.recompute if op in ops))
 
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
     """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
-    times = problem.op_times(-(-stage.microbatch_size // replicas(stage)), stage.devices[0])
+    times = problem.op_times(-(-stage.microbatch_size // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.report import text
-from gpp.report.comparison import gap_words, lines, reason_lines
+from gpp.report.comparison import certificate, lines, reason_lines
 from gpp.report.record import RunRecord
 from gpp.report.terminal import new_table
 
@@ -62,4 +62,5 @@ def show_comparison(console: Console, run: RunRecord) -> None:
         console.print(Text(line, style="yellow"))
     best = next((line for line in lines(run.compared, run.bound) if line.is_best), None)
     if best is not None:
-        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {gap_words(best.gap, run.bound)}"))
+        words = certificate(best.attempt.plan, best.metrics, run.bound)
+        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {words}" if words else ""))

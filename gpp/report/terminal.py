@@ -19,10 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.report import text
-from gpp.report.comparison import gap_words
+from gpp.report.comparison import certificate
 from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.record import RunRecord
-from gpp.report.result import optimality_gap
 from gpp.report.stage_graph import module_names
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def prediction_lines(run: RunRecord) -> Group:
                 (f"{text.ratio(speedup)} as fast as {name}", style),
             )
         )
-    if words := gap_words(optimality_gap(own, run.bound), run.bound):
+    if words := certificate(run.plan, own, run.bound):
         lines.append(Padding(Text(words), (0, 0, 0, 11)))
     return Group(*lines)
 
