@@ -114,9 +114,8 @@ class PipeDream(AbstractPlanner):
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
         lines = (
             f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, {flat.text}, over {flat.cuts.text}",
-            f"best of {best.num_tried} chains, one for each micro-batch size: {len(best.plan.stages)} stages, "
-            f"micro-batch {best.plan.stages[0].microbatch_size}; gradients are charged once a mini-batch, memory is this project's "
-            "(compatible: true repeats the released tool)",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; gradients are charged once a mini-batch, "
+            "memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, explanation=lines)
 
