@@ -9,7 +9,15 @@ from gpp.explain.explanation import Explanation
 from gpp.explain.idle import REASONS, Reason
 from gpp.report import text
 from gpp.report.comparison import certificate
-from gpp.report.explain_words import REASON_NAMES, REASON_WORDS, SAME, bottleneck_words, change_words, shape_words
+from gpp.report.explain_words import (
+    REASON_NAMES,
+    REASON_WORDS,
+    SAME,
+    alternatives_heading,
+    bottleneck_words,
+    change_words,
+    shape_words,
+)
 from gpp.report.page import Column, Html, scroll, table
 from gpp.report.palette import INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE
 from gpp.report.record import RunRecord
@@ -97,7 +105,7 @@ def _changes(explanation: Explanation) -> str:
     """One table of all changes, with a bar for each one's step."""
     groups = (
         ("The plan changed and simulated again", explanation.reliefs),
-        ("Next-best plans for the same problem", explanation.alternatives),
+        (alternatives_heading(explanation).capitalize(), explanation.alternatives),
         ("Planned again for another cluster", explanation.sensitivities),
     )
     columns = [
