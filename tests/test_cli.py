@@ -34,6 +34,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["steps=ten"], "steps=ten: must be an integer"),
         (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
         (["model=imported"], "model.factory: has no default"),
+        (["model=profile", "cluster=flat"], "model.path: has no default"),
+        (["model=mmt_small", "cluster=flat", "mode=plan"], "cluster=flat: has devices without a speed"),
         (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
         (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
         ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
@@ -43,7 +45,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says
     done = run(tmp_path, "logger=none", "cost=analytical", *words)
     assert done.code == 2
     assert says in " ".join(done.out.split())
-    assert "Traceback" not in done.out
+    assert "Traceback" not in done.out and "Error executing job" not in done.out
 
 
 def test_more_devices_than_operators(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
-from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, fitting, replicas
+from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
 from gpp.planners.downsets import Budget, Stages
 from gpp.planners.infeasible import explain
 from gpp.planners.knapsack import changed, changes, squeeze
@@ -127,12 +127,7 @@ class Piper(AbstractPlanner):
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         search = _Search(problem, self, budget, memory_scale)
-        for b in problem.microbatch_sizes():
-            found = search.find(b, caps=NO_CAP)
-            if found is not None:
-                value, parts = found
-                return fitting(parts, value, b)
-        return None
+        return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
 
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
         """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""

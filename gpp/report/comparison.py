@@ -100,9 +100,8 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
     if plan is None or bound is None:
         return ""
     if not bound.covers(plan):
-        return (
-            f"optimal or not: no bound for plans that recompute or split operators (for others {text.seconds(bound.iteration_s)})"
-        )
+        least = text.seconds(bound.iteration_s)
+        return f"no bound is known for plans that recompute or split operators; others take {least} at least"
     gap = optimality_gap(plan, predicted, bound)
     return (
         ""
