@@ -215,7 +215,8 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
 
 @pytest.mark.dist
 def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
-    done = run(tmp_path / "norm", *QUICK, *TOWERS, "model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    words = ("model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    done = run(tmp_path / "norm", *QUICK, *TOWERS, *words, "mode=plan", "explain_s=0")
     assert done.code == 0, done.out
     assert "batch statistics differ" in done.out
     losses = []
