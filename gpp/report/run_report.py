@@ -13,7 +13,7 @@ from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.page import Column, bullets, link, page, scroll, section, table
 from gpp.report.palette import MEASURED, PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
-from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names
+from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names, run_words
 from gpp.report.timelines import draw_timelines, key, rows_of
 
 FILES = (
@@ -180,6 +180,8 @@ def _stage_table(run: RunRecord) -> str:
         Column(name="of limit", kind="n"),
         Column(name="next stages"),
     ]
+    special = any(run_words(stage) for stage in run.plan.stages)
+    columns += [Column(name="operators")] if special else []
     rows = []
     for s, stage in enumerate(run.plan.stages):
         used, limit = stage_memory(run, s, run.predicted)
@@ -195,6 +197,7 @@ def _stage_table(run: RunRecord) -> str:
                 text.num_bytes(used),
                 text.percent(text.quotient(used, limit)),
                 text.ranges(run.plan.successors[s], "s") or "–",
+                *([run_words(stage)] if special else []),
             ]
         )
     return table(columns, rows) + '<p class="sub">Times of one micro-batch and memory as predicted.</p>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
+from gpp.plan import Plan, Stage
 from gpp.report import text
 from gpp.report.layout import Box, Layout, Route, layout
 from gpp.report.palette import INK, MUTED, TRUNK, branch_of, branch_shares, tone
@@ -32,6 +32,13 @@ def hatch_definition() -> str:
 def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
     """What a stage holds, as short module paths."""
     return text.compress_names([graph.ops[op].name for op in plan.stages[stage].ops], [op.name for op in graph.ops])
+
+
+def run_words(stage: Stage) -> str:
+    """Which of a stage's operators run otherwise than once on each device's own samples; empty where none does."""
+    words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
+    words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
+    return ", ".join(words)
 
 
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
@@ -102,9 +109,9 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     names = module_names(plan, graph, box.stage)
     devices = text.ranges(stage.devices, "d")
     roomy = style.box_width >= 120
-    tip = "\n".join(
-        [f"stage {box.stage} on {devices}", f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight", *names]
-    )
+    portions = f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight"
+    special = [f"operators: {run_words(stage)}"] if run_words(stage) else []
+    tip = "\n".join([f"stage {box.stage} on {devices}", portions, *special, *names])
     out = [
         f"<title>{escape(tip)}</title>",
         rect(box.x, box.y, box.width, box.height, colours.light, rx="5", stroke=colours.dark, stroke_width="1.2"),

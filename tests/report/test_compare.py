@@ -162,3 +162,16 @@ def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
     ):
         assert word in text
     assert 'aria-label="What each device does and waits for"' in page
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, width: int) -> None:
+    assert compared.plan
+    first, second, *others = compared.plan.stages
+    stages = (replace(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
+    run = replace(compared, plan=replace(compared.plan, stages=stages), compared=(), explanation=None)
+    out = printed(width, show_plan, run)
+    assert max(map(len, out.splitlines())) <= width
+    for words in (out, " ".join(parse(run_report(run)).words)):
+        assert f"{len(first.ops)} recomputed" in words and "split in 2" in words
+    assert "operators" not in printed(width, show_plan, replace(compared, compared=(), explanation=None)).split("•")[0]
