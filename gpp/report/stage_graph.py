@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from gpp.graph.op_graph import OpGraph
@@ -13,6 +14,7 @@ from gpp.report.svg import MONO, MONO_ADVANCE, element, label, number, picture, 
 
 HATCH, HATCH_DARK = "hatch", "hatch-dark"
 ARROW = "#64748b"
+LABEL_WIDTH, LABEL_HEIGHT = 34.0, 11.0
 
 
 def hatch_definition() -> str:
@@ -54,12 +56,22 @@ def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...
     place = layout(len(plan.stages), plan.edges, width)
     sizes = edge_bytes(plan, graph)
     body = [_edge(route, sizes[route.edge]) for route in place.routes]
-    body += [_edge_label(route, sizes[route.edge], place.style.column_gap) for route in place.routes]
+    body += [_edge_label(route, sizes[route.edge], place.style.column_gap) for route in _with_room(place.routes)]
     body += [_box(plan, graph, branches, box, place) for box in place.boxes]
     pad = 8.0
     inner = element("g", "".join(body), transform=f"translate({pad} {pad})")
     full = max(place.width + 2 * pad, 320.0)
     return picture(full, place.height + 2 * pad, [inner], "Stage graph", min_width=min(full, 700.0))
+
+
+def _with_room(routes: Sequence[Route]) -> list[Route]:
+    """Routes whose labels do not cover an earlier one's; the others' arrows say it on hovering."""
+    out: list[Route] = []
+    for route in routes:
+        x, y = route.label
+        if all(abs(x - other.label[0]) >= LABEL_WIDTH or abs(y - other.label[1]) >= LABEL_HEIGHT for other in out):
+            out.append(route)
+    return out
 
 
 def _edge(route: Route, size: float | None) -> str:
