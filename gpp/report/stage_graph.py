@@ -56,7 +56,9 @@ def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...
     place = layout(len(plan.stages), plan.edges, width)
     sizes = edge_bytes(plan, graph)
     body = [_edge(route, sizes[route.edge]) for route in place.routes]
-    body += [_edge_label(route, sizes[route.edge], place.style.column_gap) for route in _with_room(place.routes)]
+    body += [
+        _edge_label(route, sizes[route.edge], place.style.column_gap) for route in _with_room(place.routes, place.style.column_gap)
+    ]
     body += [_box(plan, graph, branches, box, place) for box in place.boxes]
     pad = 8.0
     inner = element("g", "".join(body), transform=f"translate({pad} {pad})")
@@ -64,14 +66,19 @@ def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...
     return picture(full, place.height + 2 * pad, [inner], "Stage graph", min_width=min(full, 700.0))
 
 
-def _with_room(routes: Sequence[Route]) -> list[Route]:
+def _with_room(routes: Sequence[Route], gap: float) -> list[Route]:
     """Routes whose labels do not cover an earlier one's; the others' arrows say it on hovering."""
-    out: list[Route] = []
+    out: dict[tuple[float, float], Route] = {}
     for route in routes:
-        x, y = route.label
-        if all(abs(x - other.label[0]) >= LABEL_WIDTH or abs(y - other.label[1]) >= LABEL_HEIGHT for other in out):
-            out.append(route)
-    return out
+        x, y = route.label[0], route.label[1] - (8.4 if _above(route, gap) else 0.0)
+        if all(abs(x - a) >= LABEL_WIDTH or abs(y - b) >= LABEL_HEIGHT for a, b in out):
+            out[x, y] = route
+    return list(out.values())
+
+
+def _above(route: Route, gap: float) -> bool:
+    """Whether a route's label stands above the line, which has no room for it, instead of on it."""
+    return gap < 70 and not route.partners and abs(route.points[0][1] - route.points[1][1]) < 6
 
 
 def _edge(route: Route, size: float | None) -> str:
@@ -106,7 +113,7 @@ def _edge_label(route: Route, size: float | None, gap: float) -> str:
     if size is None:
         return ""
     content = text.num_bytes(size)
-    if gap < 70 and abs(route.points[0][1] - route.points[1][1]) < 6:
+    if _above(route, gap):
         return label(x, y - 5, content, 9, MUTED, "middle")
     width = len(content) * 5.4 + 4
     return rect(x - width / 2, y - 6.5, width, 13, "#fff", fill_opacity=".88", rx="2") + label(

@@ -83,8 +83,8 @@ def test_separate_keeps_order_and_distance() -> None:
 
 def test_a_label_that_would_cover_another_is_left_out() -> None:
     routes = layout(8, [(0, t) for t in range(1, 8)], 1320.0).routes
-    assert _with_room(routes) == list(routes)
+    assert _with_room(routes, 100.0) == list(routes)
     crowded = [replace(route, label=(100.0, LABEL_HEIGHT * 0.6 * n)) for n, route in enumerate(routes)]
-    assert _with_room(crowded) == crowded[::2]
+    assert _with_room(crowded, 100.0) == crowded[::2]
     beside = [replace(route, label=(LABEL_WIDTH * n, 0.0)) for n, route in enumerate(routes)]
-    assert _with_room(beside) == beside
+    assert _with_room(beside, 100.0) == beside
