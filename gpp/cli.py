@@ -175,6 +175,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     from hydra.types import RunMode
     from hydra.utils import instantiate
     from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
     from rich.text import Text
 
     from gpp.errors import GppError
@@ -197,7 +198,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
         experiment = instantiate(cfg, _convert_="all")
-    except (InstantiationException, GppError) as error:
+    except (InstantiationException, OmegaConfBaseException, GppError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
         message = str(cause) if isinstance(cause, GppError) else _explain(error)
         write_json(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpp.cluster import Cluster
 from gpp.comparison import Attempt, attempt, compare
+from gpp.cost.analytical import Analytical
 from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem, check_batch
 from gpp.cost.profiled import Profiled, cpu_setting
@@ -142,6 +143,13 @@ class Experiment:
             if self.trains or self.engine.one_stage:
                 self.model.refuse_training()
             return
+        if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
+            raise InvalidConfig(
+                "cluster",
+                self.cluster.name,
+                "has devices without a speed, for profiles, which bring their times",
+                "use cluster=summit_1x4, or model=profile",
+            )
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]

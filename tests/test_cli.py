@@ -34,6 +34,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["steps=ten"], "steps=ten: must be an integer"),
         (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
         (["model=imported"], "model.factory: has no default"),
+        (["model=profile", "cluster=flat"], "model.path: has no default"),
+        (["model=mmt_small", "cluster=flat", "mode=plan"], "cluster=flat: has devices without a speed"),
         (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
         (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
         ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
@@ -43,7 +45,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says
     done = run(tmp_path, "logger=none", "cost=analytical", *words)
     assert done.code == 2
     assert says in " ".join(done.out.split())
-    assert "Traceback" not in done.out
+    assert "Traceback" not in done.out and "Error executing job" not in done.out
 
 
 def test_more_devices_than_operators(tmp_path: Path) -> None:
@@ -213,7 +215,8 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
 
 @pytest.mark.dist
 def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
-    done = run(tmp_path / "norm", *QUICK, *TOWERS, "model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    words = ("model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    done = run(tmp_path / "norm", *QUICK, *TOWERS, *words, "mode=plan", "explain_s=0")
     assert done.code == 0, done.out
     assert "batch statistics differ" in done.out
     losses = []

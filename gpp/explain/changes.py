@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpp.cluster import Cluster, Link
@@ -35,7 +35,7 @@ def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
     sizes = [stage.microbatch_size * factor for stage in plan.stages]
     fits = all(
-        size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % replicas(stage) == 0
+        size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % len(stage.replicas) == 0
         for size, stage in zip(sizes, plan.stages, strict=True)
     )
     return (
@@ -50,62 +50,54 @@ def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[P
 
     The further devices stand in the same nodes; the problem returned has them.
     """
-    pieces: list[Stage] = []
-    devices, nodes = list(problem.cluster.devices), list(problem.cluster.nodes)
-    for s, stage in enumerate(plan.stages):
-        if s not in stages:
-            pieces.append(stage)
-            continue
+
+    def halves(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
         if len(stage.ops) < 2:
             return None
-        more = _further(stage.devices, devices, nodes)
         cut = balanced_cut(stage, problem)
-        pieces += [_part(stage, stage.ops[:cut], stage.devices), _part(stage, stage.ops[cut:], more)]
-    return _on_more_devices(plan, problem, pieces, devices, nodes)
+        return [_part(stage, stage.ops[:cut], stage.devices), _part(stage, stage.ops[cut:], more)]
+
+    return _on_twice_the_devices(plan, problem, stages, halves)
 
 
 def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:
     """The plan with twice the replicas of each of `stages`; None where a micro-batch cannot be dealt out to so many."""
+
+    def wider(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
+        return None if stage.microbatch_size % (2 * len(stage.replicas)) else [replace(stage, devices=stage.devices + more)]
+
+    return _on_twice_the_devices(plan, problem, stages, wider)
+
+
+def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
+    """A stage of some of its operators, which run as they did."""
+    return replace(stage, ops=ops, devices=devices, recompute=tuple(op for op in stage.recompute if op in ops))
+
+
+def balanced_cut(stage: Stage, problem: Problem) -> int:
+    """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
+    times = problem.op_times(-(-stage.microbatch_size // len(stage.replicas)), stage.devices[0])
+    seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
+    return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
+
+
+def _on_twice_the_devices(
+    plan: Plan, problem: Problem, stages: Sequence[int], change: Callable[[Stage, tuple[int, ...]], list[Stage] | None]
+) -> tuple[Plan, Problem] | None:
+    """The plan with what `change` makes of each of `stages` and as many further devices, of its kind and in its nodes."""
     pieces: list[Stage] = []
     devices, nodes = list(problem.cluster.devices), list(problem.cluster.nodes)
     for s, stage in enumerate(plan.stages):
         if s not in stages:
             pieces.append(stage)
             continue
-        if stage.microbatch_size % (2 * replicas(stage)):
+        more = tuple(range(len(devices), len(devices) + len(stage.devices)))
+        changed = change(stage, more)
+        if changed is None:
             return None
-        pieces.append(replace(stage, devices=stage.devices + _further(stage.devices, devices, nodes)))
-    return _on_more_devices(plan, problem, pieces, devices, nodes)
-
-
-def replicas(stage: Stage) -> int:
-    """How many copies of the stage share its micro-batch."""
-    return len(stage.devices) // getattr(stage, "tensor_parallel", 1)
-
-
-def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
-    """A stage of some of its operators, which run as they did."""
-    again = getattr(stage, "recompute", ())
-    more = {"recompute": tuple(op for op in again if op in ops)} if again else {}
-    return replace(stage, ops=ops, devices=devices, **more)
-
-
-def balanced_cut(stage: Stage, problem: Problem) -> int:
-    """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
-    times = problem.op_times(-(-stage.microbatch_size // replicas(stage)), stage.devices[0])
-    seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
-    return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
-
-
-def _further(like: Sequence[int], devices: list, nodes: list) -> tuple[int, ...]:
-    """Add a device beside each of `like`, of its kind and in its node; returns the new ones' numbers."""
-    first = len(devices)
-    devices += [devices[d] for d in like]
-    nodes += [nodes[d] for d in like]
-    return tuple(range(first, len(devices)))
-
-
-def _on_more_devices(plan: Plan, problem: Problem, pieces: list[Stage], devices: list, nodes: list) -> tuple[Plan, Problem]:
+        pieces += changed
+        devices += [devices[d] for d in stage.devices]
+        nodes += [nodes[d] for d in stage.devices]
     larger = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices), nodes=tuple(nodes)))
     return _remade(plan, larger, pieces), larger
 

@@ -16,6 +16,8 @@ from gpp.models.dotted import source_hash
 if TYPE_CHECKING:
     from torch import nn
 
+SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts the profile's micro-batches"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Profile(AbstractModel):
     optimizer steps. Times are the profile's, whatever `cost` says.
 
     Args:
+        name: left at `profile` it becomes the file's, up to its first dot.
         path: of the file.
         coarsen: group the operators into `graph.max_ops`; false plans with the profile's own. What groups declare
             (tensor parallelism, recomputation) is lost.
@@ -41,6 +44,8 @@ class Profile(AbstractModel):
             raise InvalidConfig(
                 "model.path", self.path, "must be a graph.txt of PipeDream or a JSON profile", "give model.path=FILE"
             )
+        if self.name == "profile":
+            object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
         if not self.seconds > 0:
             raise InvalidConfig("model.seconds", self.seconds, "must be positive", "set model.seconds=1, or 0.001 for milliseconds")
 
@@ -51,7 +56,8 @@ class Profile(AbstractModel):
 
     def captured(self) -> Captured:
         """The graph alone: there is nothing to run."""
-        return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=read_profile(self.path, seconds=self.seconds))
+        graph = read_profile(self.path, seconds=self.seconds)
+        return Captured(name=self.name, nodes=(), inputs=(), results={}, graph=graph, warnings=(SAMPLE,))
 
     def refuse_training(self) -> None:
         """Raises: InvalidConfig: always; a profile has no network."""

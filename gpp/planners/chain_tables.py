@@ -188,8 +188,16 @@ def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch
     return replace(plan, stages=stages)
 
 
-def fitting(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
+def first_that_fits(problem: Problem, find: Callable[[int], tuple[float, list[Part]] | None]) -> Candidate | None:
     """A chain as an example of what fits, for `gpp.planners.infeasible.explain`."""
+    for b in problem.microbatch_sizes():
+        found = find(b)
+        if found is not None:
+            return _candidate(found[1], found[0], b)
+    return None
+
+
+def _candidate(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
     sized = tuple((part.mask, part.replicas * part.degree) for part in parts)
     ends = list(accumulate(count for _, count in sized))
     placement = tuple(

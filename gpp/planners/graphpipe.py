@@ -258,20 +258,21 @@ def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ..
     graph, best, added = search.assessor.graph, search.best, shape.added
     assert best is not None
     lines = [
-        f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
-        f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
         "every partition of the planner's space was considered"
         if complete
-        else "the space is too large to list: dynamic program over bottlenecks, then refinement",
+        else "too many partitions to list: a dynamic program over bottlenecks, then refinement; "
+        f"best of {search.num_simulated} simulated",
     ]
     if added:
         weights = search.assessor.costs.op_seconds()
         before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), shape.orders[0]))
-        names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:3])
+        names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:2])
+        longer = 100 * (after / before - 1) if before else 0.0
+        cost = f"lengthen the critical path by {longer:.1f} %" if longer >= 0.05 else "do not lengthen the critical path"
         lines.append(
-            f"the graph is not series-parallel: {len(added)} dependencies added for the search ({names}"
-            f"{', ...' if len(added) > 3 else ''}); critical path {100 * (after / before - 1) if before else 0.0:+.1f} %; "
-            "the plan itself keeps the graph's own edges"
+            f"the graph is not series-parallel: the search adds {len(added)} dependencies ({names}"
+            f"{', ...' if len(added) > 2 else ''}), which {cost}; the plan has the graph's own alone. "
+            "What that may have cost is within the gap to the bound"
         )
     if _is_chain(search, best):
         lines.append("the best plan is a chain")

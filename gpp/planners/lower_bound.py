@@ -60,6 +60,7 @@ import numpy as np
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.plan import Plan
 from gpp.planners.bound_tables import ROUNDING, Tables
 
 PRECISION = 1.002
@@ -102,8 +103,10 @@ WORDS = {
 class Bound:
     """A certificate.
 
+    It speaks of plans that keep all activations and leave operators whole, as all planners but `piper` make them.
+
     Args:
-        iteration_s: no plan is predicted to take less.
+        iteration_s: no such plan is predicted to take less.
         binding: the argument that is tight there, in plain words.
         terms: seconds by the simplest arguments alone: `work`, `operator`, `path`.
     """
@@ -111,6 +114,10 @@ class Bound:
     iteration_s: float
     binding: str
     terms: dict[str, float]
+
+    def covers(self, plan: Plan) -> bool:
+        """Whether it speaks of the plan."""
+        return all(not stage.recompute and stage.tensor_parallel == 1 for stage in plan.stages)
 
     def gap(self, iteration_s: float) -> float:
         """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""

@@ -46,7 +46,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
-from gpp.planners.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, fitting, replicas
+from gpp.planners.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
 from gpp.planners.downsets import Budget
 from gpp.planners.infeasible import explain
 from gpp.planners.pipedream_published import published_plan
@@ -114,20 +114,14 @@ class PipeDream(AbstractPlanner):
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
         lines = (
             f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, {flat.text}, over {flat.cuts.text}",
-            f"best of {best.num_tried} chains, one for each micro-batch size: {len(best.plan.stages)} stages, "
-            f"micro-batch {best.plan.stages[0].microbatch_size}; gradients are charged once a mini-batch, memory is this project's "
-            "(compatible: true repeats the released tool)",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; gradients are charged once a mini-batch, "
+            "memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, explanation=lines)
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         flat = _Flat(problem, self, budget, memory_scale)
-        for b in problem.microbatch_sizes():
-            found = flat.find(b, caps=NO_CAP)
-            if found is not None:
-                value, parts = found
-                return fitting(parts, value, b)
-        return None
+        return first_that_fits(problem, lambda b: flat.find(b, caps=NO_CAP))
 
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
         """The released optimizer's own plan, at the micro-batch sizes at which it is a plan of this problem."""

@@ -48,30 +48,6 @@ class Tool(NamedTuple):
     memory_bytes: float | None
 
 
-def published_value(
-    graph: OpGraph,
-    machines: int | Sequence[int],
-    bandwidths: float | Sequence[float],
-    *,
-    linear: bool = False,
-    compression: float | None = 1.0,
-    memory_bytes: float | None = None,
-    seconds: np.ndarray | None = None,
-    budget: Budget | None = None,
-) -> float:
-    """Seconds of the slowest stage, as PipeDream's optimizer reports them for a profile; arguments as in `published_plan`."""
-    return published_plan(
-        graph,
-        machines,
-        bandwidths,
-        linear=linear,
-        compression=compression,
-        memory_bytes=memory_bytes,
-        seconds=seconds,
-        budget=budget,
-    ).value_s
-
-
 def published_plan(
     graph: OpGraph,
     machines: int | Sequence[int],

@@ -46,7 +46,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.candidates import Candidate
-from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, fitting, replicas
+from gpp.planners.chain_tables import AUTO_STATES, Amounts, Best, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
 from gpp.planners.downsets import Budget, Stages
 from gpp.planners.infeasible import explain
 from gpp.planners.knapsack import changed, changes, squeeze
@@ -109,28 +109,25 @@ class Piper(AbstractPlanner):
             raise self._explained(problem, budget)
         stages = best.plan.stages
         recomputed = sum(len(stage.recompute) for stage in stages)
-        degrees = sorted({stage.tensor_parallel for stage in stages})
+        degrees = sorted({stage.tensor_parallel for stage in stages} - {1})
+        split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
         lines = (
             f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, over {search.text}",
-            f"best of {best.num_tried} chains, one for each micro-batch size: {len(stages)} stages, "
-            f"micro-batch {stages[0].microbatch_size}, {recomputed} operators recomputed, tensor-parallel degrees {degrees}; "
-            "borders are charged once a tensor, memory is this project's (compatible: true repeats the released tool)",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; {recomputed or 'no'} operators recomputed, "
+            f"{split}; a tensor is charged once a border, memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, explanation=lines)
 
     def _explained(self, problem: Problem, budget: Budget) -> Infeasible:
         found = explain(problem, lambda other, scale: self._attempt(other, scale, budget))
-        extra = ", with activations recomputed where that saves memory" if self.recompute else ""
-        return Infeasible(found.constraint + extra, found.remedy)
+        if not self.recompute:
+            return found
+        # The stage that lacks most is found for plans that keep their activations.
+        return Infeasible(found.constraint.partition(": even")[0] + ", even with activations recomputed", found.remedy)
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         search = _Search(problem, self, budget, memory_scale)
-        for b in problem.microbatch_sizes():
-            found = search.find(b, caps=NO_CAP)
-            if found is not None:
-                value, parts = found
-                return fitting(parts, value, b)
-        return None
+        return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
 
     def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
         """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""

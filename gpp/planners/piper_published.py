@@ -73,30 +73,6 @@ class Menu(NamedTuple):
     edges: tuple[tuple[int, int, float, float], ...]
 
 
-def published_value(
-    graph: OpGraph,
-    num_devices: int,
-    *,
-    memory_bytes: float,
-    bandwidth: float,
-    num_microbatches: int,
-    linear: bool = False,
-    seconds: np.ndarray | None = None,
-    budget: Budget | None = None,
-) -> float:
-    """Seconds of the slowest stage for one micro-batch, as Piper reports them; infinite if nothing fits."""
-    return published_plan(
-        graph,
-        num_devices,
-        memory_bytes=memory_bytes,
-        bandwidth=bandwidth,
-        num_microbatches=num_microbatches,
-        linear=linear,
-        seconds=seconds,
-        budget=budget,
-    ).value_s
-
-
 def published_plan(
     graph: OpGraph,
     num_devices: int,

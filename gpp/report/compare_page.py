@@ -7,7 +7,7 @@ from html import escape
 from gpp.comparison import Attempt
 from gpp.report import text
 from gpp.report.charts import grouped_bars
-from gpp.report.comparison import Line, gap_words, lines, reason_lines
+from gpp.report.comparison import Line, certificate, lines, reason_lines
 from gpp.report.page import Column, Html, bullets, link, page, scroll, section, status_mark, table
 from gpp.report.palette import PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
@@ -66,13 +66,13 @@ def _table(found: list[Line]) -> str:
 
 def _certificate(found: list[Line], run: RunRecord) -> str:
     best = next((line for line in found if line.is_best), None)
-    words = gap_words(best.gap, run.bound) if best else ""
+    words = certificate(best.attempt.plan, best.metrics, run.bound) if best else ""
     note = (
         "× best: time over the best strategy's. b: micro-batch size. Gap: from optimal, at most. "
         "Own objective: what the planner itself minimises; all other figures come from one simulator for all."
     )
-    certificate = f"<p>{escape(best.attempt.strategy)} is {escape(words)}.</p>" if words and best else ""
-    return f'{certificate}<p class="sub">{note}</p>'
+    proof = f"<p>{escape(best.attempt.strategy)}: {escape(words)}.</p>" if words and best else ""
+    return f'{proof}<p class="sub">{note}</p>'
 
 
 def _bars(found: list[Line], run: RunRecord) -> str:
@@ -80,15 +80,16 @@ def _bars(found: list[Line], run: RunRecord) -> str:
     if not any(values):
         return ""
     names = [line.attempt.strategy for line in found]
-    bound = run.bound.iteration_s if run.bound else None
+    bound, plans = run.bound, [line.attempt.plan for line in found]
+    outside = bound is not None and any(plan is not None and not bound.covers(plan) for plan in plans)
     return scroll(
         grouped_bars(
             names,
             [("iteration time", PREDICTED, values)],
             text.seconds,
             title="Predicted iteration time of every strategy",
-            limits=[bound] * len(found) if bound else (),
-            limit_name="no plan is faster than",
+            limits=[bound.iteration_s if plan is None or bound.covers(plan) else None for plan in plans] if bound else (),
+            limit_name="no plan that keeps all activations is faster than" if outside else "no plan is faster than",
             notes=[line.attempt.status for line in found],
         )
     )

@@ -7,8 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gpp.report import text
-from gpp.report.comparison import gap_words, lines, reason_lines
+from gpp.report.comparison import certificate, lines, reason_lines
 from gpp.report.record import RunRecord
 from gpp.report.terminal import new_table
 
@@ -31,13 +30,9 @@ def compare_table(run: RunRecord, width: int) -> Table:
             names.remove(name)
     table = new_table("", *((name, "left" if name in LEFT else "right") for name in names))
     table.columns[0].no_wrap = True
-    room = width - needed()
     for line, cells in zip(found, rows, strict=True):
-        reason = (line.attempt.reason or "").splitlines()
         if "status" not in names and line.attempt.status != "ok":
             cells["predicted"] = "no plan"
-        elif reason and room >= 12:
-            cells["status"] += f": {text.shorten_end(reason[0], room - 2)}"
         style = "bold green" if line.is_best else "" if line.attempt.status == "ok" else "yellow"
         table.add_row(*[escape(cells[name]) for name in names], style=style)
     return table
@@ -62,4 +57,5 @@ def show_comparison(console: Console, run: RunRecord) -> None:
         console.print(Text(line, style="yellow"))
     best = next((line for line in lines(run.compared, run.bound) if line.is_best), None)
     if best is not None:
-        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {gap_words(best.gap, run.bound)}"))
+        words = certificate(best.attempt.plan, best.metrics, run.bound)
+        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {words}" if words else ""))

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpp.comparison import Attempt, best_of
+from gpp.plan import Plan
 from gpp.planners.lower_bound import Bound
 from gpp.report import text
 from gpp.report.figures import peak_memory
 from gpp.report.result import optimality_gap, plan_dict
+from gpp.timeline import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Line:
 
     Args:
         relative: its iteration time over the best one's; None without a plan.
-        gap: no plan is more than this share faster; None without a plan.
+        gap: no plan is more than this share faster; None without a plan, or where the bound does not speak of it.
     """
 
     attempt: Attempt
@@ -27,10 +29,14 @@ class Line:
     relative: float | None
     gap: float | None
 
+    @property
+    def metrics(self) -> Metrics | None:
+        """As predicted; None without a plan."""
+        return self.attempt.predicted.metrics if self.attempt.predicted else None
+
     def cells(self) -> dict[str, str]:
         """Every column's text by its name."""
-        attempt, plan = self.attempt, self.attempt.plan
-        metrics = attempt.predicted.metrics if attempt.predicted else None
+        attempt, plan, metrics = self.attempt, self.attempt.plan, self.metrics
         sizes = sorted({stage.microbatch_size for stage in plan.stages}) if plan else []
         return {
             "strategy": attempt.strategy,
@@ -57,7 +63,9 @@ def lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Line]:
     for attempt in attempts:
         metrics = attempt.predicted.metrics if attempt.predicted else None
         relative = text.quotient(metrics.iteration_s, best.iteration_s) if metrics and best else None
-        out.append(Line(attempt=attempt, is_best=attempt is best, relative=relative, gap=optimality_gap(metrics, bound)))
+        out.append(
+            Line(attempt=attempt, is_best=attempt is best, relative=relative, gap=optimality_gap(attempt.plan, metrics, bound))
+        )
     return out
 
 
@@ -65,8 +73,7 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
     """result.json's `compared`: the parts of a run's result for every strategy, and its time over the best one's."""
     out = []
     for line in lines(attempts, bound):
-        attempt = line.attempt
-        metrics = attempt.predicted.metrics if attempt.predicted else None
+        attempt, metrics = line.attempt, line.metrics
         out.append(
             {
                 "strategy": attempt.strategy,
@@ -88,8 +95,16 @@ def reason_lines(attempts: Sequence[Attempt]) -> list[str]:
     return [f"{a.strategy}: {a.status}: {(a.reason or 'no reason given').splitlines()[0]}" for a in attempts if a.status != "ok"]
 
 
-def gap_words(gap: float | None, bound: Bound | None) -> str:
-    """The certificate as a sentence; empty where there is none."""
-    if gap is None or bound is None:
+def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> str:
+    """How far from optimal the plan can be, in words; empty where nothing is known."""
+    if plan is None or bound is None:
         return ""
-    return f"at most {text.percent(gap)} from optimal (bound {text.seconds(bound.iteration_s)}: {bound.binding})"
+    if not bound.covers(plan):
+        least = text.seconds(bound.iteration_s)
+        return f"no bound is known for plans that recompute or split operators; others take {least} at least"
+    gap = optimality_gap(plan, predicted, bound)
+    return (
+        ""
+        if gap is None
+        else f"at most {text.percent(gap)} from optimal (bound {text.seconds(bound.iteration_s)}: {bound.binding})"
+    )

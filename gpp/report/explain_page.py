@@ -8,12 +8,19 @@ from html import escape
 from gpp.explain.explanation import Explanation
 from gpp.explain.idle import REASONS, Reason
 from gpp.report import text
-from gpp.report.comparison import gap_words
-from gpp.report.explain_words import REASON_NAMES, REASON_WORDS, SAME, bottleneck_words, change_words, shape_words
+from gpp.report.comparison import certificate
+from gpp.report.explain_words import (
+    REASON_NAMES,
+    REASON_WORDS,
+    SAME,
+    alternatives_heading,
+    bottleneck_words,
+    change_words,
+    shape_words,
+)
 from gpp.report.page import Column, Html, scroll, table
 from gpp.report.palette import INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE
 from gpp.report.record import RunRecord
-from gpp.report.result import optimality_gap
 from gpp.report.svg import label, line, picture, rect, swatch, ticks
 
 COMPUTE_FILL = TRUNK.mid
@@ -31,7 +38,7 @@ LEFT, GAP, RIGHT = 76.0, 40.0, 62.0
 
 def explanation_section(explanation: Explanation, run: RunRecord) -> str:
     """What bounds the plan, what its devices wait for, and what would change it."""
-    words = gap_words(optimality_gap(run.predicted.metrics if run.predicted else None, explanation.bound), explanation.bound)
+    words = certificate(run.plan, run.predicted.metrics if run.predicted else None, explanation.bound)
     bottleneck = bottleneck_words(explanation, run)
     parts = [f"<p>{escape(bottleneck[:1].upper() + bottleneck[1:])}</p>"]
     parts.append(f"<p>{escape(words[:1].upper() + words[1:])}.</p>" if words else "")
@@ -98,7 +105,7 @@ def _changes(explanation: Explanation) -> str:
     """One table of all changes, with a bar for each one's step."""
     groups = (
         ("The plan changed and simulated again", explanation.reliefs),
-        ("Next-best plans for the same problem", explanation.alternatives),
+        (alternatives_heading(explanation).capitalize(), explanation.alternatives),
         ("Planned again for another cluster", explanation.sensitivities),
     )
     columns = [

@@ -11,7 +11,7 @@ from gpp.explain.explanation import Explanation
 from gpp.explain.idle import REASONS, DeviceTime, Reason
 from gpp.explain.what_if import WhatIf
 from gpp.report import text
-from gpp.report.explain_words import REASON_NAMES, SAME, bottleneck_words, change_words, shape_words
+from gpp.report.explain_words import REASON_NAMES, SAME, alternatives_heading, bottleneck_words, change_words, shape_words
 from gpp.report.record import RunRecord
 from gpp.report.terminal import WIDE, new_table
 
@@ -30,7 +30,7 @@ def show_explanation(console: Console, run: RunRecord) -> None:
     _show_changes(
         console,
         ("what would relieve the bottleneck (simulated again)", explanation.reliefs),
-        ("next-best plans", explanation.alternatives),
+        (alternatives_heading(explanation), explanation.alternatives),
         ("another cluster (planned again)", explanation.sensitivities),
     )
     if explanation.left_out:

@@ -41,7 +41,7 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         names = module_names(run.plan, run.graph, load.stage)
         held = ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
         what += f" ({held}) on {text.ranges(run.plan.stages[load.stage].devices, 'd')}"
-    others = f", and {many - 1} more as slow" if many > 1 else ""
+    others = f", and {many - 1} more stage{'s' * (many > 2)} as slow" if many > 1 else ""
     parts = [
         f"computes {text.seconds(load.compute_s)}",
         f"sends or receives {text.seconds(load.transfer_s)} on its busiest link",
@@ -66,6 +66,12 @@ def change_words(change: WhatIf) -> str:
     if change.speedup >= 1.5:
         return f"{text.ratio(change.speedup)} as fast"
     return f"{text.percent(change.speedup - 1)} faster" if change.speedup > 1 else f"{text.percent(1 / change.speedup - 1)} slower"
+
+
+def alternatives_heading(explanation: Explanation) -> str:
+    """What the other plans for the problem are: worse ones, unless the search was cut short."""
+    missed = any(change.speedup is not None and change.speedup > 1 + SAME for change in explanation.alternatives)
+    return "other plans, of which the search missed a faster one" if missed else "next-best plans"
 
 
 def shape_words(shape: Shape) -> str:

@@ -79,14 +79,17 @@ def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound:
         "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
         "search_s": plan.search_s,
         "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
-        "lower_bound_s": bound.iteration_s if bound else None,
-        "optimality_gap": optimality_gap(predicted, bound),
+        "lower_bound_s": bound.iteration_s if bound and bound.covers(plan) else None,
+        "optimality_gap": optimality_gap(plan, predicted, bound),
     }
 
 
-def optimality_gap(predicted: Metrics | None, bound: Bound | None) -> float | None:
-    """How much longer than the bound the prediction is, as a share of the bound: the plan is at most that far from optimal."""
-    if predicted is None or bound is None or not bound.iteration_s > 0:
+def optimality_gap(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> float | None:
+    """How much longer than the bound the prediction is, as a share of the bound: the plan is at most that far from optimal.
+
+    None for a plan of which the bound does not speak.
+    """
+    if plan is None or predicted is None or bound is None or not bound.iteration_s > 0 or not bound.covers(plan):
         return None
     return predicted.iteration_s / bound.iteration_s - 1.0
 

@@ -7,14 +7,13 @@ from html import escape
 
 from gpp.report import text
 from gpp.report.charts import grouped_bars, line_chart
-from gpp.report.comparison import gap_words
+from gpp.report.comparison import certificate
 from gpp.report.explain_page import explanation_section
 from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.page import Column, bullets, link, page, scroll, section, table
 from gpp.report.palette import MEASURED, PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
-from gpp.report.result import optimality_gap
-from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names
+from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names, run_words
 from gpp.report.timelines import draw_timelines, key, rows_of
 
 FILES = (
@@ -91,9 +90,9 @@ def _cards(run: RunRecord) -> str:
             for name, value in rows
         )
         out.append(f'<div class="card"><h3>{escape(figure.name)}</h3><dl>{lines}</dl></div>')
-    words = gap_words(optimality_gap(run.predicted.metrics if run.predicted else None, run.bound), run.bound)
-    certificate = f'<p class="sub">As predicted, {escape(words)}.</p>' if words else ""
-    return f'<div class="cards">{"".join(out)}</div>{certificate}'
+    words = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.bound)
+    line = f'<p class="sub">As predicted, {escape(words)}.</p>' if words else ""
+    return f'<div class="cards">{"".join(out)}</div>{line}'
 
 
 def _branches(run: RunRecord) -> tuple[int | None, ...]:
@@ -181,6 +180,8 @@ def _stage_table(run: RunRecord) -> str:
         Column(name="of limit", kind="n"),
         Column(name="next stages"),
     ]
+    special = any(run_words(stage) for stage in run.plan.stages)
+    columns += [Column(name="operators")] if special else []
     rows = []
     for s, stage in enumerate(run.plan.stages):
         used, limit = stage_memory(run, s, run.predicted)
@@ -196,6 +197,7 @@ def _stage_table(run: RunRecord) -> str:
                 text.num_bytes(used),
                 text.percent(text.quotient(used, limit)),
                 text.ranges(run.plan.successors[s], "s") or "–",
+                *([run_words(stage)] if special else []),
             ]
         )
     return table(columns, rows) + '<p class="sub">Times of one micro-batch and memory as predicted.</p>'

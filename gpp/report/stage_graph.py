@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
+from gpp.plan import Plan, Stage
 from gpp.report import text
 from gpp.report.layout import Box, Layout, Route, layout
 from gpp.report.palette import INK, MUTED, TRUNK, branch_of, branch_shares, tone
@@ -13,6 +14,7 @@ from gpp.report.svg import MONO, MONO_ADVANCE, element, label, number, picture, 
 
 HATCH, HATCH_DARK = "hatch", "hatch-dark"
 ARROW = "#64748b"
+LABEL_WIDTH, LABEL_HEIGHT = 34.0, 11.0
 
 
 def hatch_definition() -> str:
@@ -34,6 +36,13 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
     return text.compress_names([graph.ops[op].name for op in plan.stages[stage].ops], [op.name for op in graph.ops])
 
 
+def run_words(stage: Stage) -> str:
+    """Which of a stage's operators run otherwise than once on each device's own samples; empty where none does."""
+    words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
+    words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
+    return ", ".join(words)
+
+
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
     """Bytes that one micro-batch of the producer puts on each edge, forwards; None on an order-only edge."""
     return {
@@ -47,12 +56,29 @@ def draw_stage_graph(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...
     place = layout(len(plan.stages), plan.edges, width)
     sizes = edge_bytes(plan, graph)
     body = [_edge(route, sizes[route.edge]) for route in place.routes]
-    body += [_edge_label(route, sizes[route.edge], place.style.column_gap) for route in place.routes]
+    body += [
+        _edge_label(route, sizes[route.edge], place.style.column_gap) for route in _with_room(place.routes, place.style.column_gap)
+    ]
     body += [_box(plan, graph, branches, box, place) for box in place.boxes]
     pad = 8.0
     inner = element("g", "".join(body), transform=f"translate({pad} {pad})")
     full = max(place.width + 2 * pad, 320.0)
     return picture(full, place.height + 2 * pad, [inner], "Stage graph", min_width=min(full, 700.0))
+
+
+def _with_room(routes: Sequence[Route], gap: float) -> list[Route]:
+    """Routes whose labels do not cover an earlier one's; the others' arrows say it on hovering."""
+    out: dict[tuple[float, float], Route] = {}
+    for route in routes:
+        x, y = route.label[0], route.label[1] - (8.4 if _above(route, gap) else 0.0)
+        if all(abs(x - a) >= LABEL_WIDTH or abs(y - b) >= LABEL_HEIGHT for a, b in out):
+            out[x, y] = route
+    return list(out.values())
+
+
+def _above(route: Route, gap: float) -> bool:
+    """Whether a route's label stands above the line, which has no room for it, instead of on it."""
+    return gap < 70 and not route.partners and abs(route.points[0][1] - route.points[1][1]) < 6
 
 
 def _edge(route: Route, size: float | None) -> str:
@@ -87,7 +113,7 @@ def _edge_label(route: Route, size: float | None, gap: float) -> str:
     if size is None:
         return ""
     content = text.num_bytes(size)
-    if gap < 70 and abs(route.points[0][1] - route.points[1][1]) < 6:
+    if _above(route, gap):
         return label(x, y - 5, content, 9, MUTED, "middle")
     width = len(content) * 5.4 + 4
     return rect(x - width / 2, y - 6.5, width, 13, "#fff", fill_opacity=".88", rx="2") + label(
@@ -102,9 +128,9 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     names = module_names(plan, graph, box.stage)
     devices = text.ranges(stage.devices, "d")
     roomy = style.box_width >= 120
-    tip = "\n".join(
-        [f"stage {box.stage} on {devices}", f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight", *names]
-    )
+    portions = f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight"
+    special = [f"operators: {run_words(stage)}"] if run_words(stage) else []
+    tip = "\n".join([f"stage {box.stage} on {devices}", portions, *special, *names])
     out = [
         f"<title>{escape(tip)}</title>",
         rect(box.x, box.y, box.width, box.height, colours.light, rx="5", stroke=colours.dark, stroke_width="1.2"),

@@ -19,11 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.report import text
-from gpp.report.comparison import gap_words
+from gpp.report.comparison import certificate
 from gpp.report.figures import pass_seconds, run_figures, stage_memory
 from gpp.report.record import RunRecord
-from gpp.report.result import optimality_gap
-from gpp.report.stage_graph import module_names
+from gpp.report.stage_graph import module_names, run_words
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -65,10 +64,12 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
     wide = width >= WIDE
     columns = [("stage", "right"), ("holds", "left"), ("devices", "left"), ("b", "right"), ("in flight", "right")]
     columns += [("forward", "right"), ("backward", "right")] if wide else [("f/b ms", "right")]
-    columns += [("memory", "right"), ("of limit", "right")] + ([("next", "left")] if wide else [])
+    special = max(len(run_words(stage)) for stage in run.plan.stages)
+    columns += [("memory", "right"), *([("of limit", "right")] if wide or not special else [])]
+    columns += [*([("next", "left")] if wide else []), *([("operators", "left")] if special else [])]
     table = new_table("", *columns)
     passes = pass_seconds(run.predicted)
-    room = max(16, width - (90 if wide else 64))
+    room = max(16, width - (90 if wide else 64) - (special + 3 - (0 if wide else 10) if special else 0))
     for s, stage in enumerate(run.plan.stages):
         used, limit = stage_memory(run, s, run.predicted)
         names = module_names(run.plan, run.graph, s)
@@ -83,9 +84,10 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
             str(stage.in_flight),
             *times,
             text.num_bytes(used),
-            text.percent(text.quotient(used, limit)),
+            *([text.percent(text.quotient(used, limit))] if wide or not special else []),
         ]
         row += [text.ranges(run.plan.successors[s], "s") or "–"] if wide else []
+        row += [run_words(stage)] if special else []
         table.add_row(*[escape(cell) for cell in row])
     return table
 
@@ -150,7 +152,7 @@ def prediction_lines(run: RunRecord) -> Group:
                 (f"{text.ratio(speedup)} as fast as {name}", style),
             )
         )
-    if words := gap_words(optimality_gap(own, run.bound), run.bound):
+    if words := certificate(run.plan, own, run.bound):
         lines.append(Padding(Text(words), (0, 0, 0, 11)))
     return Group(*lines)
 

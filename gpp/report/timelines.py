@@ -158,38 +158,46 @@ def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: f
 
 
 def _merged(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
-    """One path per colour; intervals closer than half a pixel run together, which bounds the size of the page."""
-    runs: dict[tuple[str, bool], list[list[float]]] = defaultdict(list)
+    """One thick dashed line per colour, so that a page with many events stays small."""
+    runs: dict[tuple[str, bool], list[Event]] = defaultdict(list)
+    kinds: dict[tuple[int, str], list[Event]] = {}
     for event in events:
-        tone = rows.tone(event.stage)
-        spans = runs[colour(event, tone)[0], tone.hatched and event.kind in COMPUTE]
-        x, end = LEFT + event.start_s * scale, LEFT + event.end_s * scale
-        if spans and x - spans[-1][1] < 0.5:
-            spans[-1][1] = max(end, spans[-1][1])
-        else:
-            spans.append([x, end])
+        found = kinds.get((event.stage, event.kind))
+        if found is None:
+            tone = rows.tone(event.stage)
+            found = runs[colour(event, tone)[0], tone.hatched and event.kind in COMPUTE]
+            kinds[event.stage, event.kind] = found
+        found.append(event)
     out = []
-    for (fill, hatched), spans in runs.items():
-        path = "".join(
-            f"M{number(a)} {number(y)}h{number(max(0.4, b - a))}v{number(height)}h{number(-max(0.4, b - a))}z" for a, b in spans
-        )
-        out.append(element("path", d=path, fill=fill))
+    for (fill, hatched), same in runs.items():
+        path = _dashes(same, y + height / 2, scale, 0.4)
+        out.append(element("path", d=path, stroke=fill, stroke_width=height))
         if hatched:
-            out.append(element("path", d=path, fill=f"url(#{HATCH})"))
+            out.append(element("path", d=path, stroke=f"url(#{HATCH})", stroke_width=height))
     return "".join(out)
+
+
+def _dashes(events: list[Event], y: float, scale: float, least: float) -> str:
+    """A path with a stroke of at least `least` pixels for each event; those closer than half a pixel run together."""
+    spans: list[tuple[float, float]] = []
+    begin = end = -1.0
+    for event in events:
+        x, to = LEFT + event.start_s * scale, LEFT + event.end_s * scale
+        if x - end < 0.5:
+            end = max(end, to)
+            continue
+        if end >= 0:
+            spans.append((begin, end))
+        begin, end = x, to
+    if end >= 0:
+        spans.append((begin, end))
+    at = number(y)
+    return "".join([f"M{a:.1f} {at}h{b - a if b - a > least else least:.1f}" for a, b in spans])
 
 
 def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
     """Transfers as thin marks along the foot of the row."""
-    spans: list[list[float]] = []
-    for event in events:
-        x, end = LEFT + event.start_s * scale, LEFT + event.end_s * scale
-        if spans and x - spans[-1][1] < 0.5:
-            spans[-1][1] = max(end, spans[-1][1])
-        else:
-            spans.append([x, end])
-    foot = y + height + 0.5
-    path = "".join(f"M{number(a)} {number(foot)}h{number(max(0.6, b - a))}" for a, b in spans)
+    path = _dashes(events, y + height + 0.5, scale, 0.6)
     return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
 
 

@@ -28,6 +28,7 @@ def test_plans_and_simulates_from_the_command_line(tmp_path):
     assert "0.0642287 s a sample" in done.stdout
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok" and result["plan"]["num_ops"] == 36
+    assert result["model"] == "b2x16" and "one sample is one micro-batch of the profile" in done.stdout
 
 
 def test_training_is_refused_before_anything_starts(tmp_path):

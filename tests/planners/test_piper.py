@@ -13,7 +13,7 @@ from gpp.cost.tabulated import Tabulated
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.planners.knapsack import changed, changes, squeeze
 from gpp.planners.piper import Piper
-from gpp.planners.piper_published import published_plan, published_value
+from gpp.planners.piper_published import published_plan
 from gpp.planners.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -66,12 +66,12 @@ def test_memory_pressure_as_measured_with_the_released_planner():
     """Two branches of 16 on 8 devices; at 0.8 GB operators 0, 2, 3, 8, 14 and 22 are recomputed."""
     graph = profile("b2x16.piper.json")
     for limit, printed in ((3, ".06423"), (2, ".06658"), (1.5, ".06888"), (1.2, ".07134"), (1, ".07891"), (0.8, ".08454")):
-        assert agrees(published_value(graph, 8, **{**BRANCHES, "memory_bytes": limit * 1e9}), printed)
+        assert agrees(published_plan(graph, 8, **{**BRANCHES, "memory_bytes": limit * 1e9}).value_s, printed)
 
 
 def test_more_downsets_than_published_are_refused():
     with pytest.raises(Infeasible, match="40,000 downsets"):
-        published_value(towers(4, 16, fork=True), 4, **BRANCHES)
+        published_plan(towers(4, 16, fork=True), 4, **BRANCHES)
 
 
 def test_knapsack_changes_the_cheapest_bytes_first():

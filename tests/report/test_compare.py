@@ -86,6 +86,33 @@ def test_the_best_is_relative_one_and_the_gap_is_that_of_the_bound(compared: Run
             assert line.relative and line.relative >= 1 and line.is_best == (line.relative == 1)
 
 
+def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord) -> None:
+    assert compared.bound
+    first = compared.compared[0]
+    assert first.plan and first.predicted
+    stages = first.plan.stages
+    for changes in ({"recompute": stages[0].ops[:1]}, {"tensor_parallel": 2}):
+        plan = replace(first.plan, stages=(replace(stages[0], **changes), *stages[1:]))
+        # Faster than everything that the bound speaks of.
+        metrics = replace(first.predicted.metrics, iteration_s=compared.bound.iteration_s / 2)
+        predicted = replace(first.predicted, metrics=metrics)
+        run = replace(
+            compared,
+            plan=plan,
+            predicted=predicted,
+            compared=(replace(first, strategy="piper", plan=plan, predicted=predicted), *compared.compared[1:3]),
+        )
+        found = lines(run.compared, run.bound)
+        assert found[0].is_best and found[0].gap is None and found[1].gap is not None
+        kept = compared_dicts(run.compared, run.bound, 19)[0]["plan"]
+        assert kept["optimality_gap"] is None and kept["lower_bound_s"] is None
+        out = printed(160, show_comparison, run) + printed(160, show_plan, run)
+        page = " ".join(parse(compare_report(run)).words) + " ".join(parse(run_report(replace(run, compared=()))).words)
+        for shown in (" ".join(out.split()), page):
+            assert shown.count("no bound is known for plans that recompute or split operators") >= 2
+            assert "from optimal" not in shown.replace("Gap: from optimal, at most", "")
+
+
 def test_the_json_form(compared: RunRecord) -> None:
     found = compared_dicts(compared.compared, compared.bound, 19)
     assert [each["status"] for each in found] == ["ok", "ok", "ok", "infeasible"]
@@ -135,3 +162,16 @@ def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
     ):
         assert word in text
     assert 'aria-label="What each device does and waits for"' in page
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, width: int) -> None:
+    assert compared.plan
+    first, second, *others = compared.plan.stages
+    stages = (replace(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
+    run = replace(compared, plan=replace(compared.plan, stages=stages), compared=(), explanation=None)
+    out = printed(width, show_plan, run)
+    assert max(map(len, out.splitlines())) <= width
+    for words in (out, " ".join(parse(run_report(run)).words)):
+        assert f"{len(first.ops)} recomputed" in words and "split in 2" in words
+    assert "operators" not in printed(width, show_plan, replace(compared, compared=(), explanation=None)).split("•")[0]

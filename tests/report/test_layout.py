@@ -1,9 +1,11 @@
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 from fake_runs import branchy_graph, plan_of
 
 from gpp.report.layout import Layout, layers_of, layout, separate
+from gpp.report.stage_graph import LABEL_HEIGHT, LABEL_WIDTH, _with_room
 
 
 def segments(place: Layout) -> list[tuple[tuple[float, float], tuple[float, float], tuple[int, int]]]:
@@ -77,3 +79,12 @@ def test_separate_keeps_order_and_distance() -> None:
     assert [b - a for a, b in pairwise(out)] == pytest.approx([2.0, 2.0])
     assert sum(out) / 3 == pytest.approx(5 / 3)
     assert separate([0.0, 10.0], [2.0]) == [0.0, 10.0]
+
+
+def test_a_label_that_would_cover_another_is_left_out() -> None:
+    routes = layout(8, [(0, t) for t in range(1, 8)], 1320.0).routes
+    assert _with_room(routes, 100.0) == list(routes)
+    crowded = [replace(route, label=(100.0, LABEL_HEIGHT * 0.6 * n)) for n, route in enumerate(routes)]
+    assert _with_room(crowded, 100.0) == crowded[::2]
+    beside = [replace(route, label=(LABEL_WIDTH * n, 0.0)) for n, route in enumerate(routes)]
+    assert _with_room(beside, 100.0) == beside

@@ -1,0 +1,82 @@
+"""Draw the pictures of docs/strategies.md: every strategy's plan for one small problem.
+
+    python -m docs.draw
+
+The problem: GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64 samples
+in micro-batches of eight. All timelines have one scale.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from gpp.comparison import Attempt, attempt
+from gpp.experiment import Experiment
+from gpp.graph.op_graph import OpGraph
+from gpp.graph.series_parallel import branches
+from gpp.report.palette import branch_of, tone
+from gpp.report.stage_graph import draw_stage_graph, hatch_definition
+from gpp.report.svg import element, standalone
+from gpp.report.timelines import draw_timelines, rows_of, span_s
+
+ROOT = Path(__file__).resolve().parent.parent
+STRATEGIES = ("graphpipe", "sequential", "gpipe", "pipedream", "piper", "even")
+PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan")
+WIDTH = 1200.0
+
+
+def experiment(strategy: str) -> Experiment:
+    """As the command line composes it."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", overrides=[*PROBLEM, f"strategy={strategy}", f"name={strategy}"])
+        return instantiate(config, _convert_="all")
+
+
+def draw(found: Attempt, graph: OpGraph, span: float) -> str:
+    """The stage graph above the timeline, as a file."""
+    plan, predicted = found.plan, found.predicted
+    assert plan is not None and predicted is not None, found.reason
+    of = branches(graph)
+    tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
+    rows = rows_of(plan.stage_of_device, tones, [predicted])
+    parts, y = [hatch_definition()], 0.0
+    for svg in (
+        draw_stage_graph(plan, graph, of, WIDTH),
+        draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span),
+    ):
+        width, height = size(svg)
+        # Inside a picture nothing is fitted to a page or hovered over.
+        inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1))
+        parts.append(inner.replace("<svg ", f'<svg x="{(WIDTH - width) / 2:.0f}" y="{y:.0f}" ', 1))
+        y += height
+    whole = element("svg", "".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH:.0f} {y:.0f}")
+    return standalone(whole)
+
+
+def size(svg: str) -> tuple[float, float]:
+    """Width and height of a drawing."""
+    match = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert match is not None
+    return float(match[1]), float(match[2])
+
+
+def main() -> None:
+    """Write docs/strategies/NAME.svg for every strategy."""
+    experiments = [experiment(name) for name in STRATEGIES]
+    one = experiments[0]
+    captured = one.captured()
+    problem = one.problem(captured, one.op_graph(captured))
+    found = [attempt(each.strategy, problem) for each in experiments]
+    span = span_s(each.predicted for each in found if each.predicted)
+    for each in found:
+        path = ROOT / "docs" / "strategies" / f"{each.strategy}.svg"
+        path.write_text(draw(each, problem.graph, span))
+        print(f"{path.relative_to(ROOT)}: {1e3 * each.iteration_s:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
