@@ -68,7 +68,7 @@ from gpp.planners.stage_costs import StageCosts
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
 
-REPAIRS = 4
+REPAIRS = 8
 """Drafts of each micro-batch size that lack memory and are changed until they fit."""
 
 POLISHED = 3
