@@ -64,6 +64,7 @@ from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.skeleton import Skeleton
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
+from gpp.planners.unequal import draft_unequal, everywhere, settle
 
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
@@ -136,6 +137,8 @@ class GraphPipe(AbstractPlanner):
         for estimate_s, stages, b in sorted(lacking)[: 2 * REPAIRS]:
             if search.worth(estimate_s):
                 repair(search, stages, b)
+        if not problem.cluster.homogeneous:
+            draft_unequal(search, shape.orders, shape.lines)
         complete = self._complete(shape, search)
         if not complete:
             for improve in (spread, recut, polish):
@@ -143,6 +146,8 @@ class GraphPipe(AbstractPlanner):
                     improve(search, best)
         if search.best is not None and not complete:
             refine(search, self.patience, starts=STARTS)
+        if not problem.cluster.homogeneous:
+            settle(search)
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
@@ -184,12 +189,12 @@ class GraphPipe(AbstractPlanner):
             )
             for masks, chain in spaces:
                 for counts in _device_splits(search, masks, b):
-                    left -= 1
-                    if left < 0:
-                        return False
-                    candidate = search.assessor.assess(tuple(zip(masks, counts, strict=True)), b, chain=chain)
-                    if isinstance(candidate, Candidate) and search.worth(candidate.bound_s):
-                        pool.append(candidate)
+                    for verdict in everywhere(search.assessor, tuple(zip(masks, counts, strict=True)), b, chain):
+                        left -= 1
+                        if left < 0:
+                            return False
+                        if isinstance(verdict, Candidate) and search.worth(verdict.bound_s):
+                            pool.append(verdict)
         search.simulate_all(pool)
         return True
 

@@ -162,7 +162,13 @@ class Placer:
                     taken = {nodes[d] for d in chosen}
                     node = max(
                         there,
-                        key=lambda n: (min(there[n], lack), n in taken, weight.get(n, 0.0), -there[n] if lack > 1 else there[n], -n),
+                        key=lambda n: (
+                            min(there[n], lack),
+                            n in taken,
+                            weight.get(n, 0.0),
+                            -there[n] if lack > 1 else there[n],
+                            -n,
+                        ),
                     )
                     got = free[kind, node][:lack]
                     del free[kind, node][:lack]
