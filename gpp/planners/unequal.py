@@ -39,7 +39,7 @@ from gpp.planners.drafts import drafts
 from gpp.planners.kind_lines import KindLine
 from gpp.planners.partition_search import PartitionSearch
 from gpp.planners.placement import Placement
-from gpp.planners.refine import adjacent, border_moves, repair
+from gpp.planners.refine import adjacent, border_moves, refine, repair
 from gpp.planners.skeleton import Skeleton
 from gpp.planners.stage_costs import StageCosts
 
@@ -167,26 +167,33 @@ def _selections(count: int, room: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def settle(search: Search) -> None:
-    """Improve the best plans on their own devices, step by step."""
+    """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more."""
     for plan, seconds in search.best_by_size()[:SETTLED]:
-        for _ in range(MOST_ROUNDS):
-            before = seconds
-            candidates = sorted(_moves(search, plan, seconds))
-            leveled = _level(search, plan)
-            if leveled is not None and leveled.bound_s < seconds:
-                candidates.insert(0, leveled)
-            left = PATIENCE
-            for candidate in candidates:
-                if not left or candidate.bound_s >= seconds:
-                    break
-                found = search.simulate(candidate, below_s=seconds)
-                if found is None:
-                    continue
-                left -= 1
-                if found[1] < seconds:
-                    (plan, seconds), left = found, PATIENCE
-            if seconds >= before:
+        _settle(search, plan, seconds)
+    refine(search, PATIENCE)
+    for plan, seconds in search.best_by_size()[:1]:
+        _settle(search, plan, seconds)
+
+
+def _settle(search: Search, plan: Plan, seconds: float) -> None:
+    for _ in range(MOST_ROUNDS):
+        before = seconds
+        candidates = sorted(_moves(search, plan, seconds))
+        leveled = _level(search, plan)
+        if leveled is not None and leveled.bound_s < seconds:
+            candidates.insert(0, leveled)
+        left = PATIENCE
+        for candidate in candidates:
+            if not left or candidate.bound_s >= seconds:
                 break
+            found = search.simulate(candidate, below_s=seconds)
+            if found is None:
+                continue
+            left -= 1
+            if found[1] < seconds:
+                (plan, seconds), left = found, PATIENCE
+        if seconds >= before:
+            break
 
 
 def _is_chain(search: Search, plan: Plan) -> bool:
@@ -224,6 +231,7 @@ def _moves(search: Search, plan: Plan, seconds: float) -> set[Candidate]:
         if p in hot or q in hot:
             for moved in border_moves(assessor.graph, parts, p, q):
                 consider(moved, devices)
+                consider(moved, None)
     return out
 
 
