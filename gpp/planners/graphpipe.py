@@ -65,6 +65,7 @@ from gpp.planners.skeleton import Skeleton
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
 from gpp.planners.unequal import draft_unequal, everywhere, settle
+from gpp.planners.vary import vary
 
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
@@ -110,11 +111,13 @@ class GraphPipe(AbstractPlanner):
         replication: whether a stage may be replicated.
         patience: simulations without a better plan after which a step of the search goes on to the next.
         max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
+        per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
     """
 
     replication: bool = True
     patience: int = 6
     max_candidates: int = 20_000
+    per_stage: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("patience", self.patience, 1)
@@ -148,6 +151,8 @@ class GraphPipe(AbstractPlanner):
             refine(search, self.patience, starts=STARTS)
         if not problem.cluster.homogeneous:
             settle(search)
+        if self.per_stage:
+            vary(search)
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
@@ -257,12 +262,19 @@ def _is_chain(search: Search, plan: Plan) -> bool:
     return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
 
 
+def _sizes(plan: Plan) -> str:
+    """Micro-batch sizes and ks in words."""
+    sizes, ks = sorted({stage.microbatch_size for stage in plan.stages}), sorted({stage.k for stage in plan.stages})
+    text = f"micro-batch {', '.join(map(str, sizes))}" + " by stage" * (len(sizes) > 1)
+    return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
+
+
 def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
     graph, best, added = search.assessor.graph, search.best, shape.added
     assert best is not None
     lines = [
         f"{len(best.stages)} stages of depth {best.depth} on {best.num_devices} devices, "
-        f"micro-batch {best.stages[0].microbatch_size}; {search.num_simulated} candidates simulated",
+        f"{_sizes(best)}; {search.num_simulated} candidates simulated",
         "every partition of the planner's space was considered"
         if complete
         else "the space is too large to list: dynamic program over bottlenecks, then refinement",
