@@ -1,6 +1,7 @@
 """GraphPipe (Jeon et al., ASPLOS '25): stages that form a DAG, so that branches run side by side.
 
-The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B).
+The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B). `per_stage` adds sizes and k by
+stage (`vary`).
 
 Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
 slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
@@ -24,6 +25,8 @@ Steps of `GraphPipe.plan`:
 4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
    of larger ones the best plans get their idle devices dealt out and their borders cut again finely (`polish`), then are improved
    step by step (`refine`).
+On devices of unequal speed or memory, step 2 also drafts for average devices and kind by kind, and at the end the best plans'
+devices and borders are improved on the devices as they are (`unequal`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
 branches of equal signature count once, and P is at most 256 however many operators there are.
