@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpp.errors import InvalidConfig
 
@@ -142,6 +144,48 @@ def uniform(
         name=name,
         devices=(device,) * count,
         nodes=tuple(i // devices_per_node for i in range(count)),
+        intra_node=intra_node,
+        inter_node=inter_node or intra_node,
+        collective_efficiency=collective_efficiency,
+    )
+
+
+def mixed(
+    *,
+    name: str,
+    nodes: Sequence[Mapping[str, Any]],
+    intra_node: Link,
+    inter_node: Link | None = None,
+    memory_bytes: float | None = None,
+    collective_efficiency: float = 1.0,
+) -> Cluster:
+    """A cluster of nodes that differ: `nodes=[{"device": ..., "count": 4}, ...]`, equal devices inside a node.
+
+    `memory_bytes` replaces every device's memory.
+
+    Example: two fast devices and four slow ones are
+    `mixed(name="m", nodes=[{"device": fast, "count": 2}, {"device": slow, "count": 4}], intra_node=link)`.
+    """
+    if not isinstance(nodes, Sequence) or isinstance(nodes, str) or not nodes:
+        raise InvalidConfig("cluster.nodes", nodes, "needs one node at least", "give a list of {device, count}")
+    devices: list[Device] = []
+    place: list[int] = []
+    for i, node in enumerate(nodes):
+        field = f"cluster.nodes[{i}]"
+        keys = set(node) if isinstance(node, Mapping) else set()
+        if keys != {"device", "count"}:
+            raise InvalidConfig(field, sorted(map(str, keys)) or node, "must have device and count", "give {device: ..., count: 4}")
+        device, count = node["device"], node["count"]
+        if not isinstance(device, Device):
+            raise InvalidConfig(f"{field}.device", device, "must be a Device", "give it _target_: gpp.cluster.Device")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidConfig(f"{field}.count", count, "must be an integer of at least 1", f"set {field}.count=1 or more")
+        devices += [device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)] * count
+        place += [i] * count
+    return Cluster(
+        name=name,
+        devices=tuple(devices),
+        nodes=tuple(place),
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
         collective_efficiency=collective_efficiency,

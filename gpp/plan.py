@@ -219,19 +219,20 @@ def make_plan(
     parts: Sequence[tuple[int, int]],
     microbatch_size: int | Sequence[int],
     *,
+    k: int | Sequence[int] = 1,
     chain: bool = False,
     ordered: bool = False,
     placement: Sequence[tuple[int, ...]] | None = None,
     explanation: tuple[str, ...] = (),
 ) -> Plan:
-    """A plan with k = 1 from a partition.
+    """A plan from a partition.
 
     Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
     from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order if not placed.
 
     Args:
         parts: (operator mask, number of devices) for each stage, in any order.
-        microbatch_size: one for all stages, or one for each part.
+        microbatch_size, k: one for all stages, or one for each part.
         chain: add an order edge between neighbours, which makes the stage graph a chain.
         ordered: the parts are given in a topological order that is to be kept.
         placement: devices of each part, if `ordered`.
@@ -241,6 +242,7 @@ def make_plan(
     """
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
+    ks = [k] * len(parts) if isinstance(k, int) else list(k)
     owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
     succ: list[set[int]] = [set() for _ in parts]
     for tensor in graph.tensors:
@@ -256,9 +258,9 @@ def make_plan(
         edges |= {(s, s + 1) for s in range(len(parts) - 1)}
     total, in_flight = problem.minibatch_size, [0] * len(parts)
     for s in reversed(range(len(order))):
-        b = sizes[order[s]]
-        nexts = [(in_flight[t], sizes[order[t]], 1) for a, t in edges if a == s]
-        need = max((required_in_flight(b, 1, successor) for successor in nexts), default=b)
+        b, own = sizes[order[s]], ks[order[s]]
+        nexts = [(in_flight[t], sizes[order[t]], ks[order[t]]) for a, t in edges if a == s]
+        need = max((required_in_flight(b, own, successor) for successor in nexts), default=required_in_flight(b, own, None))
         in_flight[s] = total if problem.in_flight == "all" else min(need, total)
     stages, device = [], 0
     for s, p in enumerate(order):
@@ -269,6 +271,7 @@ def make_plan(
                 devices=tuple(range(device, device + count)) if placement is None else placement[p],
                 microbatch_size=sizes[p],
                 in_flight=in_flight[s],
+                k=ks[p],
             )
         )
         device += count

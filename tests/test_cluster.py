@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cluster import Cluster, Device, Link, local, machine_memory_bytes, uniform
+from gpp.cluster import Cluster, Device, Link, local, machine_memory_bytes, mixed, uniform
 from gpp.cost.analytical import Analytical
 from gpp.cost.profiled import Profiled
 from gpp.errors import InvalidConfig
@@ -91,6 +91,29 @@ def test_nonsense_is_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([], r"cluster\.nodes=\[\]: needs one node"),
+        ([{"device": DEVICE}], r"cluster\.nodes\[0\]=\['device'\]: must have device and count"),
+        ([{"device": DEVICE, "count": 2}, {"device": DEVICE, "count": 0}], r"cluster\.nodes\[1\]\.count=0"),
+        ([{"device": "V100", "count": 2}], r"cluster\.nodes\[0\]\.device=V100"),
+    ],
+)
+def test_mixed_nodes_are_checked(nodes, message):
+    with pytest.raises(InvalidConfig, match=message):
+        mixed(name="m", nodes=nodes, intra_node=FAST)
+
+
+def test_mixed_nodes():
+    slow = replace(DEVICE, speed_factor=0.5)
+    cluster = mixed(
+        name="m", nodes=[{"device": DEVICE, "count": 1}, {"device": slow, "count": 2}], intra_node=FAST, inter_node=SLOW
+    )
+    assert cluster.nodes == (0, 1, 1) and cluster.devices == (DEVICE, slow, slow) and not cluster.homogeneous
+    assert cluster.link(0, 1) == SLOW and cluster.link(1, 2) == FAST
+
+
 def test_reads_back_equal():
     assert from_json(Cluster, to_json(two_by_two())) == two_by_two()
 
@@ -105,6 +128,7 @@ def test_reads_back_equal():
         ("summit_4x4", 16, 4),
         ("summit_8x4", 32, 8),
         ("dgx_h100", 8, 1),
+        ("mixed_2x4", 8, 2),
     ],
 )
 def test_every_option_is_a_cluster(name, num_devices, num_nodes):
@@ -116,7 +140,7 @@ def test_every_option_is_a_cluster(name, num_devices, num_nodes):
 
 def test_options_say_what_they_are_and_none_is_forgotten():
     files = sorted((CONF / "cluster").glob("*.yaml"))
-    assert len(files) == 8
+    assert len(files) == 9
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
 

@@ -16,7 +16,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan import Plan, make_plan, topological_order
 from gpp.planners.base import Predict
-from gpp.planners.placement import Placement, Placer
+from gpp.planners.placement import Kinds, Placement, Placer
 from gpp.planners.stage_costs import StageCosts
 
 Parts = tuple[tuple[int, int], ...]
@@ -73,21 +73,38 @@ class Assessor:
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
-        self._placer = Placer(costs.cluster)
+        self.placer = Placer(costs.cluster)
 
-    def assess(self, parts: Sequence[tuple[int, int]], microbatch_size: int, *, chain: bool = False) -> Candidate | Shortage | None:
-        """A candidate; what it lacks, if it does not fit; None if its stages form a cycle.
+    def assess(
+        self,
+        parts: Sequence[tuple[int, int]],
+        microbatch_size: int,
+        *,
+        chain: bool = False,
+        placement: Sequence[tuple[int, ...]] | None = None,
+        kinds: Sequence[Kinds] | None = None,
+    ) -> Candidate | Shortage | None:
+        """A candidate; what it lacks, if it does not fit; None if its stages form a cycle or there are too few devices.
 
         Args:
             parts: in any order, or for a chain in the chain's order.
+            placement: devices of each part; kinds: what kind of devices each part gets; None for the placer's choice.
         """
         arranged = self._arranged(parts, chain)
         if arranged is None:
             return None
         ordered, nexts, depth = arranged
-        placement = self._place(ordered, microbatch_size, nexts, depth)
-        if placement is None:
+        if placement is not None:
+            given = {mask: devices for (mask, _), devices in zip(parts, placement, strict=True)}
+            placed: Placement | None = tuple(given[mask] for mask, _ in ordered)
+        elif kinds is not None:
+            asked = {mask: kind for (mask, _), kind in zip(parts, kinds, strict=True)}
+            placed = self.placer.near([asked[mask] for mask, _ in ordered], self._between(ordered, microbatch_size, nexts))
+        else:
+            placed = self._place(ordered, microbatch_size, nexts, depth)
+        if placed is None:
             return None
+        placement = placed
         return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
             max(self._walk(ordered, placement, microbatch_size, nexts, depth)[0]),
             max(depth),
@@ -163,15 +180,20 @@ class Assessor:
         if sum(counts) > self.cluster.num_devices:
             return None
         if self._homogeneous:
-            return self._placer.equal(counts)
-        between = {
+            return self.placer.equal(counts)
+        placer = self.placer
+        seconds = [[sum(self._stage_s(mask, b, (kind,) * count)) for kind in placer.kinds] for mask, count in parts]
+        scale = self.costs.memory_scale
+        needs = [self._need_bytes(mask, count, b, d) / scale for (mask, count), d in zip(parts, depth, strict=True)]
+        return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
+
+    def _between(self, parts: Parts, b: int, nexts: list[list[int]]) -> dict[tuple[int, int], float]:
+        """Bytes of a micro-batch over each edge, both ways."""
+        return {
             (s, t): b * sum(max(size, 0.0) for size in self._crossing(parts[s][0], parts[t][0]))
             for s in range(len(parts))
             for t in nexts[s]
         }
-        loads = [self.costs.compute_s(mask, b // count) for mask, count in parts]
-        needs = [self._need_bytes(mask, count, b, d) for (mask, count), d in zip(parts, depth, strict=True)]
-        return self._placer.unequal(counts, between, loads, needs)
 
     def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         edges = []
@@ -308,7 +330,7 @@ class Search:
         self.best: Plan | None = None
         self.best_s = float("inf")
         self.num_simulated = 0
-        self._seen: set[tuple[int, bool, Parts]] = set()
+        self._seen: set[tuple[int, bool, Parts, Placement]] = set()
         self._by_size: dict[int, tuple[Plan, float]] = {}
 
     def worth(self, bound_s: float) -> bool:
@@ -321,7 +343,7 @@ class Search:
         Args:
             below_s: what it has to beat; None for the best plan.
         """
-        key = (candidate.microbatch_size, candidate.chain, candidate.parts)
+        key = (candidate.microbatch_size, candidate.chain, candidate.parts, candidate.placement)
         beat = self.best_s if below_s is None else below_s
         if candidate.bound_s >= beat * MARGIN or key in self._seen:
             return None

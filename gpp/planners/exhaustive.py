@@ -39,7 +39,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.series_parallel import Barrier, branch_barrier, series_parallel_order, shortest_barrier
-from gpp.plan import Plan, make_plan, required_in_flight
+from gpp.plan import Plan, make_plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.chains import branch_first_order, depth_first_order
 from gpp.planners.exhaustive_bounds import Masks, OptionTables, Shape
@@ -148,14 +148,7 @@ def _plans(problem: Problem, shape: Shape, options: list[tuple[int, int]]) -> It
     yield plan
     if len(set(sizes)) > 1:
         ks = [max(sizes) // b if max(sizes) % b == 0 else 1 for b in sizes]
-        held = [0] * len(sizes)
-        for s in reversed(range(len(sizes))):
-            need = [required_in_flight(sizes[s], ks[s], (held[t], sizes[t], ks[t])) for t in plan.successors[s]]
-            held[s] = (
-                plan.minibatch_size if problem.in_flight == "all" else min(max(need, default=ks[s] * sizes[s]), plan.minibatch_size)
-            )
-        stages = (replace(stage, k=k, in_flight=i) for stage, k, i in zip(plan.stages, ks, held, strict=True))
-        yield replace(plan, stages=tuple(stages))
+        yield make_plan(problem, "exhaustive", parts, sizes, k=ks, chain=shape.chain, ordered=True)
 
 
 def convex_partitions(graph: OpGraph, most: int | None = None, alike: tuple[tuple[int, int], ...] = ()) -> Iterator[Masks]:

@@ -1,6 +1,7 @@
 """GraphPipe (Jeon et al., ASPLOS '25): stages that form a DAG, so that branches run side by side.
 
-The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B).
+The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B). `per_stage` adds sizes and k by
+stage (`vary`).
 
 Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
 slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
@@ -16,7 +17,7 @@ Constraints (paper, section 3):
 
 Steps of `GraphPipe.plan`:
 1. graphs with few operators times devices: the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
-   data's edges only;
+   data's edges only; and at the end everything once more for each of the best micro-batch sizes alone;
 2. drafts (`drafts`, `partition_search`): a dynamic program that finds the fewest devices for each depth below a limit, for many
    limits and micro-batch sizes at once, over the series-parallel structure (`skeleton`) and over lines of operators; limits
    narrow down on the attainable bottlenecks. What lacks memory is changed until it fits (`refine.repair`);
@@ -24,6 +25,8 @@ Steps of `GraphPipe.plan`:
 4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
    of larger ones the best plans get their idle devices dealt out and their borders cut again finely (`polish`), then are improved
    step by step (`refine`).
+On devices of unequal speed or memory, step 2 also drafts for average devices and kind by kind, and at the end the best plans'
+devices and borders are improved on the devices as they are (`unequal`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
 branches of equal signature count once, and P is at most 256 however many operators there are.
@@ -42,6 +45,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -64,6 +68,8 @@ from gpp.planners.sequential import chain_candidates, climb_chains
 from gpp.planners.skeleton import Skeleton
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
+from gpp.planners.unequal import draft_unequal, everywhere, settle
+from gpp.planners.vary import vary
 
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
@@ -109,11 +115,13 @@ class GraphPipe(AbstractPlanner):
         replication: whether a stage may be replicated.
         patience: simulations without a better plan after which a step of the search goes on to the next.
         max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
+        per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
     """
 
     replication: bool = True
     patience: int = 6
     max_candidates: int = 20_000
+    per_stage: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("patience", self.patience, 1)
@@ -122,7 +130,8 @@ class GraphPipe(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         costs = StageCosts(problem, replication=self.replication)
         search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
-        if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:
+        small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
+        if small:
             self._chains(search)
         lacking = []
         for parts in _searches(costs, shape):
@@ -138,6 +147,8 @@ class GraphPipe(AbstractPlanner):
             taken[b] = taken.get(b, 0) + 1
             if taken[b] <= REPAIRS and search.worth(estimate_s):
                 repair(search, stages, b)
+        if not problem.cluster.homogeneous:
+            draft_unequal(search, shape.orders, shape.lines)
         complete = self._complete(shape, search)
         if not complete:
             for improve in (spread, recut, polish):
@@ -145,6 +156,12 @@ class GraphPipe(AbstractPlanner):
                     improve(search, best)
         if search.best is not None and not complete:
             refine(search, self.patience, starts=STARTS)
+        if not problem.cluster.homogeneous:
+            settle(search)
+        if small and not complete and problem.microbatch_size is None:
+            self._size_by_size(search)
+        if self.per_stage:
+            vary(search)
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
@@ -164,6 +181,13 @@ class GraphPipe(AbstractPlanner):
             parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
             unchained.append(search.assessor.assess(parts, plan.stages[0].microbatch_size))
         search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+
+    def _size_by_size(self, search: Search) -> None:
+        """The whole search again for each of the best micro-batch sizes alone, with all its efforts on that one."""
+        problem, alone = search.assessor.problem, replace(self, per_stage=False)
+        for size in [plan.stages[0].microbatch_size for plan, _ in search.best_by_size()[:POLISHED]]:
+            with suppress(Infeasible):
+                search.offer(alone.plan(replace(problem, microbatch_size=size), search.predict))
 
     def _complete(self, shape: _Shape, search: Search) -> bool:
         """Everything else in the planner's space; False if that is too much."""
@@ -186,12 +210,12 @@ class GraphPipe(AbstractPlanner):
             )
             for masks, chain in spaces:
                 for counts in _device_splits(search, masks, b):
-                    left -= 1
-                    if left < 0:
-                        return False
-                    candidate = search.assessor.assess(tuple(zip(masks, counts, strict=True)), b, chain=chain)
-                    if isinstance(candidate, Candidate) and search.worth(candidate.bound_s):
-                        pool.append(candidate)
+                    for verdict in everywhere(search.assessor, tuple(zip(masks, counts, strict=True)), b, chain):
+                        left -= 1
+                        if left < 0:
+                            return False
+                        if isinstance(verdict, Candidate) and search.worth(verdict.bound_s):
+                            pool.append(verdict)
         search.simulate_all(pool)
         return True
 
@@ -254,6 +278,13 @@ def _is_chain(search: Search, plan: Plan) -> bool:
     return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
 
 
+def _sizes(plan: Plan) -> str:
+    """Micro-batch sizes and ks in words."""
+    sizes, ks = sorted({stage.microbatch_size for stage in plan.stages}), sorted({stage.k for stage in plan.stages})
+    text = f"micro-batch {', '.join(map(str, sizes))}" + " by stage" * (len(sizes) > 1)
+    return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
+
+
 def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
     graph, best, added = search.assessor.graph, search.best, shape.added
     assert best is not None
@@ -263,6 +294,8 @@ def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ..
         else "too many partitions to list: a dynamic program over bottlenecks, then refinement; "
         f"best of {search.num_simulated} simulated",
     ]
+    if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
+        lines.append(_sizes(best))
     if added:
         weights = search.assessor.costs.op_seconds()
         before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), shape.orders[0]))

@@ -115,10 +115,10 @@ def _neighbours(
     for counts in _replica_moves(costs, b, [r for _, r in stages], hot):
         yield b, [(mask, r) for (mask, _), r in zip(stages, counts, strict=True)]
     spare = costs.cluster.num_devices - sum(r for _, r in stages)
-    for p, q in _adjacent(graph, stages, chain):
+    for p, q in adjacent(graph, stages, chain):
         if p not in hot and q not in hot:
             continue
-        moves = _border_moves(graph, stages, p, q) if order is None else _interval_moves(order, stages, p)
+        moves = border_moves(graph, stages, p, q) if order is None else _interval_moves(order, stages, p)
         yield from ((b, moved) for moved in moves)
         merged = stages[p][1] + stages[q][1]
         allowed = [r for r in costs.replicas[b] if r <= merged + spare]
@@ -130,7 +130,7 @@ def _neighbours(
             yield from ((b, split) for split in _splits(costs, graph, b, stages, p, spare))
 
 
-def _adjacent(graph: OpGraph, stages: Stages, chain: bool) -> Iterator[tuple[int, int]]:
+def adjacent(graph: OpGraph, stages: Stages, chain: bool) -> Iterator[tuple[int, int]]:
     """Pairs of stages, in stage order, that share a border."""
     for p, (mask, _) in enumerate(stages):
         below = 0
@@ -141,7 +141,7 @@ def _adjacent(graph: OpGraph, stages: Stages, chain: bool) -> Iterator[tuple[int
                 yield p, q
 
 
-def _border_moves(graph: OpGraph, stages: Stages, p: int, q: int) -> Iterator[Stages]:
+def border_moves(graph: OpGraph, stages: Stages, p: int, q: int) -> Iterator[Stages]:
     """Operators from the end of stage p to stage q, or from the start of q to p: any one, or the last or first few."""
     (first, r), (second, s) = stages[p], stages[q]
 

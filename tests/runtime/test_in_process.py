@@ -69,6 +69,23 @@ def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> 
         torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("sizes", [[2, 2, 4], [4, 4, 4]])
+def test_two_forwards_two_backwards_equal_one_device(sizes: list[int], tmp_path: Path) -> None:
+    """k = 2 at the first two stages: they keep more samples and run backwards in pairs."""
+    model, cap, weights = inprocess.captured_named("mmt_small")
+    data, optimizer = data_of(model), SGD(lr=0.05, momentum=0.9)
+    problem = inprocess.problem_of(cap, 4, 16)
+    parts = random_partition(problem.graph, 3, random.Random(7))
+    plan = make_plan(problem, "test", [(mask, 1 + (i == 1)) for i, mask in enumerate(parts)], sizes, k=[2, 2, 1], ordered=True)
+    assert [stage.k for stage in plan.stages] == [2, 2, 1]
+    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=3, dtype="float64")
+    losses, state, _ = inprocess.run(job, tmp_path, weights)
+    expected, params = inprocess.reference(model, data, optimizer, weights, steps=3, minibatch_size=16, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for tensor_name, tensor in params.items():
+        torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize(
     ("name", "override"),
     [

@@ -1,0 +1,90 @@
+"""Micro-batch sizes and k of kFkB by stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.plan import make_plan
+from gpp.planners.candidates import Assessor, Search
+from gpp.planners.exhaustive import Exhaustive
+from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.stage_costs import StageCosts
+from gpp.planners.vary import MOST_SIMULATIONS, _States
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+
+from .cases import cluster, random_problem, run, towers
+
+
+def figure_5(memory_samples: float) -> Problem:
+    """A chain of three operators; the first keeps a byte a sample, and every pass has a fixed cost."""
+    graph = towers(1, 2)
+    weights = (0.5, 0.5, 1.0)
+    ops = tuple(
+        replace(op, forward_flops=w, backward_flops=2 * w, saved_bytes=1.0 if i == 0 else 0.01, params=())
+        for i, (op, w) in enumerate(zip(graph.ops, weights, strict=True))
+    )
+    return Problem(
+        graph=replace(graph, ops=ops, params=()),
+        cluster=cluster(3, memory_samples),
+        cost=Constant(fixed_s=4.0),
+        minibatch_size=64,
+    )
+
+
+def test_small_micro_batches_where_memory_binds_and_large_ones_where_kernels_are_slow():
+    """Room for ten samples: uniform micro-batches of 4 would keep 12 at the first of three stages; 2, 2, 4 keep 10."""
+    uniform, own = (
+        run(GraphPipe(replication=False), figure_5(10.5)),
+        run(GraphPipe(replication=False, per_stage=True), figure_5(10.5)),
+    )
+    assert [(s.microbatch_size, s.in_flight) for s in own[0].stages] == [(2, 10), (2, 8), (4, 4)]
+    assert own[1] < 0.85 * uniform[1]
+    assert "micro-batch 2, 4 by stage" in own[0].explanation[0]
+    # With room for 12 there is nothing to gain.
+    roomy = [run(GraphPipe(replication=False, per_stage=each), figure_5(12.5))[1] for each in (False, True)]
+    assert roomy[0] == roomy[1] < own[1]
+
+
+def test_equals_the_oracle_of_unequal_micro_batches():
+    equal = count = 0
+    for seed in range(24):
+        problem = random_problem(seed, max_ops=4, max_devices=3)
+        best, ours = run(Exhaustive(per_stage_microbatch=True), problem), run(GraphPipe(per_stage=True), problem)
+        assert (best is None) == (ours is None)
+        if best:
+            count += 1
+            equal += ours[1] <= best[1] * (1 + 1e-6)
+    assert equal >= 0.8 * count > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
+    problem = random_problem(seed, max_ops=14, max_devices=6)
+    uniform, own = run(GraphPipe(), problem), run(GraphPipe(per_stage=True), problem)
+    assert (uniform is None) == (own is None)
+    if uniform:
+        assert own[1] <= uniform[1] * (1 + 1e-9)
+        done = [int(plan.explanation[0].split("; ")[1].split()[0]) for plan, _ in (uniform, own)]
+        assert done[1] <= done[0] + MOST_SIMULATIONS + 1
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_bound_is_below_the_prediction_of_unequal_micro_batches(seed):
+    problem = random_problem(seed, max_ops=6, max_devices=4)
+    strategy = Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB())
+    found = run(GraphPipe(max_candidates=0), problem)
+    if found is None:
+        return
+    stages = found[0].stages
+    parts = [(sum(1 << op for op in stage.ops), 1) for stage in stages]
+    states = _States(Search(Assessor(StageCosts(problem)), "test", lambda plan: strategy.predict(plan, problem, record=False)))
+    for shift in range(3):
+        sizes = [problem.microbatch_sizes()[(s + shift) % 3] for s in range(len(parts))]
+        for ks in ([1] * len(parts), [max(sizes) // b for b in sizes]):
+            plan = make_plan(problem, "x", parts, sizes, k=ks, ordered=True)
+            assert states.bound_s(plan) <= strategy.predict(plan, problem).metrics.iteration_s * (1 + 1e-9)
