@@ -3,18 +3,20 @@
 `polish` moves all borders together: the stages, laid one after the other, are a line of operators, and a dynamic program picks
 every border within a window around its place so that the sum of the eighth powers of the stages' times is least, which is
 nearly the longest time, with an opinion on the others too. `recut` runs the planner's own dynamic program over that line,
-cut finely around the borders. `spread` deals idle devices out as replicas, one stage at a time, as long as bounds fall.
+cut finely around the borders. `spread` deals idle devices out, one stage at a time, as long as bounds fall.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan import Plan
 from gpp.planners.candidates import Candidate, Search
 from gpp.planners.chains import intervals
-from gpp.planners.partition_search import Lanes, PartitionSearch
+from gpp.planners.partition_search import Lanes, PartitionSearch, Parts
 from gpp.planners.skeleton import Skeleton
+from gpp.planners.stage_costs import StageCosts
 
 WINDOW = 24
 """Operators by which a border may move to either side."""
@@ -109,34 +111,80 @@ def recut(search: Search, plan: Plan) -> None:
 
 
 def spread(search: Search, plan: Plan) -> None:
-    """Simulate the plan with idle devices dealt out as replicas, where they lower the stages' bounds most, as long as they do.
+    """Simulate the plan with idle devices dealt out, where they lower the stages' bounds most, as long as they do.
 
-    Often no single stage lowers the largest bound (several towers are equally long), so the sum of powers decides here too.
+    A stage may get replicas, or its branches or its two halves a device each: what waits for a slow stage then waits less.
+    Often no single step lowers the largest bound (several towers are equally long), so the sum of powers decides here too.
+    Each step is the best of its moment, so what comes out with replicas alone may be better than with cuts too: both are tried.
     """
+    for cuts in (False, True):
+        _spread(search, plan, cuts)
+
+
+def _spread(search: Search, plan: Plan, cuts: bool) -> None:
     assessor = search.assessor
     b, idle = plan.stages[0].microbatch_size, assessor.cluster.num_devices - plan.num_devices
-    allowed = assessor.costs.replicas[b]
     parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
     bounds = assessor.stage_bounds_s(parts, b)
     scale = max(bounds or [1.0])
 
-    def norm(parts: list[tuple[int, int]]) -> float:
+    def norm(parts: Parts) -> float:
+        # The mean, not the sum: a stage that is cut must not count twice.
         bounds = assessor.stage_bounds_s(parts, b)
-        return sum((bound / scale) ** POWER for bound in bounds) if bounds else float("inf")
+        return sum((bound / scale) ** POWER for bound in bounds) / len(bounds) if bounds else float("inf")
 
     best, tried = norm(parts), []
     while idle > 0:
         moves = []
-        for s, (mask, r) in enumerate(parts):
-            more = next((x for x in allowed if x > r), None)
-            if more is not None and more - r <= idle:
-                # What a device gains: large steps must not win only by being large.
-                found = norm([*parts[:s], (mask, more), *parts[s + 1 :]])
-                moves.append(((best - found) / (more - r), s, more, found))
-        gain, s, more, found = max(moves, default=(0.0, 0, 0, 0.0))
+        for s in range(len(parts)):
+            for pieces in _finer(assessor.costs, parts[s], b, cuts):
+                extra = sum(r for _, r in pieces) - parts[s][1]
+                if 0 < extra <= idle:
+                    # What a device gains: large steps must not win only by being large.
+                    finer = [*parts[:s], *pieces, *parts[s + 1 :]]
+                    found = norm(finer)
+                    moves.append(((best - found) / extra, -s, found, finer))
+        gain, _, found, finer = max(moves, default=(0.0, 0, 0.0, parts))
         if gain <= 1e-6 * best:
             break
-        idle -= more - parts[s][1]
-        parts[s], best = (parts[s][0], more), found
+        parts, best = finer, found
+        idle = assessor.cluster.num_devices - sum(r for _, r in parts)
         tried.append(assessor.assess(parts, b))
     search.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], 2)
+
+
+def _finer(costs: StageCosts, part: tuple[int, int], b: int, cuts: bool) -> list[Parts]:
+    """A stage with the next number of replicas, and, with `cuts`, in two: its branches dealt out, or its operators halved."""
+    mask, r = part
+    more = next((x for x in costs.replicas[b] if x > r), None)
+    out: list[Parts] = [[(mask, more)]] if more is not None else []
+    if not cuts or not mask & (mask - 1):
+        return out
+    pieces = _components(costs.graph, mask)
+    if len(pieces) == 1:
+        ops, half = list(bits(mask)), 0
+        while half.bit_count() < len(ops) - 1 and 2 * costs.compute_s(half, b // r) < costs.compute_s(mask, b // r):
+            half |= 1 << ops[half.bit_count()]
+        return [*out, [(half, r), (mask & ~half, r)]]
+    halves, loads = [0, 0], [0.0, 0.0]
+    for piece in sorted(pieces, key=lambda piece: -costs.compute_s(piece, b // r)):
+        lighter = loads.index(min(loads))
+        halves[lighter] |= piece
+        loads[lighter] += costs.compute_s(piece, b // r)
+    return [*out, [(halves[0], r), (halves[1], r)]]
+
+
+def _components(graph: OpGraph, mask: int) -> list[int]:
+    """Parts of a set that no tensor inside it connects."""
+    out, rest = [], mask
+    while rest:
+        piece, frontier = 0, rest & -rest
+        while frontier:
+            piece |= frontier
+            near = 0
+            for op in bits(frontier):
+                near |= graph.successors[op] | graph.predecessors[op]
+            frontier = near & mask & ~piece
+        out.append(piece)
+        rest &= ~piece
+    return out
