@@ -10,7 +10,7 @@ run: $(VENV)/.run
 	$(BIN)/python run.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
