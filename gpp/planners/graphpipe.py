@@ -74,6 +74,9 @@ from gpp.planners.vary import vary
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
 
+FEW = 16
+"""Devices up to which small problems are searched again for each of the best micro-batch sizes alone."""
+
 REPAIRS = 8
 """Drafts of each micro-batch size that lack memory and are changed until they fit."""
 
@@ -158,7 +161,7 @@ class GraphPipe(AbstractPlanner):
             refine(search, self.patience, starts=STARTS)
         if not problem.cluster.homogeneous:
             settle(search)
-        if small and not complete and problem.microbatch_size is None:
+        if small and not complete and problem.microbatch_size is None and problem.cluster.num_devices <= FEW:
             self._size_by_size(search)
         if self.per_stage:
             vary(search)
