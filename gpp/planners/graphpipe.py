@@ -291,11 +291,13 @@ def _sizes(plan: Plan) -> str:
 def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
     graph, best, added = search.assessor.graph, search.best, shape.added
     assert best is not None
-    lines = [
+    how = (
         "every partition of the planner's space was considered"
         if complete
-        else "too many partitions to list: a dynamic program over bottlenecks, then refinement; "
-        f"best of {search.num_simulated} simulated",
+        else "too many partitions to list: a dynamic program over bottlenecks, then refinement"
+    )
+    lines = [
+        f"{how}; best of {search.num_simulated} simulated",
     ]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
