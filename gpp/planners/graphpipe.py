@@ -74,6 +74,9 @@ from gpp.planners.vary import vary
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
 
+CUTS_OF_A_LINE = (4.0, 2.0)
+"""Places to cut a line, for each device: without depths, which is a quick search, and with them."""
+
 FEW = 16
 """Devices up to which small problems are searched again for each of the best micro-batch sizes alone."""
 
@@ -242,8 +245,8 @@ def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch
     for order in shape.orders:
         yield [PartitionSearch(Skeleton(costs, order))]
     for line in shape.lines:
-        skeleton = Skeleton(costs, None, line)
-        yield [PartitionSearch(skeleton, depth_scale=scale) for scale in DEPTH_SCALES]
+        skeletons = [Skeleton(costs, None, line, cuts_per_device=cuts) for cuts in CUTS_OF_A_LINE]
+        yield [PartitionSearch(skeletons[scale > 0], depth_scale=scale) for scale in DEPTH_SCALES]
 
 
 def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

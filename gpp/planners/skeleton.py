@@ -19,7 +19,7 @@ from gpp.planners.chains import intervals
 from gpp.planners.stage_costs import StageCosts
 
 CUTS_PER_DEVICE = 2.0
-"""Places to cut the whole graph, for each device."""
+"""Places to cut the whole graph, for each device, if a search does not ask for others."""
 
 LEAST_CUTS, MOST_CUTS = 64, 256
 """Places to cut the whole graph, however few or many the devices; a run of operators gets its share of the time of them."""
@@ -56,12 +56,18 @@ class Skeleton:
         structure: reachability that is series-parallel; None to take `line` as one chain.
         line: a topological order of the operators, if there is no structure.
         bounds: where that line may be cut, both ends included; None for its lightest borders.
+        cuts_per_device: how many of these.
     """
 
     def __init__(
-        self, costs: StageCosts, structure: Order | None, line: tuple[int, ...] = (), bounds: list[int] | None = None
+        self,
+        costs: StageCosts,
+        structure: Order | None,
+        line: tuple[int, ...] = (),
+        bounds: list[int] | None = None,
+        cuts_per_device: float = CUTS_PER_DEVICE,
     ) -> None:
-        self.costs, self.graph = costs, costs.graph
+        self.costs, self.graph, self._per_device = costs, costs.graph, cuts_per_device
         self._labels = costs.labels()
         self.line: list[int] = []
         if structure is None:
@@ -103,7 +109,7 @@ class Skeleton:
         crossing = _crossing_bytes(self.graph, self.line)
         seconds = np.array(self.costs.op_seconds())[self.line]
         total = float(seconds.sum()) or 1.0
-        cuts = min(max(LEAST_CUTS, CUTS_PER_DEVICE * self.costs.cluster.num_devices), MOST_CUTS)
+        cuts = min(max(LEAST_CUTS, self._per_device * self.costs.cluster.num_devices), MOST_CUTS)
 
         def thin(chain: Chain) -> None:
             bounds, blocks = [chain.bounds[0]], {}
