@@ -16,9 +16,9 @@ from gpp.data.sampler import minibatch
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import metric as metric_named
 from gpp.runtime.job import Job, restore
+from gpp.runtime.process import KEPT_STEPS, guarded, write_line
 from gpp.runtime.stage import MemoryMeter
 from gpp.runtime.state import copy_into, save_final, static_bytes
-from gpp.runtime.worker import KEPT_STEPS, guarded, write_line
 from gpp.timeline import Event
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,3 +41,22 @@ def static_bytes(tensors: Iterable[torch.Tensor], optimizer: torch.optim.Optimiz
     return held + sum(
         t.numel() * t.element_size() for entry in entries for t in entry.values() if isinstance(t, torch.Tensor) and t.numel() > 1
     )
+
+
+class Slices(Mapping[str, torch.Tensor]):
+    """A safetensors file as a mapping: only the tensors that are asked for are read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._names = frozenset(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)

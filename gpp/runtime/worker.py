@@ -7,14 +7,9 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,14 +25,12 @@ from gpp.routing import pieces
 from gpp.runtime.channels import AbstractTransport, TorchTransport
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
+from gpp.runtime.process import KEPT_STEPS, connect, guarded, write_line
 from gpp.runtime.stage import Fetch, Layout, MemoryMeter, StageRunner, layout
-from gpp.runtime.state import save_final, static_bytes
+from gpp.runtime.state import Slices, save_final, static_bytes
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
-
-KEPT_STEPS = 8
-"""Steps whose events a worker keeps for the measured timeline: the last ones."""
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
@@ -59,7 +52,7 @@ class Worker:
         nodes = [node for op in plan.stages[self.stage].ops for node in job.graph.ops[op].nodes]
         self.module: StageModule = build_stage(job.captured, nodes, device=device)
         with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(device)) as weights:
-            self.module.load(_Slices(weights))
+            self.module.load(Slices(weights))
         self.params = dict(self.module.named_parameters())
         trainable = [p for p in self.params.values() if p.requires_grad]
         self.spec = restore(settings.optimizer)
@@ -192,25 +185,6 @@ class Worker:
             save_final(self.run_dir, self.stage, self.module.state_dict())
 
 
-class _Slices(Mapping[str, torch.Tensor]):
-    """A safetensors file as a mapping: only the tensors that are asked for are read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._names = frozenset(file.keys())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._names))
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def _layouts(plan: Plan, job: Job, module: StageModule, stage: int) -> tuple[dict[int, Layout], ...]:
     """Message layouts of a stage: incoming, outgoing, gradients returning in, gradients returning out."""
     incoming, outgoing, returning_in, returning_out = {}, {}, {}, {}
@@ -223,72 +197,9 @@ def _layouts(plan: Plan, job: Job, module: StageModule, stage: int) -> tuple[dic
     return incoming, outgoing, returning_in, returning_out
 
 
-def write_line(out: TextIO, record: dict[str, Any]) -> None:
-    """One JSON line, visible to the controller at once."""
-    out.write(json.dumps(record) + "\n")
-    out.flush()
-
-
-def _die_with_parent() -> None:
-    """End this process when its controller is gone, so that no orphan stays behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _connect(job: Job, run_dir: Path, rank: int, world: int) -> None:
-    settings = job.settings
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", settings.interface)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", settings.interface)
-    # A launcher of several machines names its own rendezvous; on one machine a file binds no port at all.
-    external = "MASTER_ADDR" in os.environ
-    dist.init_process_group(
-        settings.backend,
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=settings.timeout_s),
-        init_method="env://" if external else f"file://{(run_dir / 'ranks' / 'rendezvous').resolve()}",
-    )
-
-
-def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
-    """Run this process's share of a job and end the process; what goes wrong is written down for the controller."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    (run_dir / "ranks").mkdir(exist_ok=True)
-    _die_with_parent()
-    code = 0
-    try:
-        job = Job.load(run_dir)
-        torch.set_num_threads(job.settings.threads)
-        device = torch.device("cpu")
-        if job.settings.device_kind == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
-            torch.cuda.set_device(device)
-        run(job, run_dir, rank, world, device)
-    except Exception as error:
-        report = {
-            "rank": rank,
-            "time": time.time(),
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc(),
-        }
-        (run_dir / "ranks" / f"rank_{rank}.error.json").write_text(json.dumps(report))
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A process group left open by a failure would block the interpreter's normal exit.
-    os._exit(code)
-
-
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     devices = sorted(job.plan.stage_of_device)
-    _connect(job, run_dir, rank, world)
+    connect(job, run_dir, rank, world)
     transport = TorchTransport(
         job.plan, job.graph, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, backend=job.settings.backend
     )
