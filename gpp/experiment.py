@@ -226,6 +226,7 @@ class Experiment:
             microbatch_size=captured.batch if fixed else self.microbatch_size,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
+            global_norm=self.optimizer.clip_norm is not None,
         )
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:

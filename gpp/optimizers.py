@@ -46,10 +46,14 @@ class LearningRate:
 
 
 class AbstractOptimizer(ABC):
-    """An optimizer's settings."""
+    """An optimizer's settings.
+
+    `clip_norm`: the largest norm of all gradients together, over all stages; larger ones are scaled down to it. None: as they are.
+    """
 
     lr: float
     learning_rate: LearningRate
+    clip_norm: float | None
 
     @property
     @abstractmethod
@@ -61,11 +65,13 @@ class AbstractOptimizer(ABC):
         """The torch optimizer over `params`, in its fused form: one kernel for all of them, on CPU too."""
 
 
-def _check(lr: float, weight_decay: float) -> None:
+def _check(lr: float, weight_decay: float, clip_norm: float | None) -> None:
     if not isinstance(lr, (int, float)) or not lr > 0:
         raise InvalidConfig("optimizer.lr", lr, "must be a positive number", "set optimizer.lr=0.01")
     if not weight_decay >= 0:
         raise InvalidConfig("optimizer.weight_decay", weight_decay, "must be at least 0", "set optimizer.weight_decay=0")
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+        raise InvalidConfig("optimizer.clip_norm", clip_norm, "must be a positive number, or null", "set optimizer.clip_norm=1.0")
 
 
 @final
@@ -77,9 +83,10 @@ class SGD(AbstractOptimizer):
     momentum: float = 0.9
     weight_decay: float = 0.0
     learning_rate: LearningRate = LearningRate()
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay)
+        _check(self.lr, self.weight_decay, self.clip_norm)
         if not 0 <= self.momentum < 1:
             raise InvalidConfig("optimizer.momentum", self.momentum, "must be in [0, 1)", "set optimizer.momentum=0.9")
 
@@ -104,9 +111,10 @@ class Adam(AbstractOptimizer):
     weight_decay: float = 0.0
     decoupled: bool = False
     learning_rate: LearningRate = LearningRate()
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay)
+        _check(self.lr, self.weight_decay, self.clip_norm)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InvalidConfig("optimizer.betas", self.betas, "must be two numbers in [0, 1)", "set optimizer.betas=[0.9,0.999]")
 

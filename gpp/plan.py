@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -65,9 +65,9 @@ class Plan:
     search_s: float = 0.0
     explanation: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
-        return sum(len(stage.devices) for stage in self.stages)
+        return len(self.stages_of_device)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -91,8 +91,23 @@ class Plan:
         return max(self.distance_to_sink)
 
     @cached_property
+    def stages_of_device(self) -> dict[int, tuple[int, ...]]:
+        """The stages that each device runs, in order; mostly one."""
+        out: dict[int, tuple[int, ...]] = {}
+        for s, stage in enumerate(self.stages):
+            for device in stage.devices:
+                out[device] = (*out.get(device, ()), s)
+        return out
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device runs more than one stage."""
+        return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+
+    @cached_property
     def stage_of_device(self) -> dict[int, int]:
-        return {device: s for s, stage in enumerate(self.stages) for device in stage.devices}
+        """The first stage of each device."""
+        return {device: stages[0] for device, stages in self.stages_of_device.items()}
 
     def edge_tensors(self, graph: OpGraph) -> dict[tuple[int, int], tuple[Tensor, ...]]:
         """Tensors on every edge, in the graph's order; an order-only edge has none."""
@@ -130,9 +145,10 @@ class Plan:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
         if set(owner) != set(range(graph.num_ops)):
             raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
-        used = [d for stage in self.stages for d in stage.devices]
-        if len(set(used)) != len(used) or any(not 0 <= d < cluster.num_devices for d in used):
-            raise InvalidPlan(f"stages must hold disjoint devices out of 0..{cluster.num_devices - 1}, got {used}")
+        for s, stage in enumerate(self.stages):
+            used = stage.devices
+            if len(set(used)) != len(used) or any(not 0 <= d < cluster.num_devices for d in used):
+                raise InvalidPlan(f"stage {s} must hold different devices out of 0..{cluster.num_devices - 1}, got {list(used)}")
         for a, b in self.edges:
             if not 0 <= a < b < len(self.stages):
                 raise InvalidPlan(f"edge {a}->{b} does not go forward; stages must be in a topological order")
@@ -175,19 +191,29 @@ class Plan:
                             f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
                         )
 
-    def _check_memory(self, problem: Problem) -> None:
-        worst: tuple[float, int, float, float] | None = None
+    def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
+        """Peak bytes on every device: the sum over its stages.
+
+        Args:
+            in_flight: stage -> samples between forward and backward at a time.
+        """
+        out: dict[int, float] = {}
         for s, stage in enumerate(self.stages):
-            need = problem.stage_memory(
-                stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight, stage.recompute, stage.tensor_parallel
-            )
-            have = min(problem.cluster.devices[d].memory_bytes for d in stage.devices)
-            if need > have and (worst is None or need - have > worst[0]):
-                worst = (need - have, s, need, have)
-        if worst:
-            lack, s, need, have = worst
+            b, t = stage.microbatch_size, stage.tensor_parallel
+            need = problem.stage_memory(stage.ops, b, len(stage.devices), in_flight[s], stage.recompute, t)
+            for device in stage.devices:
+                out[device] = out.get(device, 0.0) + need
+        return out
+
+    def _check_memory(self, problem: Problem) -> None:
+        devices = problem.cluster.devices
+        needs = self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
+        lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
+        if lack > 0:
+            stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes
+            who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
             raise Infeasible(
-                f"stage {s} needs {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
+                f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
                 f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",
             )
 

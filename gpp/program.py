@@ -7,9 +7,11 @@
     s3.SB0>s2.d1[0:4]@d4     send the gradients of those outputs back
     s2.RB0<s3.d4[0:4]@d1     receive them
     s2.R0@d1                 all-reduce of gradient group 0 (see `reduce_groups`)
+    s2.N0@d1                 all devices add up the squares of their gradients (clipping by the global norm)
     s2.U0@d1                 optimizer step
 
 A receive is a posting: the wait happens at the compute action that needs it. Sends do not block.
+A message from a device to itself is a tensor handed from one of its stages to another.
 So a program deadlocks only if a compute action waits for a message whose sender waits for it, which
 `check_program` excludes by running the program without time.
 """
@@ -20,7 +22,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
@@ -29,6 +31,12 @@ from gpp.plan import Plan, Stage
 COMPUTE = ("F", "B")
 SENDS = ("SF", "SB")
 RECEIVES = ("RF", "RB")
+
+WORLD = -1
+"""The number of the group of all devices, which N sums over; the others are those of `reduce_groups`."""
+
+NORM_BYTES = 8
+"""What N sums: one float64."""
 
 
 class Action(NamedTuple):
@@ -83,7 +91,7 @@ class Program:
         return cls(num_samples=int(first.split()[1]), actions=actions)
 
 
-_ACTION = re.compile(r"s(\d+)\.(F|B|R|U|[SR][FB])(\d+)(?:[<>]s(\d+)\.d(\d+)\[(\d+):(\d+)\])?@d(\d+)$")
+_ACTION = re.compile(r"s(\d+)\.(F|B|R|N|U|[SR][FB])(\d+)(?:[<>]s(\d+)\.d(\d+)\[(\d+):(\d+)\])?@d(\d+)$")
 
 
 def _parse(word: str) -> tuple[int, Action]:
@@ -158,12 +166,12 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
         MalformedProgram: names the blocked actions and prints the grid around them.
     """
     _check_channels(program)
-    members = [set(group.devices) for group in groups]
+    members = {g: set(group.devices) for g, group in enumerate(groups)} | {WORLD: set(program.actions)}
     position = dict.fromkeys(program.actions, 0)
     sent: set[tuple[str, int, int, int, int, int]] = set()
     reached: dict[int, set[int]] = defaultdict(set)
     needs: dict[tuple[int, str, int, int], list[tuple[str, int, int, int, int, int]]] = defaultdict(list)
-    waiting: dict[object, list[int]] = defaultdict(list)
+    waiting: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     ready = list(program.actions)
     while ready:
         device = ready.pop()
@@ -177,23 +185,27 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
                 key = message_key(action, device)
                 sent.add(key)
                 ready += waiting.pop(key, [])
-            elif kind == "R":
-                reached[action.microbatch].add(device)
-                if reached[action.microbatch] != members[action.microbatch]:
-                    waiting["R", action.microbatch].append(device)
+            elif kind in ("R", "N"):
+                group = WORLD if kind == "N" else action.microbatch
+                reached[group].add(device)
+                if reached[group] != members[group]:
+                    waiting["R", group].append(device)
                     position[device] += 1
                     break
-                ready += waiting.pop(("R", action.microbatch), [])
+                ready += waiting.pop(("R", group), [])
             elif kind in COMPUTE:
                 missing = next((k for k in needs[device, kind, action.stage, action.microbatch] if k not in sent), None)
                 if missing:
                     waiting[missing].append(device)
                     break
             position[device] += 1
+    for key, devices in waiting.items():
+        if key[0] == "R":
+            for device in devices:
+                position[device] -= 1  # it stands in the reduction, not behind it
     blocked = {d: actions[position[d]] for d, actions in program.actions.items() if position[d] < len(actions)}
-    stuck = [d for devices in waiting.values() for d in devices]
-    if blocked or stuck:
-        raise MalformedProgram(_describe(program, blocked, position, stuck))
+    if blocked:
+        raise MalformedProgram(_describe(program, blocked, position))
 
 
 def _check_channels(program: Program) -> None:
@@ -217,9 +229,10 @@ def _check_channels(program: Program) -> None:
             )
 
 
-def _describe(program: Program, blocked: dict[int, Action], position: dict[int, int], stuck: list[int]) -> str:
+def _describe(program: Program, blocked: dict[int, Action], position: dict[int, int]) -> str:
     lines = ["the program cannot run to its end; blocked: " + ", ".join(a.text(d) for d, a in sorted(blocked.items()))]
-    lines += [f"device {d} waits in a reduction that others never reach" for d in sorted(set(stuck) - set(blocked))]
+    meeting = [d for d, action in sorted(blocked.items()) if action.kind in ("R", "N")]
+    lines += [f"device {d} waits in a reduction that others never reach" for d in meeting]
     for device, action in sorted(blocked.items()):
         at = position[device]
         around = [a.text(device) for a in program.actions[device][max(0, at - 3) : at + 3]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.plan import Plan
-from gpp.program import reduce_groups
+from gpp.program import NORM_BYTES, reduce_groups
 from gpp.routing import copies, messages, pieces
 from gpp.simulator import ORDER_BYTES
 from gpp.timeline import Metrics, Timeline
@@ -24,12 +24,12 @@ STEADY = 1e-9
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
-    """Whether all stages have one micro-batch size and a warm-up that covers their successors'.
+    """Whether all stages have devices of their own, one micro-batch size, and a warm-up that covers their successors'.
 
     Args:
         warmups: forwards of each stage before its first backward; None for an order of another form.
     """
-    if len({stage.microbatch_size for stage in plan.stages}) > 1 or any(w is None for w in warmups):
+    if plan.shares_devices or len({stage.microbatch_size for stage in plan.stages}) > 1 or any(w is None for w in warmups):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
@@ -212,6 +212,10 @@ def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[floa
         end = max(done[d] for d in group.devices) + problem.cluster.allreduce_s(num_bytes, group.devices)
         done.update(dict.fromkeys(group.devices, end))
         moved += num_bytes * 2 * (len(group.devices) - 1)
+    if problem.global_norm:
+        end = max(done.values()) + problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(done)))
+        moved += NORM_BYTES * 2 * (len(done) - 1)
+        done = dict.fromkeys(done, end)
     for stage in plan.stages:
         trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
         update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])

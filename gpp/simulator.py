@@ -13,7 +13,7 @@ from collections import defaultdict
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan import Plan
-from gpp.program import Program, ReduceGroup, reduce_groups
+from gpp.program import NORM_BYTES, WORLD, Program, ReduceGroup, reduce_groups
 from gpp.timeline import Event, Metrics, Timeline
 
 ORDER_BYTES = 1
@@ -33,11 +33,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     run.advance_all()
     iteration_s = max(run.clock.values(), default=0.0)
     held = max_in_flight(program, plan)
-    memory = {}
-    for s, stage in enumerate(plan.stages):
-        b, t = stage.microbatch_size, stage.tensor_parallel
-        need = problem.stage_memory(stage.ops, b, len(stage.devices), max(held[s], b), stage.recompute, t)
-        memory.update(dict.fromkeys(stage.devices, round(need)))
+    kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
+    memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
     busy = sum(run.busy.values())
     metrics = Metrics(
         iteration_s=iteration_s,
@@ -57,6 +54,8 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
     for s, stage in enumerate(plan.stages):
         held = most = 0
         for action in program.actions[stage.devices[0]]:
+            if action.stage != s:
+                continue
             if action.kind == "F":
                 held += 1
                 most = max(most, held)
@@ -73,6 +72,7 @@ class _Run:
         self.program, self.plan, self.problem, self.record = program, plan, problem, record
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
+        self.norm_s = problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(program.actions)))
         self.duration = {
             s: dict(
                 zip(
@@ -95,7 +95,7 @@ class _Run:
         self.position = dict.fromkeys(program.actions, 0)
         self.arrival: dict[tuple[str, int, int, int, int, int], float] = {}
         self.channel_free: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
-        self.needs: dict[tuple[int, str, int], list[tuple[str, int, int, int, int, int]]] = {}
+        self.needs: dict[tuple[int, str, int, int], list[tuple[str, int, int, int, int, int]]] = {}
         self.waiting: dict[object, int] = {}
         self.reached: dict[int, dict[int, float]] = defaultdict(dict)
         self.events: list[Event] = []
@@ -132,9 +132,11 @@ class _Run:
             action = actions[at]
             kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
             if kind == "RF" or kind == "RB":
-                needs.setdefault((device, kind[1], microbatch), []).append((kind[1], peer_stage, stage, peer_device, device, lo))
+                needs.setdefault((device, kind[1], stage, microbatch), []).append(
+                    (kind[1], peer_stage, stage, peer_device, device, lo)
+                )
             elif kind == "F" or kind == "B":
-                start, keys = now, needs.get((device, kind, microbatch))
+                start, keys = now, needs.get((device, kind, stage, microbatch))
                 if keys:
                     missing = None
                     for key in keys:
@@ -152,6 +154,11 @@ class _Run:
                 if record:
                     self.events.append(Event(device, kind, stage, microbatch, start, now))
             elif kind == "SF" or kind == "SB":
+                if peer_device == device:
+                    # Handed over in memory, to a stage that this same device runs later.
+                    arrival[kind[1], stage, peer_stage, device, device, lo] = now
+                    at += 1
+                    continue
                 per_sample, fixed = self.rate[kind[1], stage, peer_stage]
                 num_bytes = per_sample * (hi - lo) + fixed
                 channel = (kind[1], stage, peer_stage, device, peer_device)
@@ -166,12 +173,13 @@ class _Run:
                     self.events.append(Event(device, kind, stage, microbatch, start, free + link.latency_s, round(num_bytes)))
                 if key in waiting:
                     ready.append(waiting.pop(key))
-            elif kind == "R":
-                done = self._reduce(device, microbatch, now, ready)
+            elif kind == "R" or kind == "N":
+                done = self._reduce(device, WORLD if kind == "N" else microbatch, now, ready)
                 if done is None:
                     break
                 if record:
-                    self.events.append(Event(device, kind, stage, microbatch, now, done, self._group_bytes(microbatch)))
+                    num_bytes = NORM_BYTES if kind == "N" else self._group_bytes(microbatch)
+                    self.events.append(Event(device, kind, stage, microbatch, now, done, num_bytes))
                 now = done
             else:
                 if record:
@@ -186,13 +194,14 @@ class _Run:
     def _reduce(self, device: int, group: int, now: float, ready: list[int]) -> float | None:
         """End of a reduction, or None while a member is still on its way there."""
         reached = self.reached[group]
+        members = self.program.actions if group == WORLD else self.groups[group].devices
         if device not in reached:
             reached[device] = now
-            n = len(self.groups[group].devices)
+            n = len(members)
             # A ring moves 2(n-1)/n of the bytes over each member's link.
-            self.sent_bytes += self._group_bytes(group) * 2 * (n - 1) / n
+            self.sent_bytes += (NORM_BYTES if group == WORLD else self._group_bytes(group)) * 2 * (n - 1) / n
             if len(reached) == n:
                 ready += [member for member in reached if member != device]
-        if len(reached) < len(self.groups[group].devices):
+        if len(reached) < len(members):
             return None
-        return max(reached.values()) + self.group_s[group]
+        return max(reached.values()) + (self.norm_s if group == WORLD else self.group_s[group])

@@ -56,11 +56,12 @@ class Strategy:
             ]
             if can_score(plan, warmups):
                 return score(plan, self._problem(problem), [w for w in warmups if w is not None])
-        return simulate(lower(plan, problem.graph, self.schedule), plan, self._problem(problem), record=record)
+        program = lower(plan, problem.graph, self.schedule, global_norm=problem.global_norm)
+        return simulate(program, plan, self._problem(problem), record=record)
 
-    def lower(self, plan: Plan, graph: OpGraph) -> Program:
-        """The checked program of one training step."""
-        program = lower(plan, graph, self.schedule)
+    def lower(self, plan: Plan, graph: OpGraph, *, global_norm: bool = False) -> Program:
+        """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`."""
+        program = lower(plan, graph, self.schedule, global_norm=global_norm)
         check_program(program, reduce_groups(plan, graph))
         return program
 

@@ -41,21 +41,40 @@ def test_a_plan_of_the_diamond():
         (with_stage(1, devices=()), "no operators or no devices"),
         (with_stage(3, ops=(3, 4)), r"operators \[4\] are in no stage or do not exist"),
         (replace(PLAN, stages=PLAN.stages[:3], edges=PLAN.edges[:2]), r"operators \[3\] are in no stage"),
-        (with_stage(1, devices=(0,)), "disjoint devices"),
-        (with_stage(1, devices=(4,)), "disjoint devices"),
+        (with_stage(1, devices=(1, 1)), "different devices"),
+        (with_stage(1, devices=(4,)), "different devices"),
         (replace(PLAN, edges=((1, 0), *PLAN.edges[1:])), "does not go forward"),
         (replace(PLAN, edges=(*PLAN.edges, (3, 4))), "does not go forward"),
         (with_stage(0, microbatch_size=3, in_flight=3), "must divide 8"),
         (with_stage(0, microbatch_size=0), "must divide 8"),
         (with_stage(0, in_flight=5), "must be a multiple"),
         (with_stage(0, in_flight=0), "must be a multiple"),
-        (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "disjoint devices"),
+        (with_stage(0, microbatch_size=1, in_flight=4, devices=(0, 3)), "2 replicas at most"),
         (replace(PLAN, edges=PLAN.edges[:3]), "no such edge"),
     ],
 )
 def test_every_violation_is_named(plan, message):
     with pytest.raises(InvalidPlan, match=message):
         plan.validate(PROBLEM)
+
+
+def test_stages_that_share_a_device_share_its_memory():
+    shared = with_stage(1, devices=(0,))
+    assert not PLAN.shares_devices
+    assert shared.shares_devices
+    assert shared.stages_of_device == {0: (0, 1), 2: (2,), 3: (3,)}
+    assert shared.num_devices == 3
+    held = {s: stage.in_flight for s, stage in enumerate(PLAN.stages)}
+    apart, together = PLAN.device_memory(PROBLEM, held), shared.device_memory(PROBLEM, held)
+    assert together == {0: apart[0] + apart[1], 2: apart[2], 3: apart[3]}
+    room = max(apart.values())
+    assert together[0] > room
+    tight = replace(
+        PROBLEM, cluster=replace(PROBLEM.cluster, devices=(replace(PROBLEM.cluster.devices[0], memory_bytes=room),) * 4)
+    )
+    PLAN.validate(tight)
+    with pytest.raises(Infeasible, match="stages 0, 1 together need"):
+        shared.validate(tight)
 
 
 def test_more_replicas_than_samples():

@@ -7,7 +7,7 @@ import importlib
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -80,6 +80,12 @@ class Root(nn.Module):
         """A parameter or buffer by its full name."""
         module, name = self._holder(path)
         return getattr(module, name)
+
+    def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Put other parameters in the place of its own, by full name."""
+        for path, param in params.items():
+            module, name = self._holder(path)
+            module._parameters[name] = param
 
     def owned(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers, non-persistent ones too, tied ones once."""

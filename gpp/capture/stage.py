@@ -94,6 +94,14 @@ class StageModule(nn.Module):
         """The same parameters and buffers with evaluation semantics: dropout off, running statistics used, metrics made."""
         return StageModule(self._cut, self._root, training=False)
 
+    def compile_with(self, backend: str) -> None:
+        """Let torch.compile make kernels of the stage's training pass."""
+        self._run = torch.compile(self._run, backend=backend)
+
+    def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Use the given parameters in place of its own of the same full names."""
+        self._root.adopt(params)
+
     def spec(self, name: str) -> TensorSpec:
         """What tensor `name` (an input, received or sent) looks like.
 
@@ -260,6 +268,15 @@ def build_stage(
         if data is not None:
             _fill(root.get(node.target), node, data)
     return StageModule(cut, root, training=True)
+
+
+def tie(modules: Iterable[StageModule]) -> None:
+    """Let stages of one process share the parameters that they both have: one tensor, one gradient."""
+    known: dict[str, nn.Parameter] = {}
+    for module in modules:
+        own = dict(module.named_parameters(remove_duplicate=False))
+        module.adopt({name: known[name] for name in own if name in known})
+        known = {**own, **known}
 
 
 def _fill(tensor: Tensor, node: Node, data: str) -> None:

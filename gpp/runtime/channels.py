@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
-from gpp.program import ReduceGroup, reduce_groups
+from gpp.program import WORLD, ReduceGroup, reduce_groups
 
 Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
@@ -42,7 +42,7 @@ class AbstractTransport(ABC):
 
     @abstractmethod
     def reduce(self, group: int, tensor: torch.Tensor) -> None:
-        """Sum `tensor` in place over the devices of gradient group number `group`."""
+        """Sum `tensor` in place over the devices of gradient group number `group`, or over all of them (`WORLD`)."""
 
     @abstractmethod
     def flush(self, limit: int = 0) -> None:
@@ -55,41 +55,47 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
     for s, t in plan.edges:
         for a in plan.stages[s].devices:
             for b in plan.stages[t].devices:
-                out += [("F", s, t, a, b), ("B", t, s, b, a)]
+                if a != b:
+                    out += [("F", s, t, a, b), ("B", t, s, b, a)]
     return tuple(out)
 
 
 @final
 class TorchTransport(AbstractTransport):
-    """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group."""
+    """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
+
+    Messages go to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
+    """
 
     def __init__(self, plan: Plan, graph: OpGraph, *, device: int, rank_of: dict[int, int], backend: str) -> None:
-        self._me = device
-        self._rank_of = rank_of
-        self._tag = {channel: i for i, channel in enumerate(channels_of(plan))}
-        self._group: dict[Channel, dist.ProcessGroup | None] = dict.fromkeys(self._tag)
-        if backend == "nccl":
-            for channel in self._tag:
-                group = dist.new_group([rank_of[channel[3]], rank_of[channel[4]]])
-                self._group[channel] = group  # pyright: ignore[reportArgumentType]  # a number where not a member: never used
+        world = dist.distributed_c10d._get_default_group()
+        self._route: dict[Channel, tuple[dist.ProcessGroup, int, int]] = {}
+        for tag, channel in enumerate(channels_of(plan)):
+            src, dst = rank_of[channel[3]], rank_of[channel[4]]
+            if backend == "nccl":
+                group = dist.new_group([src, dst])
+                if device in channel[3:]:
+                    assert isinstance(group, dist.ProcessGroup)
+                    peer = dst if device == channel[3] else src
+                    self._route[channel] = group, dist.get_group_rank(group, peer), 0
+            elif device in channel[3:]:
+                self._route[channel] = world, dst if device == channel[3] else src, tag
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
-        work = dist.irecv(buffer, self._rank_of[channel[3]], group=self._group[channel], tag=self._tag[channel])
-        assert work is not None
-        return work
+        group, peer, tag = self._route[channel]
+        return group.recv([buffer], peer, tag)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        work = dist.isend(tensor, self._rank_of[channel[4]], group=self._group[channel], tag=self._tag[channel])
-        assert work is not None
+        group, peer, tag = self._route[channel]
         # The tensor stays referenced until its send is done: the backend reads from its memory.
-        self._pending.append((work, tensor))
+        self._pending.append((group.send([tensor], peer, tag), tensor))
         while self._pending and self._pending[0][0].is_completed():
             self._pending.popleft()
 
     def reduce(self, group: int, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, group=self._reduce[group])
+        dist.all_reduce(tensor, group=None if group == WORLD else self._reduce[group])
 
     def flush(self, limit: int = 0) -> None:
         while len(self._pending) > limit:
@@ -99,12 +105,13 @@ class TorchTransport(AbstractTransport):
 class FakeNetwork:
     """Queues shared by the fake transports of one process (one thread a device)."""
 
-    def __init__(self, groups: tuple[ReduceGroup, ...], timeout_s: float = 60.0) -> None:
+    def __init__(self, groups: tuple[ReduceGroup, ...], num_devices: int, timeout_s: float = 60.0) -> None:
         self.queues: dict[Channel, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
         self.lock = threading.Lock()
         self.timeout_s = timeout_s
-        self.barriers = [threading.Barrier(len(group.devices)) for group in groups]
-        self.terms: list[dict[int, torch.Tensor]] = [{} for _ in groups]
+        sizes = {WORLD: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
+        self.barriers = {g: threading.Barrier(size) for g, size in sizes.items()}
+        self.terms: dict[int, dict[int, torch.Tensor]] = {g: {} for g in sizes}
 
 
 @final

@@ -21,6 +21,8 @@ class Distributed(AbstractEngine):
     Args:
         interface: network interface to bind; loopback unless the user names another.
         timeout_s: after which a worker that waits for a message gives up.
+        autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -28,14 +30,25 @@ class Distributed(AbstractEngine):
     name: str = "distributed"
     interface: str = "lo"
     timeout_s: float = 600.0
+    autocast: str | None = None
+    compile: str | None = None
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise InvalidConfig("engine.timeout_s", self.timeout_s, "must be positive", "set engine.timeout_s=600")
+        if self.autocast not in (None, "bfloat16", "float16"):
+            raise InvalidConfig(
+                "engine.autocast", self.autocast, "must be bfloat16, float16 or null", "set engine.autocast=bfloat16"
+            )
 
     @property
     def worker_settings(self) -> dict[str, Any]:
-        return {"interface": self.interface, "timeout_s": self.timeout_s}
+        return {
+            "interface": self.interface,
+            "timeout_s": self.timeout_s,
+            "autocast": self.autocast,
+            "compile": self.compile,
+        }
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
-from gpp.program import COMPUTE, RECEIVES, Action
+from gpp.program import COMPUTE, RECEIVES, SENDS, Action
 from gpp.runtime.channels import AbstractTransport
-from gpp.runtime.stage import StageRunner
+from gpp.runtime.gradients import Gradients
+from gpp.runtime.stage import Span, StageRunner
 from gpp.timeline import Event
 
 
@@ -17,92 +16,97 @@ class Interpreter:
     """Runs a device's actions of one program.
 
     Args:
-        reduce_params: gradient group -> the device's own parameters in the group's order, and the group's size.
-        update: the optimizer step.
-        synchronize: waits for the accelerator, so that an event's end is the end of its kernels.
+        runners: stage -> who runs it, for the stages of this device.
+        update: stage -> its optimizer step.
+        pending_limit: sends under way at a time; None for no limit.
     """
 
     def __init__(
         self,
         actions: Sequence[Action],
-        runner: StageRunner,
+        runners: Mapping[int, StageRunner],
         transport: AbstractTransport,
         *,
-        reduce_params: Mapping[int, tuple[list[torch.nn.Parameter], int]],
-        update: Callable[[], None],
-        synchronize: Callable[[], None] | None = None,
+        device_id: int,
+        gradients: Gradients | None = None,
+        update: Callable[[int], None] = lambda stage: None,
         pending_limit: int | None = None,
     ) -> None:
-        self.runner, self.transport, self.update, self.synchronize = runner, transport, update, synchronize
-        self.reduce_params, self.pending_limit = reduce_params, pending_limit
+        self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
+        self.gradients, self.pending_limit = gradients, pending_limit
         self.events: list[Event] = []
+        self.waited_s = 0.0
         # The last send of what a compute action made frees it.
-        last = {(a.kind, a.microbatch): i for i, a in enumerate(actions) if a.kind[0] == "S"}
-        self.actions = [(a, last.get((a.kind, a.microbatch)) == i) for i, a in enumerate(actions)]
-        self.handlers: dict[str, Callable[[Action, bool], int]] = {
-            "F": self._forward,
-            "B": self._backward,
+        last = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in SENDS}
+        self.actions = [(a, last.get((a.kind, a.stage, a.microbatch)) == i) for i, a in enumerate(actions)]
+        self.handlers: dict[str, Callable[[Action, bool], int | Span | None]] = {
+            "F": self._compute,
+            "B": self._compute,
             "RF": self._receive,
             "RB": self._receive,
             "SF": self._send,
             "SB": self._send,
             "R": self._reduce,
+            "N": self._norm,
             "U": self._update,
         }
 
     def run(self) -> None:
-        """Run the list once; `events` then holds what the device did, waiting excluded."""
-        self.events = []
-        clock, device = time.perf_counter, self.runner.device_id
+        """Run the list once.
+
+        `events` then holds what the device did, waiting excluded, and `waited_s` how long it waited for messages
+        and for the other members of reductions.
+        """
+        events: list[Event] = []
+        self.events, self.waited_s = events, 0.0
+        clock, device, handlers, record = time.perf_counter, self.device_id, self.handlers, events.append
         for action, last in self.actions:
             kind = action.kind
             if kind in COMPUTE:
-                self.runner.arrive(kind, action.microbatch)
+                span = handlers[kind](action, last)
+                if isinstance(span, tuple):
+                    record(Event(device, kind, action.stage, action.microbatch, *span))
+                continue
             start = clock()
-            num_bytes = self.handlers[kind](action, last)
-            if kind not in RECEIVES:
-                self.events.append(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+            num_bytes = handlers[kind](action, last)
+            if kind not in RECEIVES and isinstance(num_bytes, int):
+                record(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+        start = clock()
         self.transport.flush()
+        self.waited_s += clock() - start
 
-    def _forward(self, action: Action, last: bool) -> int:
-        self.runner.forward(action.microbatch)
-        self._sync()
-        return 0
+    def _compute(self, action: Action, last: bool) -> Span | None:
+        runner, kind = self.runners[action.stage], action.kind
+        start = time.perf_counter()
+        runner.arrive(kind, action.microbatch)
+        self.waited_s += time.perf_counter() - start
+        return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
 
-    def _backward(self, action: Action, last: bool) -> int:
-        self.runner.backward(action.microbatch)
-        self._sync()
-        return 0
+    def _receive(self, action: Action, last: bool) -> None:
+        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        self.runners[stage].post(kind[1], microbatch, peer_stage, peer_device, lo, hi)
 
-    def _sync(self) -> None:
-        if self.synchronize:
-            self.synchronize()
-
-    def _receive(self, action: Action, last: bool) -> int:
-        self.runner.post(action.kind[1], action.microbatch, action.peer_stage, action.peer_device, action.lo, action.hi)
-        return 0
-
-    def _send(self, action: Action, last: bool) -> int:
+    def _send(self, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
             self.transport.flush(self.pending_limit)
-        return self.runner.send(
-            action.kind[1], action.microbatch, action.peer_stage, action.peer_device, action.lo, action.hi, last
-        )
+        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        # Handed over in memory, nothing was sent.
+        return self.runners[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
-        params, n = self.reduce_params[action.microbatch]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        self.transport.reduce(action.microbatch, flat)
-        at = 0
-        for param in params:
-            param.grad = flat[at : at + param.numel()].view_as(param)
-            at += param.numel()
-        self._sync()
-        # What a ring moves over each member's link: the same measure as the simulator's.
-        return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
+        assert self.gradients is not None
+        start = time.perf_counter()
+        num_bytes = self.gradients.reduce(action.microbatch)
+        self.waited_s += time.perf_counter() - start
+        return num_bytes
+
+    def _norm(self, action: Action, last: bool) -> int:
+        assert self.gradients is not None
+        start = time.perf_counter()
+        num_bytes = self.gradients.clip()
+        self.waited_s += time.perf_counter() - start
+        return num_bytes
 
     def _update(self, action: Action, last: bool) -> int:
-        self.update()
-        self._sync()
+        self.update(action.stage)
         return 0

@@ -50,6 +50,8 @@ class Settings:
         evaluation_samples: how many held-out samples; 0 for no evaluation.
         threads: CPU threads of a worker.
         interface: network interface to bind; the loopback one unless the user names another.
+        autocast: floating-point type of forwards; None for the captured ones.
+        compile: backend of torch.compile for every stage; None to run as captured.
     """
 
     steps: int
@@ -68,6 +70,8 @@ class Settings:
     interface: str = "lo"
     timeout_s: float = 600.0
     final_weights: bool = True
+    autocast: str | None = None
+    compile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +157,7 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, problem.graph),
+        program=strategy.lower(plan, problem.graph, global_norm=optimizer.clip_norm is not None),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
 

@@ -16,8 +16,8 @@ from gpp.data.sampler import minibatch
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import metric as metric_named
 from gpp.runtime.job import Job, restore
+from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, guarded, write_line
-from gpp.runtime.stage import MemoryMeter
 from gpp.runtime.state import copy_into, save_final, static_bytes
 from gpp.timeline import Event
 
@@ -39,7 +39,7 @@ class SingleWorker:
         self.loss = loss_named(self.spec.loss)
         self.metric = metric_named(self.spec.metric) if self.spec.metric else None
         optimizer = restore(settings.optimizer)
-        self.rate, self.lr = optimizer.learning_rate, optimizer.lr
+        self.rate, self.lr, self.clip_norm = optimizer.learning_rate, optimizer.lr, optimizer.clip_norm
         self.optimizer = optimizer.build([p for p in self.module.parameters() if p.requires_grad])
         data = restore(settings.data)
         self.samples = {split: data.load(split, self.spec, seed=settings.seed, dtype=settings.dtype) for split in ("train", "test")}
@@ -59,7 +59,7 @@ class SingleWorker:
         start = clock()
         inputs, targets = self._batch("train", order)
         if meter:
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(0, t.detach()), lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(0, 0, t.detach()), lambda t: t):
                 value = self.loss(self.module(**inputs), targets)
             meter.update()
         else:
@@ -69,6 +69,8 @@ class SingleWorker:
         value.backward()
         self._sync()
         backward = clock()
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._sync()
@@ -115,7 +117,7 @@ class SingleWorker:
                 done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
             ):
                 write_line(out, {"evaluated": done, **self.evaluate()})
-        held = static_bytes(tensors, self.optimizer)
+        held = static_bytes(tensors, [self.optimizer])
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": 0, "peak_memory_bytes": peak, "steps": list(self.kept)}
         (self.run_dir / "ranks" / "device_0.json").write_text(json.dumps(result))

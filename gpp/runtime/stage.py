@@ -1,87 +1,38 @@
-"""One stage on one device: its module, its micro-batches in flight, its messages.
-
-Shapes: a tensor that crosses a stage's border travels with the batch dimension first (`TensorSpec.batch_dim`
-says where the module has it), contiguous; the tensors of one message are packed into one buffer.
-"""
+"""One stage on one device: its module, its micro-batches in flight, its messages."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.runtime.channels import AbstractTransport, Channel, Handle
+from gpp.runtime.channels import AbstractTransport, Handle
+from gpp.runtime.messages import Border, Layout
+from gpp.runtime.meter import MemoryMeter
 
 if TYPE_CHECKING:
-    from gpp.capture.stage import StageModule, TensorSpec
+    from gpp.capture.stage import StageModule
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
-ALIGN = 16
-"""Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
+Span = tuple[float, float]
+"""When a computation began and when it ended, in seconds of `time.perf_counter`."""
 
-
-@dataclass(slots=True)
-class Layout:
-    """How the tensors of one message lie in its buffer."""
-
-    names: tuple[str, ...]
-    specs: tuple[TensorSpec, ...]
-
-    def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
-        """The tensors inside `buffer`, batch first."""
-        if len(self.names) == 1:
-            return [buffer]
-        out, at = [], 0
-        for spec in self.specs:
-            shape = (samples, *spec.shape)
-            size = _num_bytes(shape, spec.dtype)
-            out.append(buffer[at : at + size].view(spec.dtype).view(shape))
-            at += -(-size // ALIGN) * ALIGN
-        return out
-
-    def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
-        """An empty buffer; of an order-only edge, one byte."""
-        if not self.names:
-            return torch.zeros(1, dtype=torch.uint8, device=device)
-        if len(self.names) == 1:
-            return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
-        size = sum(-(-_num_bytes((samples, *spec.shape), spec.dtype) // ALIGN) * ALIGN for spec in self.specs)
-        return torch.empty(size, dtype=torch.uint8, device=device)
-
-    def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
-        """One contiguous buffer that holds batch-first `tensors`."""
-        if len(tensors) == 1:
-            return tensors[0].contiguous()
-        buffer = self.buffer(samples, device)
-        for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
-            view.copy_(tensor)
-        return buffer
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    return size
-
-
-def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
-    """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
-    kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
-    return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
+Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
+"""Between the stages of one device: (direction, source stage, destination stage, first sample) -> tensors, batch first."""
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A message posted for a compute action."""
+    """A message posted for a compute action; without a handle it is handed over by another stage of this device."""
 
-    handle: Handle
-    buffer: torch.Tensor
+    handle: Handle | None
+    buffer: torch.Tensor | None
     peer_stage: int
     lo: int
     hi: int
@@ -96,30 +47,6 @@ class _Pass:
     loss: torch.Tensor | None
 
 
-@dataclass(slots=True)
-class MemoryMeter:
-    """Bytes of the tensors that micro-batches in flight hold, by storage (the CPU has no allocator statistics)."""
-
-    own: set[int]
-    held: dict[int, dict[int, int]] = field(default_factory=dict)
-    peak_bytes: int = 0
-
-    def note(self, microbatch: int, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.own:
-            self.held.setdefault(microbatch, {})[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def update(self) -> None:
-        merged: dict[int, int] = {}
-        for held in self.held.values():
-            merged.update(held)
-        self.peak_bytes = max(self.peak_bytes, sum(merged.values()))
-
-    def release(self, microbatch: int) -> None:
-        self.held.pop(microbatch, None)
-
-
 def _no_data(lo: int, hi: int) -> dict[str, torch.Tensor]:
     raise RuntimeError("a pass was started without `begin`")
 
@@ -128,11 +55,13 @@ class StageRunner:
     """Runs forwards and backwards of one stage on one device and handles their messages.
 
     Args:
-        module: the stage's module; `evaluation` runs its evaluation twin without gradients.
-        incoming, outgoing: neighbour stage -> layout of a forward message.
-        returning_in, returning_out: successor -> layout of gradients that come back; predecessor -> that go back.
+        module: the stage's module; with `train=False` its evaluation twin, run without gradients.
+        border: layouts of its messages.
+        handover: shared by the stages of this device.
         pieces: micro-batch -> the samples [lo, hi) that this device holds of it.
         num_samples: of the whole pass; a micro-batch's loss counts by its share.
+        autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
+        synchronize: waits for the accelerator, so that a span's end is the end of its kernels.
     """
 
     def __init__(
@@ -143,28 +72,28 @@ class StageRunner:
         device_id: int,
         device: torch.device,
         transport: AbstractTransport,
-        incoming: Mapping[int, Layout],
-        outgoing: Mapping[int, Layout],
-        returning_in: Mapping[int, Layout],
-        returning_out: Mapping[int, Layout],
+        border: Border,
+        handover: Handover,
         pieces: Mapping[int, tuple[int, int]],
         num_samples: int,
         train: bool = True,
+        autocast: torch.dtype | None = None,
+        synchronize: Callable[[], None] | None = None,
     ) -> None:
         self.module, self.stage, self.device_id, self.device, self.transport = module, stage, device_id, device, transport
-        self.incoming, self.outgoing, self.returning_in, self.returning_out = incoming, outgoing, returning_in, returning_out
+        self.border, self.handover = border, handover
         self.pieces, self.num_samples, self.train = pieces, num_samples, train
+        self.autocast, self.synchronize = autocast, synchronize
         self.meter: MemoryMeter | None = None
         self.results: dict[str, torch.Tensor] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
         self._posted: dict[tuple[str, int], list[_Incoming]] = defaultdict(list)
         self._passes: dict[int, _Pass] = {}
-        self._outputs: dict[int, dict[str, torch.Tensor]] = {}
-        self._gradients: dict[int, dict[str, torch.Tensor]] = {}
+        self._made: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
         self._specs = {
             name: spec
-            for at in (incoming, outgoing)
+            for at in (border.incoming, border.outgoing)
             for lay in at.values()
             for name, spec in zip(lay.names, lay.specs, strict=True)
         }
@@ -180,50 +109,62 @@ class StageRunner:
 
     def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
         """Start to receive samples [lo, hi) for a coming compute action."""
-        lay = (self.incoming if direction == "F" else self.returning_in)[peer_stage]
-        buffer = lay.buffer(hi - lo, self.device)
-        channel: Channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
-        handle = self.transport.post(channel, buffer)
+        handle = buffer = None
+        if peer_device != self.device_id:
+            buffer = self._layouts_in(direction)[peer_stage].buffer(hi - lo, self.device)
+            handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
         self._posted[direction, microbatch].append(_Incoming(handle, buffer, peer_stage, lo, hi))
+
+    def _layouts_in(self, direction: str) -> dict[int, Layout]:
+        return self.border.incoming if direction == "F" else self.border.returning_in
 
     def arrive(self, direction: str, microbatch: int) -> None:
         """Wait for the messages of a compute action."""
         for message in self._posted.get((direction, microbatch), ()):
-            message.handle.wait()
+            if message.handle is not None:
+                message.handle.wait()
 
-    def _arrived(self, direction: str, microbatch: int) -> dict[int, dict[str, torch.Tensor]]:
-        """Neighbour -> its tensors of this micro-batch, batch first; `arrive` has waited for them."""
-        parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = defaultdict(list)
-        lays = self.incoming if direction == "F" else self.returning_in
-        for message in self._posted.pop((direction, microbatch), ()):
-            lay = lays[message.peer_stage]
-            parts[message.peer_stage].append((message.lo, lay.views(message.buffer, message.hi - message.lo) if lay.names else []))
-        out = {}
+    def _arrived(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
+        """The tensors of this micro-batch, batch first, neighbour by neighbour; `arrive` has waited for them."""
+        posted, lays = self._posted.pop((direction, microbatch), ()), self._layouts_in(direction)
+        parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = {}
+        for message in posted:
+            peer = message.peer_stage
+            if message.buffer is None:
+                tensors = self.handover.pop((direction, peer, self.stage, message.lo))
+            else:
+                tensors = lays[peer].views(message.buffer, message.hi - message.lo) if lays[peer].names else []
+            parts.setdefault(peer, []).append((message.lo, tensors))
+        out: list[tuple[str, torch.Tensor]] = []
         for peer, found in parts.items():
+            names = lays[peer].names
+            if len(found) == 1:
+                out += zip(names, found[0][1], strict=False)
+                continue
             found.sort(key=lambda part: part[0])
             columns = zip(*(tensors for _, tensors in found), strict=True)
-            out[peer] = {
-                name: column[0] if len(column) == 1 else torch.cat(column)
-                for name, column in zip(lays[peer].names, columns, strict=False)
-            }
+            out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
         return out
 
-    def forward(self, microbatch: int) -> None:
-        """Run the module on the piece of `microbatch` that this device holds."""
+    def forward(self, microbatch: int) -> Span | None:
+        """Run the module on the piece of `microbatch` that this device holds; None if it holds none."""
         if microbatch not in self.pieces:
-            return
+            return None
         lo, hi = self.pieces[microbatch]
         leaves: dict[str, torch.Tensor] = {}
-        for tensors in self._arrived("F", microbatch).values():
-            for name, tensor in tensors.items():
-                spec = self._specs[name]
-                leaf = tensor.movedim(0, spec.batch_dim) if spec.batch_dim else tensor
-                leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
-        values = {**leaves, **(self._fetch(lo, hi) if self.module.inputs else {})}
+        for name, tensor in self._arrived("F", microbatch):
+            spec = self._specs[name]
+            leaf = tensor.movedim(0, spec.batch_dim) if spec.batch_dim else tensor
+            leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
+        values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
+        start = time.perf_counter()
         if self.module.has_random and self.train:
             torch.manual_seed(self._seed(microbatch))
-        with self._hooks(microbatch):
+        with self._modes(microbatch):
             outputs = self.module(hi - lo, values)
+        if self.synchronize:
+            self.synchronize()
+        end = time.perf_counter()
         share = (hi - lo) / self.num_samples
         loss = None
         for name in self.module.results:
@@ -231,19 +172,31 @@ class StageRunner:
                 value = outputs.pop(name)
                 self._add_result(name, value.detach().double() * share)
                 loss = value * share if name == "loss" else loss
+        if self.autocast:
+            outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
             self._passes[microbatch] = _Pass(leaves, outputs, loss)
             if self.meter:
                 for tensor in (*leaves.values(), *outputs.values()):
-                    self.meter.note(microbatch, tensor)
+                    self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self._outputs[microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
+        self._made["F", microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
+        return start, end
 
-    def _hooks(self, microbatch: int) -> AbstractContextManager[object]:
-        meter = self.meter
-        if not meter or not self.train:
+    def _modes(self, microbatch: int) -> AbstractContextManager[object]:
+        """Under what a forward runs: autocast, the meter's hooks (in the first step), both, or nothing."""
+        meter, stage = self.meter if self.train else None, self.stage
+        if not meter and not self.autocast:
             return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(microbatch, t.detach()), lambda t: t)
+        modes = ExitStack()
+        if self.autocast:
+            # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
+            modes.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
+        if meter:
+            note = meter.note
+            hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: note(stage, microbatch, t.detach()), lambda t: t)
+            modes.enter_context(hooks)
+        return modes
 
     def _add_result(self, name: str, value: torch.Tensor) -> None:
         self.results[name] = self.results[name] + value if name in self.results else value
@@ -252,15 +205,14 @@ class StageRunner:
         dim = self._specs[name].batch_dim
         return tensor.movedim(dim, 0) if dim else tensor
 
-    def backward(self, microbatch: int) -> None:
-        """Backward of `microbatch`: gradients of the outputs in, of the received tensors out."""
+    def backward(self, microbatch: int) -> Span | None:
+        """Backward of `microbatch`: gradients of the outputs in, of the received tensors out; None if it holds no samples."""
         if microbatch not in self.pieces:
-            return
+            return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
-        for tensors in self._arrived("B", microbatch).values():
-            for name, grad in tensors.items():
-                gradients[name] = gradients[name] + grad if name in gradients else grad
+        for name, grad in self._arrived("B", microbatch):
+            gradients[name] = gradients[name] + grad if name in gradients else grad
         roots: list[torch.Tensor] = []
         seeds: list[torch.Tensor | None] = []
         for name, grad in gradients.items():
@@ -272,24 +224,31 @@ class StageRunner:
         if done.loss is not None and done.loss.requires_grad:
             roots.append(done.loss)
             seeds.append(None)
+        start = time.perf_counter()
         if roots:
             torch.autograd.backward(roots, seeds)
-        self._gradients[microbatch] = {
+        if self.synchronize:
+            self.synchronize()
+        end = time.perf_counter()
+        self._made["B", microbatch] = {
             name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
         }
         if self.meter:
-            self.meter.release(microbatch)
+            self.meter.release(self.stage, microbatch)
+        return start, end
 
     def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
         """Send samples [lo, hi) of what `microbatch` made; `last` frees it. Returns the bytes sent."""
-        made, lays = (self._outputs, self.outgoing) if direction == "F" else (self._gradients, self.returning_out)
-        lay, start = lays[peer_stage], self.pieces[microbatch][0]
-        tensors = made[microbatch]
-        rows = [tensors[name][lo - start : hi - start] for name in lay.names]
+        lay = (self.border.outgoing if direction == "F" else self.border.returning_out)[peer_stage]
+        made, start = self._made[direction, microbatch], self.pieces[microbatch][0]
+        rows = [made[name][lo - start : hi - start] for name in lay.names]
+        if last:
+            del self._made[direction, microbatch]
+        if peer_device == self.device_id:
+            self.handover[direction, self.stage, peer_stage, lo] = rows
+            return 0
         buffer = lay.pack(rows, hi - lo, self.device)
         self.transport.send((direction, self.stage, peer_stage, self.device_id, peer_device), buffer)
-        if last:
-            del made[microbatch]
         return buffer.numel() * buffer.element_size()

@@ -34,10 +34,10 @@ def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def static_bytes(tensors: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> int:
-    """Parameters and buffers, one gradient for each trainable one, and the optimizer's state (step counters left out)."""
+def static_bytes(tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Parameters and buffers, one gradient for each trainable one, and the optimizers' state (step counters left out)."""
     held = sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
-    entries = optimizer.state.values() if optimizer else ()
+    entries = [entry for optimizer in optimizers for entry in optimizer.state.values()]
     return held + sum(
         t.numel() * t.element_size() for entry in entries for t in entry.values() if isinstance(t, torch.Tensor) and t.numel() > 1
     )

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,16 +18,18 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-from gpp.capture.stage import StageModule, build_stage
+from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
-from gpp.plan import Plan
 from gpp.program import Program, reduce_groups
 from gpp.routing import pieces
 from gpp.runtime.channels import AbstractTransport, TorchTransport
+from gpp.runtime.gradients import Gradients
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
+from gpp.runtime.messages import border
+from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, connect, guarded, write_line
-from gpp.runtime.stage import Fetch, Layout, MemoryMeter, StageRunner, layout
+from gpp.runtime.stage import Fetch, StageRunner
 from gpp.runtime.state import Slices, save_final, static_bytes
 
 if TYPE_CHECKING:
@@ -48,108 +51,141 @@ class Worker:
     def __init__(self, job: Job, run_dir: Path, *, device_id: int, device: torch.device, transport: AbstractTransport) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         plan, settings = job.plan, job.settings
-        self.stage = plan.stage_of_device[device_id]
-        nodes = [node for op in plan.stages[self.stage].ops for node in job.graph.ops[op].nodes]
-        self.module: StageModule = build_stage(job.captured, nodes, device=device)
-        with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(device)) as weights:
-            self.module.load(Slices(weights))
-        self.params = dict(self.module.named_parameters())
-        trainable = [p for p in self.params.values() if p.requires_grad]
+        self.stages = plan.stages_of_device[device_id]
+        self.modules = self._build(run_dir)
+        self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
-        self.optimizer = self.spec.build(trainable) if trainable else None
+        self.optimizers = self._optimizers()
         # A model in memory has no settings; its data needs none.
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
         self.samples: dict[str, Samples] = {}
         self.num_train = settings.train_samples
-        self.runner = self._runner(self.module, job.program, train=True)
-        groups = reduce_groups(plan, job.graph)
-        mine = {
-            g: ([self.params[name] for name in group.params], len(group.devices))
-            for g, group in enumerate(groups)
-            if device_id in group.devices
-        }
-        self.synchronize = torch.cuda.synchronize if device.type == "cuda" else None
+        self.gradients = Gradients(
+            self.params,
+            reduce_groups(plan, job.graph),
+            device_id=device_id,
+            transport=transport,
+            clip_norm=self.spec.clip_norm,
+        )
         self.training = Interpreter(
             job.program.actions[device_id],
-            self.runner,
+            self._runners(self.modules, job.program, train=True),
             transport,
-            reduce_params=mine,
+            device_id=device_id,
+            gradients=self.gradients,
             update=self._update,
-            synchronize=self.synchronize,
         )
         self.evaluation = self._evaluation() if job.evaluation else None
         self.step = 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
 
-    def _runner(self, module: StageModule, program: Program, *, train: bool) -> StageRunner:
-        lays = _layouts(self.job.plan, self.job, module, self.stage)
-        stage = self.job.plan.stages[self.stage]
-        own = {
-            p.microbatch: (p.lo, p.hi)
-            for p in pieces(stage.devices, stage.microbatch_size, program.num_samples)
-            if p.device == self.device_id
-        }
-        return StageRunner(
-            module,
-            stage=self.stage,
-            device_id=self.device_id,
-            device=self.device,
-            transport=self.transport,
-            incoming=lays[0],
-            outgoing=lays[1],
-            returning_in=lays[2],
-            returning_out=lays[3],
-            pieces=own,
-            num_samples=program.num_samples,
-            train=train,
-        )
+    def _build(self, run_dir: Path) -> dict[int, StageModule]:
+        """The device's stages with their weights; no other stage's tensors are read."""
+        job, settings = self.job, self.job.settings
+        modules: dict[int, StageModule] = {}
+        with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(self.device)) as weights:
+            for s in self.stages:
+                nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+                module = modules[s] = build_stage(job.captured, nodes, device=self.device)
+                module.load(Slices(weights))
+        tie(modules.values())
+        if settings.compile:
+            for module in modules.values():
+                module.compile_with(settings.compile)
+        return modules
+
+    def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
+        """One for each stage that trains something; a weight that two stages of this device share belongs to the first."""
+        out, taken = {}, set()
+        for s, module in self.modules.items():
+            own = [p for p in module.parameters() if p.requires_grad and p not in taken]
+            taken.update(own)
+            if own:
+                out[s] = self.spec.build(own)
+        return out
+
+    def _runners(self, modules: Mapping[int, StageModule], program: Program, *, train: bool) -> dict[int, StageRunner]:
+        plan, settings, handover = self.job.plan, self.job.settings, {}
+        out = {}
+        for s, module in modules.items():
+            stage = plan.stages[s]
+            own = pieces(stage.devices, stage.microbatch_size, program.num_samples)
+            out[s] = StageRunner(
+                module,
+                stage=s,
+                device_id=self.device_id,
+                device=self.device,
+                transport=self.transport,
+                border=border(plan, self.job.graph, module, s),
+                handover=handover,
+                pieces={p.microbatch: (p.lo, p.hi) for p in own if p.device == self.device_id},
+                num_samples=program.num_samples,
+                train=train,
+                autocast=getattr(torch, settings.autocast) if settings.autocast else None,
+                synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
+            )
+        return out
 
     def _evaluation(self) -> Interpreter:
         program = self.job.evaluation
         assert program is not None
-        runner = self._runner(self.module.eval_module(), program, train=False)
+        modules = {s: module.eval_module() for s, module in self.modules.items()}
         return Interpreter(
             program.actions[self.device_id],
-            runner,
+            self._runners(modules, program, train=False),
             self.transport,
-            reduce_params={},
-            update=lambda: None,
-            synchronize=self.synchronize,
+            device_id=self.device_id,
             pending_limit=EVALUATION_SENDS,
         )
 
-    def _update(self) -> None:
-        if self.optimizer is None:
-            return
-        rate = self.spec.lr * self.spec.learning_rate.factor(self.step, self.job.settings.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def _update(self, stage: int) -> None:
+        optimizer = self.optimizers.get(stage)
+        if optimizer is not None:
+            rate = self.spec.lr * self.spec.learning_rate.factor(self.step, self.job.settings.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        if stage == self.stages[-1]:
+            self.gradients.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def train_step(self, step: int) -> dict[str, Any]:
         """One optimizer step; returns its record: step, start and end (seconds), loss where it is known."""
         self.step = step
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
-        self.runner.begin(
-            self._fetch("train", order, self.module.inputs), lambda m: hash((settings.seed, step, self.stage, m, self.device_id))
-        )
+        self._begin(self.training, "train", order)
         start = time.perf_counter()
         self.training.run()
         end = time.perf_counter()
-        self.kept.append({"step": step, "start": start, "end": end, "events": self.training.events})
-        return {"step": step, "start": start, "end": end, **{name: value.item() for name, value in self.runner.results.items()}}
+        events, waited = self.training.events, self.training.waited_s
+        self.kept.append({"step": step, "start": start, "end": end, "waited_s": waited, "events": events})
+        return {"step": step, "start": start, "end": end, **self._results(self.training)}
+
+    def _begin(self, interpreter: Interpreter, split: str, order: list[int]) -> None:
+        for s, runner in interpreter.runners.items():
+            runner.begin(
+                self._fetch(split, order, runner.module.inputs),
+                lambda m, s=s: hash((self.job.settings.seed, self.step, s, m, self.device_id)),
+            )
+
+    @staticmethod
+    def _results(interpreter: Interpreter) -> dict[str, float]:
+        """The device's share of each result, over its stages."""
+        out: dict[str, float] = {}
+        for runner in interpreter.runners.values():
+            for name, value in runner.results.items():
+                out[name] = out.get(name, 0.0) + value.item()
+        return out
 
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
-        assert self.evaluation is not None
-        runner = self.evaluation.runner
-        order = list(range(runner.num_samples))
-        runner.begin(self._fetch("test", order, runner.module.inputs), int)
+        assert self.evaluation is not None and self.job.evaluation is not None
+        self._begin(self.evaluation, "test", list(range(self.job.evaluation.num_samples)))
         with torch.no_grad():
             self.evaluation.run()
-        return {name: value.item() for name, value in runner.results.items()}
+        return self._results(self.evaluation)
 
     def _fetch(self, split: str, order: list[int], names: tuple[str, ...]) -> Fetch:
         wanted = set(names)
@@ -168,33 +204,23 @@ class Worker:
     def run(self, out: TextIO) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
         settings = self.job.settings
-        tensors = [*self.params.values(), *self.module.buffers()]
+        tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
         meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
         for step in range(settings.steps):
-            # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
-            self.runner.meter = meter if step == 0 else None
+            for runner in self.training.runners.values():
+                # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
+                runner.meter = meter if step == 0 else None
             write_line(out, self.train_step(step))
             done = step + 1
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
-        held = static_bytes(tensors, self.optimizer)
+        held = static_bytes(tensors, self.optimizers.values())
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
-        if settings.final_weights and self.device_id == self.job.plan.stages[self.stage].devices[0]:
-            save_final(self.run_dir, self.stage, self.module.state_dict())
-
-
-def _layouts(plan: Plan, job: Job, module: StageModule, stage: int) -> tuple[dict[int, Layout], ...]:
-    """Message layouts of a stage: incoming, outgoing, gradients returning in, gradients returning out."""
-    incoming, outgoing, returning_in, returning_out = {}, {}, {}, {}
-    for (s, t), tensors in plan.edge_tensors(job.graph).items():
-        if stage in (s, t):
-            specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
-            peer = t if stage == s else s
-            forward, backward = (outgoing, returning_in) if stage == s else (incoming, returning_out)
-            forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
-    return incoming, outgoing, returning_in, returning_out
+        for s, module in self.modules.items():
+            if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:
+                save_final(self.run_dir, s, module.state_dict())
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

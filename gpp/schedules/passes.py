@@ -1,4 +1,4 @@
-"""From compute orders to a whole program: communication, then gradient reduction and update."""
+"""From compute orders to a whole program: communication, then gradient reduction, clipping and update."""
 
 from __future__ import annotations
 
@@ -7,59 +7,90 @@ from collections import defaultdict
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.program import Action, Program, reduce_groups
-from gpp.routing import copies, messages, pieces
+from gpp.routing import Message, copies, messages, pieces
 from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.merge import Task, merge
 
-Slots = dict[tuple[int, str, int], list[Action]]
-"""(device, "F" or "B", micro-batch) -> messages around that compute action."""
+Slots = dict[tuple[int, Task], list[Action]]
+"""(device, compute action) -> messages around it."""
+
+POSTED_AHEAD = 2
+"""Compute actions before the one that needs a message at which its receive is posted.
+
+One is too late where the previous action is short: the sender's data then waits for the receiver's buffer, because gloo and NCCL
+move nothing until both sides have met. More holds buffers for nothing: what is in flight bounds them already.
+"""
 
 
-def lower(plan: Plan, graph: OpGraph, schedule: AbstractSchedule, num_samples: int | None = None) -> Program:
+def lower(
+    plan: Plan, graph: OpGraph, schedule: AbstractSchedule, num_samples: int | None = None, *, global_norm: bool = False
+) -> Program:
     """The program of one pass over `num_samples` samples (default: the mini-batch).
 
     A schedule with backwards ends in reductions and the optimizer's step; one without is an evaluation.
+
+    Args:
+        global_norm: sum the squares of all gradients before the update, to clip by their norm.
     """
     total = plan.minibatch_size if num_samples is None else num_samples
-    before, after = _communication(plan, graph, total)
+    routes = {
+        edge: messages(*(pieces(_leaders(plan, s), plan.stages[s].microbatch_size, total) for s in edge)) for edge in plan.edges
+    }
+    returning = _returning(plan, graph)
+    before, after = _communication(plan, routes, returning)
     groups = reduce_groups(plan, graph)
+    orders = [schedule.order(plan, s, -(-total // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
+    trains = any(kind == "B" for order in orders for kind, _ in order)
+    merged = merge(plan, orders, routes, returning) if plan.shares_devices else {}
     actions: dict[int, tuple[Action, ...]] = {}
-    for s, stage in enumerate(plan.stages):
-        order = schedule.order(plan, s, -(-total // stage.microbatch_size))
-        trains = any(kind == "B" for kind, _ in order)
-        for device in stage.devices:
-            tail = [Action("R", s, g) for g, group in enumerate(groups) if device in group.devices] if trains else []
-            if trains:
-                tail.append(Action("U", s, 0))
-            actions[device] = tuple(_interleave(order, s, device, before, after)) + tuple(tail)
+    for device, stages in plan.stages_of_device.items():
+        order = merged[device] if merged else [Task(stages[0], kind, m) for kind, m in orders[stages[0]]]
+        tail = []
+        if trains:
+            tail += [Action("R", stages[0], g) for g, group in enumerate(groups) if device in group.devices]
+            tail += [Action("N", stages[0], 0)] if global_norm else []
+            tail += [Action("U", s, 0) for s in stages]
+        actions[device] = (*_interleave(order, device, before, after), *tail)
     return Program(num_samples=total, actions=actions)
 
 
-def _communication(plan: Plan, graph: OpGraph, total: int) -> tuple[Slots, Slots]:
+def _leaders(plan: Plan, s: int) -> tuple[int, ...]:
+    """The first device of each replica."""
+    stage = plan.stages[s]
+    return stage.devices[:: stage.tensor_parallel]
+
+
+def _returning(plan: Plan, graph: OpGraph) -> set[tuple[int, int]]:
+    """Edges with messages backwards: order-only ones are an order in both directions, data without gradients has none."""
+    return {edge for edge, tensors in plan.edge_tensors(graph).items() if not tensors or any(t.differentiable for t in tensors)}
+
+
+def _communication(
+    plan: Plan, routes: dict[tuple[int, int], list[Message]], returning: set[tuple[int, int]]
+) -> tuple[Slots, Slots]:
     """Receives to post before, and sends to start after, every compute action."""
     before: Slots = defaultdict(list)
     after: Slots = defaultdict(list)
-    group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
-    cut = [pieces(stage.devices[:: stage.tensor_parallel], stage.microbatch_size, total) for stage in plan.stages]
-    tensors = plan.edge_tensors(graph)
-    for s, t in plan.edges:
-        # An order-only edge is an order in both directions; an edge of data without gradients only forwards.
-        returns = not tensors[s, t] or any(tensor.differentiable for tensor in tensors[s, t])
-        for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
-            for src, dst in copies(group_of[src_first], group_of[dst_first]):
-                after[src, "F", src_mb].append(Action("SF", s, src_mb, t, dst, lo, hi))
-                before[dst, "F", dst_mb].append(Action("RF", t, dst_mb, s, src, lo, hi))
-                if returns:
-                    after[dst, "B", dst_mb].append(Action("SB", t, dst_mb, s, src, lo, hi))
-                    before[src, "B", src_mb].append(Action("RB", s, src_mb, t, dst, lo, hi))
+    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
+    for (s, t), route in routes.items():
+        for src_first, src_mb, dst_first, dst_mb, lo, hi in route:
+            for src, dst in copies(group_of[s][src_first], group_of[t][dst_first]):
+                after[src, Task(s, "F", src_mb)].append(Action("SF", s, src_mb, t, dst, lo, hi))
+                before[dst, Task(t, "F", dst_mb)].append(Action("RF", t, dst_mb, s, src, lo, hi))
+                if (s, t) in returning:
+                    after[dst, Task(t, "B", dst_mb)].append(Action("SB", t, dst_mb, s, src, lo, hi))
+                    before[src, Task(s, "B", src_mb)].append(Action("RB", s, src_mb, t, dst, lo, hi))
     return before, after
 
 
-def _interleave(order: list[tuple[str, int]], s: int, device: int, before: Slots, after: Slots) -> list[Action]:
-    """Post the receives of the next compute action before the current one, so that they overlap."""
-    out = list(before.get((device, *order[0]), ())) if order else []
-    for i, (kind, m) in enumerate(order):
-        if i + 1 < len(order):
-            out += before.get((device, *order[i + 1]), ())
-        out.append(Action(kind, s, m))
-        out += after.get((device, kind, m), ())
+def _interleave(order: list[Task], device: int, before: Slots, after: Slots) -> list[Action]:
+    """Post every receive some compute actions ahead, so that it overlaps with them."""
+    out: list[Action] = []
+    for task in order[:POSTED_AHEAD]:
+        out += before.get((device, task), ())
+    for i, task in enumerate(order):
+        if i + POSTED_AHEAD < len(order):
+            out += before.get((device, order[i + POSTED_AHEAD]), ())
+        out.append(Action(task.kind, task.stage, task.microbatch))
+        out += after.get((device, task), ())
     return out

@@ -86,7 +86,7 @@ def run(
     """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
     job.save(run_dir, weights)
     job = Job.load(run_dir)
-    network = FakeNetwork(reduce_groups(job.plan, job.graph))
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
     workers = [
         Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
         for d in sorted(job.plan.stage_of_device)
@@ -103,7 +103,8 @@ def run(
     in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}
     for worker in workers:
-        state.update(worker.module.state_dict())
+        for module in worker.modules.values():
+            state.update(module.state_dict())
     return losses, state, workers
 
 
@@ -159,6 +160,8 @@ def reference(
         value = measure(network(**inputs), targets)
         torch_optimizer.zero_grad()
         value.backward()
+        if optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), optimizer.clip_norm)
         torch_optimizer.step()
         losses.append(value.item())
     return losses, {name: t.detach() for name, t in network.named_parameters()}

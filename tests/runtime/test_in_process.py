@@ -14,6 +14,7 @@ from gpp.graph.op_graph import bits
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, Adam, LearningRate
 from gpp.plan import make_plan
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime import inprocess
@@ -105,6 +106,27 @@ def test_whole_minibatches_equal_one_device_even_where_samples_are_coupled(name:
     assert losses == pytest.approx(expected, abs=1e-9)
     for tensor_name, tensor in params.items():
         torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", ["mmt_small", "gpt_small"])
+def test_several_stages_of_a_device_and_clipping_equal_one_device(name: str, schedule: AbstractSchedule, tmp_path: Path) -> None:
+    """Five stages dealt out to three devices, one replicated; gradients clipped by the norm over all of them."""
+    model, cap, weights = inprocess.captured_named(name)
+    data, optimizer = data_of(model), SGD(lr=0.05, momentum=0.9, clip_norm=0.05)
+    problem = inprocess.problem_of(cap, 3, 16, in_flight=schedule.in_flight)
+    masks = random_partition(problem.graph, 5, random.Random(11))
+    where = [(0,), (1, 2), (0,), (2,), (1,)]
+    parts = [(mask, len(devices)) for mask, devices in zip(masks, where, strict=True)]
+    plan = make_plan(problem, "test", parts, [4, 4, 2, 4, 8], placement=where, ordered=True)
+    job = inprocess.make_job(cap, problem, plan, schedule, model=model, data=data, optimizer=optimizer, steps=4, dtype="float64")
+    losses, state, workers = inprocess.run(job, tmp_path, weights)
+    expected, params = inprocess.reference(model, data, optimizer, weights, steps=4, minibatch_size=16, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for tensor_name, tensor in params.items():
+        torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
+    norms = {worker.gradients.norm for worker in workers}
+    assert len(norms) == 1 and norms.pop() > 0.05  # all agree, and it was clipped
 
 
 def test_evaluation_of_an_odd_number_of_samples(tmp_path: Path) -> None:

@@ -155,3 +155,51 @@ def test_simulating_32_stages_of_512_micro_batches_takes_less_than_a_second() ->
         best = min(best, time.perf_counter() - start)
     assert metrics.iteration_s == pytest.approx((512 + 31) * 3)
     assert best < 1.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: AbstractSchedule) -> None:
+    """Random graphs, stages dealt out to fewer devices than there are stages, replicas among them."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        p = rng.choice([3, 4, 5])
+        prob = problem(rng.choice([chain, two_towers])(2 * p) if seed % 2 else chain(2 * p), p, 8, in_flight=schedule.in_flight)
+        num = prob.graph.num_ops
+        where = [tuple(sorted(rng.sample(range(p), rng.choice([1, 1, 2])))) for _ in range(num)]
+        sizes = [rng.choice([2, 4, 8]) for _ in range(num)]
+        parts = [(1 << op, len(where[op])) for op in range(num)]
+        plan = make_plan(prob, "test", parts, sizes, placement=where, ordered=True)
+        program = lower(plan, prob.graph, schedule)
+        check_program(program, reduce_groups(plan, prob.graph))
+        for s, stage in enumerate(plan.stages):
+            order = schedule.order(plan, s, 8 // stage.microbatch_size)
+            for device in stage.devices:
+                mine = [(a.kind, a.microbatch) for a in program.actions[device] if a.stage == s and a.kind in "FB"]
+                assert mine == order
+        timeline = simulate(program, plan, prob)
+        busy = {d: sum(e.end_s - e.start_s for e in timeline.events if e.device == d and e.kind in "FB") for d in program.actions}
+        assert timeline.metrics.iteration_s >= max(busy.values()) * (1 - 1e-9)
+
+
+def test_interleaving_a_chain_fills_the_bubble() -> None:
+    """Two rounds over two devices start the second device after a quarter of the model instead of after half of it."""
+    prob = problem(chain(4), 2, 4)
+    halves = make_plan(prob, "test", [(0b0011, 1), (0b1100, 1)], 1)
+    quarters = make_plan(prob, "test", [(1 << op, 1) for op in range(4)], 1, placement=[(0,), (1,), (0,), (1,)], ordered=True)
+    times = [simulate(lower(plan, prob.graph, GPipe()), plan, prob).metrics.iteration_s for plan in (halves, quarters)]
+    assert times == [pytest.approx((4 + 1) * 6.0), pytest.approx((4 + 0.5) * 6.0)]
+    own = [e for e in simulate(lower(quarters, prob.graph, GPipe()), quarters, prob).events if e.kind in ("SF", "SB")]
+    assert {(e.stage, e.device) for e in own} == {(s, s % 2) for s in range(4)}
+
+
+def test_the_global_norm_is_a_meeting_of_all_devices() -> None:
+    prob = problem(chain(3), 3, 4, global_norm=True)
+    plan = plan_of(prob, 3, 1)
+    program = lower(plan, prob.graph, OneFOneB(), global_norm=True)
+    check_program(program)
+    assert all([a.kind for a in actions][-2:] == ["N", "U"] for actions in program.actions.values())
+    assert Program.from_text(program.to_text()) == program
+    ends = {e.end_s for e in simulate(program, plan, prob).events if e.kind == "N"}
+    assert len(ends) == 1
+    with pytest.raises(MalformedProgram, match="never reach"):
+        check_program(Program(num_samples=4, actions={**program.actions, 2: program.actions[2][:-2]}))

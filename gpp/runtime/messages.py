@@ -1,0 +1,98 @@
+"""What crosses the border of a stage: how the tensors of one message lie in one contiguous buffer.
+
+Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` says where the module has it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan import Plan
+
+if TYPE_CHECKING:
+    from gpp.capture.stage import StageModule, TensorSpec
+
+ALIGN = 16
+"""Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
+
+
+@dataclass(slots=True)
+class Layout:
+    """How the tensors of one message lie in its buffer."""
+
+    names: tuple[str, ...]
+    specs: tuple[TensorSpec, ...]
+
+    def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
+        """The tensors inside `buffer`, batch first."""
+        if len(self.names) == 1:
+            return [buffer]
+        out, at = [], 0
+        for spec in self.specs:
+            shape = (samples, *spec.shape)
+            size = _num_bytes(shape, spec.dtype)
+            out.append(buffer[at : at + size].view(spec.dtype).view(shape))
+            at += -(-size // ALIGN) * ALIGN
+        return out
+
+    def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
+        """An empty buffer; of an order-only edge, one byte."""
+        if not self.names:
+            return torch.zeros(1, dtype=torch.uint8, device=device)
+        if len(self.names) == 1:
+            return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
+        size = sum(-(-_num_bytes((samples, *spec.shape), spec.dtype) // ALIGN) * ALIGN for spec in self.specs)
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
+        """One contiguous buffer that holds batch-first `tensors`."""
+        if len(tensors) == 1:
+            return tensors[0].contiguous()
+        buffer = self.buffer(samples, device)
+        for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
+            view.copy_(tensor)
+        return buffer
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return size
+
+
+def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
+    """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
+    kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
+    return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """Layouts of a stage's messages, by neighbour stage.
+
+    Args:
+        incoming, outgoing: of forward messages, from predecessors and to successors.
+        returning_in, returning_out: of gradients, from successors and to predecessors.
+    """
+
+    incoming: dict[int, Layout]
+    outgoing: dict[int, Layout]
+    returning_in: dict[int, Layout]
+    returning_out: dict[int, Layout]
+
+
+def border(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Border:
+    """The border of `stage`, whose module is `module`."""
+    out = Border(incoming={}, outgoing={}, returning_in={}, returning_out={})
+    for (s, t), tensors in plan.edge_tensors(graph).items():
+        if stage in (s, t):
+            specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
+            peer = t if stage == s else s
+            forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
+            forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
+    return out
