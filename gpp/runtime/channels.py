@@ -6,10 +6,12 @@ so gloo and NCCL run the same program and forks and joins cannot cross.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import Protocol, final
 
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.program import WORLD, ReduceGroup, reduce_groups
+from gpp.runtime.rings import Rings, RingSize, available, place
 
 Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
@@ -31,6 +34,14 @@ class Handle(Protocol):
 
 class AbstractTransport(ABC):
     """Point-to-point messages and sums between the devices of a plan."""
+
+    @abstractmethod
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        """Make room; called once on every device, before any message.
+
+        Args:
+            sizes: of all channels that this device sends or receives on.
+        """
 
     @abstractmethod
     def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
@@ -64,33 +75,76 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
 class TorchTransport(AbstractTransport):
     """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
 
-    Messages go to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
+    Between processes of one machine messages go through memory (`gpp.runtime.rings`) if `shared_memory` says so. All others go
+    to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
     """
 
-    def __init__(self, plan: Plan, graph: OpGraph, *, device: int, rank_of: dict[int, int], backend: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        *,
+        device: int,
+        rank_of: dict[int, int],
+        backend: str,
+        shared_memory: bool = True,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._device, self._rank_of, self._timeout_s = device, rank_of, timeout_s
+        self._shares = shared_memory and backend == "gloo" and available()
+        self._tag = {channel: tag for tag, channel in enumerate(channels_of(plan)) if device in channel[3:]}
         world = dist.distributed_c10d._get_default_group()
-        self._route: dict[Channel, tuple[dist.ProcessGroup, int, int]] = {}
-        for tag, channel in enumerate(channels_of(plan)):
+        self._route: dict[Channel, tuple[dist.ProcessGroup, int]] = {}
+        for channel in channels_of(plan):
             src, dst = rank_of[channel[3]], rank_of[channel[4]]
+            peer = dst if device == channel[3] else src
             if backend == "nccl":
                 group = dist.new_group([src, dst])
                 if device in channel[3:]:
                     assert isinstance(group, dist.ProcessGroup)
-                    peer = dst if device == channel[3] else src
-                    self._route[channel] = group, dist.get_group_rank(group, peer), 0
+                    self._route[channel] = group, dist.get_group_rank(group, peer)
             elif device in channel[3:]:
-                self._route[channel] = world, dst if device == channel[3] else src, tag
+                self._route[channel] = world, peer
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._rings: Rings | None = None
+        self._near: set[Channel] = set()
+
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        if not self._shares:
+            return
+        own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
+        rings = Rings(own, self._timeout_s)
+        places = _gather([*place(), os.getpid(), rings.descriptor])
+        me, near = places[dist.get_rank()], set()
+        reached = 1
+        for channel in sizes:
+            peer = places[self._rank_of[channel[3] if channel[4] == self._device else channel[4]]]
+            if peer[:2] == me[:2]:
+                near.add(channel)
+        for device in sorted({channel[4] for channel in near} - {self._device}):
+            _, _, pid, descriptor = places[self._rank_of[device]]
+            try:
+                rings.connect(pid, descriptor, [self._tag[channel] for channel in near if channel[4] == device])
+            except OSError:
+                reached = 0
+        # All or nobody: both ends of a channel must agree. By now everybody has mapped what it needs.
+        if min(found for (found,) in _gather([reached])):
+            self._rings, self._near = rings, near
 
     def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
-        group, peer, tag = self._route[channel]
-        return group.recv([buffer], peer, tag)
+        if channel in self._near and self._rings:
+            return self._rings.post(self._tag[channel], buffer)
+        group, peer = self._route[channel]
+        return group.recv([buffer], peer, self._tag[channel])
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        group, peer, tag = self._route[channel]
+        if channel in self._near and self._rings:
+            self._rings.outgoing[self._tag[channel]].put(tensor)
+            return
+        group, peer = self._route[channel]
         # The tensor stays referenced until its send is done: the backend reads from its memory.
-        self._pending.append((group.send([tensor], peer, tag), tensor))
+        self._pending.append((group.send([tensor], peer, self._tag[channel]), tensor))
         while self._pending and self._pending[0][0].is_completed():
             self._pending.popleft()
 
@@ -98,8 +152,18 @@ class TorchTransport(AbstractTransport):
         dist.all_reduce(tensor, group=None if group == WORLD else self._reduce[group])
 
     def flush(self, limit: int = 0) -> None:
+        if self._rings:
+            self._rings.flush(limit)
         while len(self._pending) > limit:
             self._pending.popleft()[0].wait()
+
+
+def _gather(values: list[int]) -> list[list[int]]:
+    """Every rank's numbers, by rank."""
+    own = torch.tensor(values, dtype=torch.int64)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return [one.tolist() for one in found]
 
 
 class FakeNetwork:
@@ -120,6 +184,9 @@ class FakeTransport(AbstractTransport):
 
     def __init__(self, network: FakeNetwork, device: int) -> None:
         self._network, self._device = network, device
+
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        return None
 
     def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s)

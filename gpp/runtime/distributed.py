@@ -22,6 +22,7 @@ class Distributed(AbstractEngine):
         interface: network interface to bind; loopback unless the user names another.
         timeout_s: after which a worker that waits for a message gives up.
         autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        shared_memory: messages between workers of one machine go through memory that both have mapped; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
@@ -32,6 +33,7 @@ class Distributed(AbstractEngine):
     timeout_s: float = 600.0
     autocast: str | None = None
     compile: str | None = None
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -48,6 +50,7 @@ class Distributed(AbstractEngine):
             "timeout_s": self.timeout_s,
             "autocast": self.autocast,
             "compile": self.compile,
+            "shared_memory": self.shared_memory,
         }
 
     def check(self, plan: Plan) -> tuple[str, ...]:

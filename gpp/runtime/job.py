@@ -51,6 +51,7 @@ class Settings:
         threads: CPU threads of a worker.
         interface: network interface to bind; the loopback one unless the user names another.
         autocast: floating-point type of forwards; None for the captured ones.
+        shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
         compile: backend of torch.compile for every stage; None to run as captured.
     """
 
@@ -72,6 +73,7 @@ class Settings:
     final_weights: bool = True
     autocast: str | None = None
     compile: str | None = None
+    shared_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

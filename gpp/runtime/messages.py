@@ -5,6 +5,8 @@ Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,9 @@ import torch
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
+from gpp.program import SENDS, Action
+from gpp.runtime.channels import Channel
+from gpp.runtime.rings import RingSize
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
@@ -39,14 +44,20 @@ class Layout:
             at += -(-size // ALIGN) * ALIGN
         return out
 
+    def num_bytes(self, samples: int) -> int:
+        """Bytes of a message."""
+        if not self.names:
+            return 1
+        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.specs]
+        return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
+
     def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
         """An empty buffer; of an order-only edge, one byte."""
         if not self.names:
             return torch.zeros(1, dtype=torch.uint8, device=device)
         if len(self.names) == 1:
             return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
-        size = sum(-(-_num_bytes((samples, *spec.shape), spec.dtype) // ALIGN) * ALIGN for spec in self.specs)
-        return torch.empty(size, dtype=torch.uint8, device=device)
+        return torch.empty(self.num_bytes(samples), dtype=torch.uint8, device=device)
 
     def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
         """One contiguous buffer that holds batch-first `tensors`."""
@@ -96,3 +107,26 @@ def border(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Borde
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
     return out
+
+
+def ring_sizes(actions: Iterable[Action], device: int, borders: Mapping[int, Border]) -> dict[Channel, RingSize]:
+    """The room that each channel of `device` needs for one pass over its actions.
+
+    Args:
+        borders: of the device's stages.
+    """
+    largest: dict[Channel, int] = {}
+    count: Counter[Channel] = Counter()
+    for action in actions:
+        if action.peer_device in (-1, device):
+            continue
+        direction, own, lays = action.kind[1], action.stage, borders[action.stage]
+        if action.kind in SENDS:
+            lay = (lays.outgoing if direction == "F" else lays.returning_out)[action.peer_stage]
+            channel = (direction, own, action.peer_stage, device, action.peer_device)
+        else:
+            lay = (lays.incoming if direction == "F" else lays.returning_in)[action.peer_stage]
+            channel = (direction, action.peer_stage, own, action.peer_device, device)
+        largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
+        count[channel] += 1
+    return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}

@@ -22,13 +22,14 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.program import Program, reduce_groups
 from gpp.routing import pieces
-from gpp.runtime.channels import AbstractTransport, TorchTransport
+from gpp.runtime.channels import AbstractTransport, Channel, TorchTransport
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
-from gpp.runtime.messages import border
+from gpp.runtime.messages import border, ring_sizes
 from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, connect, guarded, write_line
+from gpp.runtime.rings import RingSize
 from gpp.runtime.stage import Fetch, StageRunner
 from gpp.runtime.state import Slices, save_final, static_bytes
 
@@ -76,6 +77,7 @@ class Worker:
             update=self._update,
         )
         self.evaluation = self._evaluation() if job.evaluation else None
+        transport.prepare(self._ring_sizes())
         self.step = 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
 
@@ -138,6 +140,16 @@ class Worker:
             pending_limit=EVALUATION_SENDS,
         )
 
+    def _ring_sizes(self) -> dict[Channel, RingSize]:
+        """Room for the messages of training and of evaluation."""
+        out: dict[Channel, RingSize] = {}
+        for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
+            if program and interpreter:
+                borders = {s: runner.border for s, runner in interpreter.runners.items()}
+                for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, borders).items():
+                    out[channel] = size.merged(out.get(channel, size))
+        return out
+
     def _update(self, stage: int) -> None:
         optimizer = self.optimizers.get(stage)
         if optimizer is not None:
@@ -155,7 +167,7 @@ class Worker:
         self.step = step
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
-        self._begin(self.training, "train", order)
+        self._begin(self.training, "train", torch.tensor(order))
         start = time.perf_counter()
         self.training.run()
         end = time.perf_counter()
@@ -163,7 +175,7 @@ class Worker:
         self.kept.append({"step": step, "start": start, "end": end, "waited_s": waited, "events": events})
         return {"step": step, "start": start, "end": end, **self._results(self.training)}
 
-    def _begin(self, interpreter: Interpreter, split: str, order: list[int]) -> None:
+    def _begin(self, interpreter: Interpreter, split: str, order: torch.Tensor) -> None:
         for s, runner in interpreter.runners.items():
             runner.begin(
                 self._fetch(split, order, runner.module.inputs),
@@ -182,12 +194,12 @@ class Worker:
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
         assert self.evaluation is not None and self.job.evaluation is not None
-        self._begin(self.evaluation, "test", list(range(self.job.evaluation.num_samples)))
+        self._begin(self.evaluation, "test", torch.arange(self.job.evaluation.num_samples))
         with torch.no_grad():
             self.evaluation.run()
         return self._results(self.evaluation)
 
-    def _fetch(self, split: str, order: list[int], names: tuple[str, ...]) -> Fetch:
+    def _fetch(self, split: str, order: torch.Tensor, names: tuple[str, ...]) -> Fetch:
         wanted = set(names)
 
         if wanted and split not in self.samples:
@@ -227,7 +239,13 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     devices = sorted(job.plan.stage_of_device)
     connect(job, run_dir, rank, world)
     transport = TorchTransport(
-        job.plan, job.graph, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, backend=job.settings.backend
+        job.plan,
+        job.graph,
+        device=devices[rank],
+        rank_of={d: r for r, d in enumerate(devices)},
+        backend=job.settings.backend,
+        shared_memory=job.settings.shared_memory,
+        timeout_s=job.settings.timeout_s,
     )
     worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport)
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
