@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Settings:
         interface: network interface to bind; the loopback one unless the user names another.
         autocast: floating-point type of forwards; None for the captured ones.
         compile: backend of torch.compile for every stage; None to run as captured.
+        engine: what an engine of its own kind tells its workers.
     """
 
     steps: int
@@ -72,6 +73,7 @@ class Settings:
     final_weights: bool = True
     autocast: str | None = None
     compile: str | None = None
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
