@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from gpp.errors import UnsupportedPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
-from gpp.program import reduce_groups
 from gpp.runtime.engine import Outcome, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.timeline import Event
@@ -51,6 +50,20 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
             )
 
 
+def refuse_shared_devices(plan: Plan, engine: str) -> None:
+    """Several stages on one device are beyond most schedules.
+
+    Raises:
+        UnsupportedPlan: names the device.
+    """
+    for device, stages in sorted(plan.stages_of_device.items()):
+        if len(stages) > 1:
+            raise UnsupportedPlan(
+                f"device {device} runs stages {', '.join(map(str, stages))}, {engine} runs one stage a device. "
+                "Fix: engine=distributed, or engine=torch_pipelining engine.schedule=Interleaved1F1B"
+            )
+
+
 def refuse_early_loss(job: Job, engine: str) -> None:
     """The loss must be made by the last stage: the other systems start their backward there.
 
@@ -75,15 +88,17 @@ def stage_of_loss(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What crosses the borders of a plan run as a chain.
+    """What crosses the borders of a plan run as a chain, and where its stages are.
 
     Args:
         carried: border s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
-        devices: stage -> its device.
+        devices: rank -> device: devices in the order of their first stages.
+        stages: rank -> its stages, ascending.
     """
 
     carried: tuple[tuple[str, ...], ...]
     devices: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, plan: Plan, graph: OpGraph) -> Chain:
@@ -95,14 +110,21 @@ class Chain:
         position = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
         names = sorted(reach, key=position.__getitem__)
         borders = range(len(plan.stages) - 1)
+        devices = device_order(plan)
         return cls(
             carried=tuple(tuple(name for name in names if reach[name][0] <= border < reach[name][1]) for border in borders),
-            devices=tuple(stage.devices[0] for stage in plan.stages),
+            devices=devices,
+            stages=tuple(plan.stages_of_device[device] for device in devices),
         )
 
     @property
     def num_stages(self) -> int:
-        return len(self.devices)
+        return len(self.carried) + 1
+
+    @property
+    def rank_of(self) -> dict[int, int]:
+        """Stage -> rank."""
+        return {stage: rank for rank, stages in enumerate(self.stages) for stage in stages}
 
     def incoming(self, stage: int) -> tuple[str, ...]:
         """What stage `stage` receives from the one before it."""
@@ -113,12 +135,9 @@ class Chain:
         return self.carried[stage] if stage + 1 < self.num_stages else ()
 
 
-def shared_parameters(job: Job) -> dict[tuple[int, ...], tuple[str, ...]]:
-    """Stages -> the trainable parameters that they all hold a copy of: tied weights, and those of copied nodes."""
-    stage_of = job.plan.stage_of_device
-    return {
-        tuple(sorted({stage_of[device] for device in group.devices})): group.params for group in reduce_groups(job.plan, job.graph)
-    }
+def device_order(plan: Plan) -> tuple[int, ...]:
+    """Devices by their first stages: the ranks of a chain."""
+    return tuple(dict.fromkeys(stage.devices[0] for stage in plan.stages))
 
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -10,11 +12,15 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from baselines.chain import Chain, shared_parameters
+from baselines.chain import Chain
 from baselines.harness import Harness
 from gpp.capture.stage import StageModule, build_stage
+from gpp.program import reduce_groups
+from gpp.runtime.channels import TorchTransport
+from gpp.runtime.gradients import Gradients
 from gpp.runtime.job import Job
 from gpp.runtime.state import Slices
+from gpp.timeline import Event
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation."""
@@ -68,11 +74,6 @@ class ChainStage(torch.nn.Module):
         self.loss: Tensor | None = None
         self.evaluation = self.part.eval_module() if harness.job.settings.evaluation_samples else None
 
-    @property
-    def key(self) -> int:
-        """Of the present micro-batch on this worker's memory meter."""
-        return self.index * self.num_microbatches + self.microbatch
-
     def forward(self, *arriving: Tensor, **inputs: Tensor) -> tuple[Tensor, ...] | Tensor:
         harness, values = self.harness, dict(inputs)
         for name, tensor in zip(self.arriving, arriving, strict=True):
@@ -82,16 +83,16 @@ class ChainStage(torch.nn.Module):
         if self.part.has_random:
             seed = harness.job.settings.seed
             torch.manual_seed(hash((seed, harness.step, self.index, self.microbatch, harness.device_id)))
-        with harness.saving(self.key):
+        with harness.saving(self.index, self.microbatch):
             values.update(self.part(self.size, values))
         if self.last:
             loss = values["loss"]
             share = loss.detach().double() * self.share
             self.loss = share if self.loss is None else self.loss + share
-            harness.saved(self.key)
+            harness.saved(self.index, self.microbatch)
             return loss * self.scale
         outputs = tuple(self._leaving(values[name], arriving) for name in self.outgoing)
-        harness.saved(self.key, (*arriving, *outputs))
+        harness.saved(self.index, self.microbatch, (*arriving, *outputs))
         return outputs
 
     def _leaving(self, tensor: Tensor, arriving: tuple[Tensor, ...]) -> Tensor:
@@ -166,30 +167,44 @@ def _wait(pending: deque[tuple[dist.Work | None, Tensor]]) -> None:
 
 
 class SharedGradients:
-    """Sums the gradients of parameters that several stages hold a copy of; made by all ranks alike, as groups must be.
+    """Sums the gradients of parameters that several ranks hold a copy of, and clips by the norm of all.
 
-    The other systems leave this to their users or do it for whole layers that are declared to be tied.
+    The other systems leave this to their users, or do it for whole layers that are declared to be tied.
     """
 
-    def __init__(self, harness: Harness, stages: list[ChainStage], rank_of: dict[int, int]) -> None:
-        self.harness = harness
-        self.groups: list[tuple[dist.ProcessGroup | None, list[torch.nn.Parameter], int]] = []
-        own = {stage.index: dict(stage.part.named_parameters()) for stage in stages}
-        for members, names in sorted(shared_parameters(harness.job).items()):
-            group = dist.new_group([rank_of[stage] for stage in members])
-            for stage in sorted(own.keys() & set(members)):
-                self.groups.append((cast(Any, group), [own[stage][name] for name in names], len(members)))
+    def __init__(self, harness: Harness, chain: Chain, stages: list[ChainStage]) -> None:
+        job, rank_of = harness.job, {device: rank for rank, device in enumerate(chain.devices)}
+        self.harness, self.stage = harness, stages[0].index
+        self.params = {name: p for stage in stages for name, p in stage.part.named_parameters()}
+        groups = reduce_groups(job.plan, job.graph)
+        self.groups = [g for g, group in enumerate(groups) if harness.device_id in group.devices]
+        transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of, backend=job.settings.backend)
+        self._make = lambda: Gradients(
+            self.params, groups, device_id=harness.device_id, transport=transport, clip_norm=harness.optimizer.clip_norm
+        )
+        self.gradients = self._make()
+
+    def renew(self) -> None:
+        """Before a step: for an engine that throws gradients away after its update."""
+        if self.groups:
+            self.gradients = self._make()
 
     def reduce(self) -> None:
-        """Sum them; every member has run all its backwards."""
-        for g, (group, params, members) in enumerate(self.groups):
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            num_bytes = round(flat.numel() * flat.element_size() * 2 * (members - 1) / members)
-            with self.harness.timed("R", 0, g, num_bytes):
-                dist.all_reduce(flat, group=group)
-            for param, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
-                param.grad = part.view_as(param)
+        """Sum them; every rank has run all its backwards."""
+        for group in self.groups:
+            self._timed("R", group, lambda group=group: self.gradients.reduce(group))
+
+    def clip(self) -> None:
+        """Scale all gradients down to the norm allowed, if one is."""
+        if self.harness.optimizer.clip_norm is not None:
+            self._timed("N", 0, self.gradients.clip)
+
+    def _timed(self, kind: str, number: int, run: Callable[[], int]) -> None:
+        start = time.perf_counter()
+        num_bytes = run()
+        self.harness.sync()
+        event = Event(self.harness.device_id, kind, self.stage, number, start, time.perf_counter(), num_bytes)
+        self.harness.events.append(event)
 
 
 def inputs_of(job: Job, stage: int) -> tuple[str, ...]:

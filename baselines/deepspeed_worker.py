@@ -78,8 +78,7 @@ class DeepSpeedPipeline(AbstractShare):
         # Its shared-memory all-reduce is compiled at the first start, for minutes and in silence, and a pipeline has no use for it.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
         deepspeed.init_distributed(dist_backend=harness.job.settings.backend)
-        self.harness, job = harness, harness.job
-        self.rank_of = {s: s for s in range(chain.num_stages)}
+        self.harness, self.chain, job = harness, chain, harness.job
         borders = carried_inputs(job, chain)
         # A specification is built by the rank that owns it only.
         specs = [LayerSpec(Layer, harness, chain, s, borders) for s in range(chain.num_stages)]
@@ -92,12 +91,11 @@ class DeepSpeedPipeline(AbstractShare):
         self.engine: Any = deepspeed.initialize(
             model=self.pipe,
             optimizer=self.optimizer,
-            model_parameters=params,
             config={
                 "train_micro_batch_size_per_gpu": self.stage.size,
                 "gradient_accumulation_steps": self.stage.num_microbatches,
                 # Without this line it clips at 1.0.
-                "gradient_clipping": job.settings.engine["gradient_clipping"],
+                "gradient_clipping": harness.optimizer.clip_norm or 0.0,
                 "zero_optimization": {"stage": 0},
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": NEVER,
@@ -105,7 +103,7 @@ class DeepSpeedPipeline(AbstractShare):
         )[0]
         # A stage has one replica: averaging over it would only copy the gradients, and refuses float64.
         self.engine.pipeline_enable_backward_allreduce = False
-        self.shared = SharedGradients(harness, [self.stage], self.rank_of)
+        self.shared = SharedGradients(harness, chain, [self.stage])
         self.counts = {"F": 0, "B": 0, "SF": 0, "SB": 0}
         self.engine._INSTRUCTION_MAP = self._instructions()
 
@@ -134,8 +132,7 @@ class DeepSpeedPipeline(AbstractShare):
             with self.harness.timed(kind, self.stage.index, microbatch, self._num_bytes(kind, engine, buffer_id)):
                 run(engine, buffer_id)
             if kind == "B":
-                self.stage.microbatch = microbatch
-                self.harness.released(self.stage.key)
+                self.harness.released(self.stage.index, microbatch)
 
         return timed
 
@@ -162,6 +159,9 @@ class DeepSpeedPipeline(AbstractShare):
     def tensors(self) -> list[Tensor]:
         return self.stage.held()
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
     def buffer_bytes(self) -> int:
         """One message each way; what arrives is copied out of it."""
         buffers = self.engine._grad_layer_buf
@@ -170,6 +170,7 @@ class DeepSpeedPipeline(AbstractShare):
     def train_step(self) -> Tensor | None:
         self.counts = dict.fromkeys(self.counts, 0)
         self.harness.set_rate(self.optimizer)
+        self.shared.renew()
         self.engine.train_batch(self._batches())
         return self.stage.take_loss()
 
@@ -186,7 +187,7 @@ class DeepSpeedPipeline(AbstractShare):
         return self.stage.part.inputs if self.stage.last else ()
 
     def evaluate(self) -> dict[str, float]:
-        return evaluate(self.harness, [self.stage], self.rank_of)
+        return evaluate(self.harness, [self.stage], self.chain.rank_of)
 
     def final_state(self) -> dict[int, dict[str, Tensor]]:
         return {self.stage.index: self.stage.part.state_dict()}

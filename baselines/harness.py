@@ -19,8 +19,8 @@ import torch
 
 from gpp.data.sampler import minibatch
 from gpp.runtime.job import Job, restore
+from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, write_line
-from gpp.runtime.stage import MemoryMeter
 from gpp.runtime.state import save_final, static_bytes
 from gpp.timeline import Event
 
@@ -83,24 +83,24 @@ class Harness:
         self.sync()
         self.events.append(Event(self.device_id, kind, stage, microbatch, start, time.perf_counter(), num_bytes))
 
-    def saving(self, key: int) -> AbstractContextManager[object]:
-        """Meter what autograd saves inside, under the micro-batch `key`, while the meter is on."""
+    def saving(self, stage: int, microbatch: int) -> AbstractContextManager[object]:
+        """Meter what autograd saves inside for a micro-batch of a stage, while the meter is on."""
         meter = self.meter
         if meter is None:
             return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(key, t.detach()), lambda t: t)
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(stage, microbatch, t.detach()), lambda t: t)
 
-    def saved(self, key: int, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Meter further tensors that live until `key`'s backward, then take the reading."""
+    def saved(self, stage: int, microbatch: int, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Meter further tensors that live until the micro-batch's backward, then take the reading."""
         if self.meter is not None:
             for tensor in tensors:
-                self.meter.note(key, tensor)
+                self.meter.note(stage, microbatch, tensor)
             self.meter.update()
 
-    def released(self, key: int) -> None:
-        """Tell the meter that the backward of `key` is done."""
+    def released(self, stage: int, microbatch: int) -> None:
+        """Tell the meter that a backward is done."""
         if self.meter is not None:
-            self.meter.release(key)
+            self.meter.release(stage, microbatch)
 
     def run(self, share: AbstractShare) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl."""
@@ -127,7 +127,7 @@ class Harness:
                 ):
                     with torch.no_grad():
                         write_line(out, {"evaluated": done, **share.evaluate()})
-        held = static_bytes(share.tensors(), share.optimizer) + share.buffer_bytes()
+        held = static_bytes(share.tensors(), share.optimizers()) + share.buffer_bytes()
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
         (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
@@ -139,11 +139,13 @@ class Harness:
 class AbstractShare(ABC):
     """What one worker of an engine trains and evaluates."""
 
-    optimizer: torch.optim.Optimizer | None
-
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers that the worker holds."""
+
+    @abstractmethod
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those whose state it holds; none where nothing is trained."""
 
     @abstractmethod
     def buffer_bytes(self) -> int:

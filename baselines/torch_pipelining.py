@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from baselines.chain import measured_by_events, refuse_early_loss, refuse_what_is_no_chain
+from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -47,23 +47,34 @@ class TorchPipelining(AbstractEngine):
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_is_no_chain(plan, self.name)
-        stages, count = len(plan.stages), plan.minibatch_size // plan.stages[0].microbatch_size
-        if self.schedule == "1F1B" and count < stages:
+        devices, count = device_order(plan), plan.minibatch_size // plan.stages[0].microbatch_size
+        if self.schedule in ("GPipe", "1F1B"):
+            refuse_shared_devices(plan, f"torch's {self.schedule}")
+        elif self.schedule == "ZBVZeroBubble":
+            self._check_placement(plan, [*devices, *reversed(devices)], "down the devices and up again, two stages each")
+        else:
+            rounds = -(-len(plan.stages) // len(devices))
+            self._check_placement(plan, [*devices] * rounds, "round and round the devices")
+        if self.schedule == "1F1B" and count < len(plan.stages):
             raise UnsupportedPlan(
-                f"torch's 1F1B needs at least as many micro-batches as stages, {stages}, and there are {count}. "
-                f"Fix: microbatch_size={max(1, plan.minibatch_size // stages)} or less, or engine.schedule=GPipe"
+                f"torch's 1F1B needs at least as many micro-batches as stages, {len(plan.stages)}, and there are {count}. "
+                f"Fix: microbatch_size={max(1, plan.minibatch_size // len(plan.stages))} or less, or engine.schedule=GPipe"
             )
-        if self.schedule.startswith("Interleaved") and count % max(1, count // stages):
+        if self.schedule.startswith("Interleaved") and count % max(1, count // len(devices)):
             raise UnsupportedPlan(
-                f"torch's {self.schedule} needs a number of micro-batches that {max(1, count // stages)} rounds divide, "
+                f"torch's {self.schedule} runs {max(1, count // len(devices))} rounds of equally many micro-batches, "
                 f"and there are {count}. Fix: another microbatch_size"
             )
-        if self.schedule == "ZBVZeroBubble":
-            raise UnsupportedPlan(
-                "torch's ZBVZeroBubble needs two stages on every device, and a plan gives a device one. "
-                "Fix: engine.schedule=InterleavedZeroBubble"
-            )
         return crowded(plan)
+
+    def _check_placement(self, plan: Plan, wanted: list[int], how: str) -> None:
+        """Torch's schedules of several stages a device have the placement built in."""
+        found = [stage.devices[0] for stage in plan.stages]
+        if found != wanted:
+            raise UnsupportedPlan(
+                f"torch's {self.schedule} places stages {how}: on devices {wanted}, and the plan has them on {found}. "
+                "Fix: another plan, or engine.schedule=1F1B"
+            )
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import run_workers

@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from baselines.chain import Chain
 from baselines.chain_stage import ChainStage, SharedGradients, evaluate
 from baselines.harness import AbstractShare, Harness
+from gpp.capture.stage import tie
 from gpp.runtime.job import Job
 from gpp.runtime.process import connect, guarded
 from gpp.timeline import Event
@@ -48,8 +49,7 @@ class TimedStage(PipelineStage):
         self._release(bwd_chunk_id)
 
     def _release(self, microbatch: int) -> None:
-        self.submod.microbatch = microbatch
-        self.submod.harness.released(self.submod.key)
+        self.submod.harness.released(self.stage_index, microbatch)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._noted("SF", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
@@ -68,77 +68,90 @@ class TimedStage(PipelineStage):
     def buffer_bytes(self) -> int:
         """Of the receive buffers, which the runtime allocates for all micro-batches of a step and keeps."""
         infos = [info for per in (self.args_recv_info, self.grad_recv_info) for at in per.values() for info in at]
-        buffers = [info.buffer for info in infos if getattr(info, "buffer", None) is not None]
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        buffers = [getattr(info, "buffer", None) for info in infos]
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
 
 
 class TorchPipeline(AbstractShare):
-    """This rank's stage and torch's schedule over it."""
+    """This rank's stages and torch's schedule over them."""
 
-    def __init__(self, harness: Harness, chain: Chain, stage: int) -> None:
+    def __init__(self, harness: Harness, chain: Chain) -> None:
         job, name = harness.job, harness.job.settings.engine["schedule"]
-        self.harness = harness
-        share = job.plan.stages[stage].microbatch_size / job.settings.minibatch_size
-        self.stage = ChainStage(harness, chain, stage, scale=share, copies=name in SPLITS_BACKWARD, keeps_inputs=stage > 0)
-        self.rank_of = {s: s for s in range(chain.num_stages)}
-        trainable = self.stage.trainable()
+        self.harness, self.chain = harness, chain
+        size = job.plan.stages[0].microbatch_size
+        count, share = job.settings.minibatch_size // size, size / job.settings.minibatch_size
+        splits = name in SPLITS_BACKWARD
+        # The stages' losses are shares of the mean over the mini-batch already, so torch has nothing to scale.
+        own = chain.stages[harness.rank]
+        self.stages = [ChainStage(harness, chain, s, scale=share, copies=splits, keeps_inputs=s > 0) for s in own]
+        tie(stage.part for stage in self.stages)
+        trainable = list(dict.fromkeys(p for stage in self.stages for p in stage.trainable()))
         self.optimizer = harness.optimizer.build(trainable) if trainable else None
-        size, count = self.stage.size, self.stage.num_microbatches
-        if stage:
-            arriving = tuple(self.stage.empty(tensor, size) for tensor in self.stage.incoming)
-        else:
-            found = harness.fetch("train", range(size), self.stage.arriving)
-            arriving = tuple(found[tensor] for tensor in self.stage.arriving)
-        leaving = tuple(self.stage.empty(tensor, size) for tensor in self.stage.outgoing)
-        if self.stage.last:
-            leaving = (torch.empty((), dtype=getattr(torch, job.settings.dtype), device=harness.device, requires_grad=True),)
-        self.pipe = TimedStage(self.stage, stage, chain.num_stages, harness.device, input_args=arriving, output_args=leaving)
+        self.pipes = [self._pipe(stage) for stage in self.stages]
         kind = get_schedule_class(name)
-        # The stages' losses are shares of the mean over the mini-batch already.
         self.schedule: Any = kind(
-            [self.pipe] if issubclass(kind, PipelineScheduleMulti) else self.pipe,  # pyright: ignore[reportArgumentType]
+            self.pipes if issubclass(kind, PipelineScheduleMulti) else self.pipes[0],  # pyright: ignore[reportArgumentType]
             n_microbatches=count,
             loss_fn=lambda output, target: output,
             scale_grads=False,
         )
-        self.shared = SharedGradients(harness, [self.stage], self.rank_of)
+        self.shared = SharedGradients(harness, chain, self.stages)
         # The loss is inside the last stage, which gets its targets as inputs: this one only has to be there.
-        self.target = torch.zeros(count, device=harness.device) if self.stage.last else None
+        self.target = torch.zeros(count, device=harness.device) if self.stages[-1].last else None
+
+    def _pipe(self, stage: ChainStage) -> TimedStage:
+        """The stage with the shapes of what comes and goes, so that torch does not run it on garbage to find out."""
+        harness, size = self.harness, stage.size
+        if stage.index:
+            arriving = tuple(stage.empty(name, size) for name in stage.arriving)
+        else:
+            found = harness.fetch("train", range(size), stage.arriving)
+            arriving = tuple(found[name] for name in stage.arriving)
+        leaving = tuple(stage.empty(name, size) for name in stage.outgoing)
+        if stage.last:
+            dtype = getattr(torch, harness.job.settings.dtype)
+            leaving = (torch.empty((), dtype=dtype, device=harness.device, requires_grad=True),)
+        return TimedStage(stage, stage.index, self.chain.num_stages, harness.device, input_args=arriving, output_args=leaving)
 
     def tensors(self) -> list[Tensor]:
-        return self.stage.held()
+        return list(dict.fromkeys(tensor for stage in self.stages for tensor in stage.held()))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer] if self.optimizer else []
 
     def buffer_bytes(self) -> int:
-        return self.pipe.buffer_bytes()
+        return sum(pipe.buffer_bytes() for pipe in self.pipes)
 
     def train_step(self) -> Tensor | None:
-        harness, stage = self.harness, self.stage
-        found = harness.fetch("train", harness.order(), stage.part.inputs)
-        if stage.index == 0:
-            args, kwargs = tuple(found[name] for name in stage.arriving), {}
-        else:
-            args, kwargs = (), found
+        harness, first = self.harness, self.stages[0]
+        names = {name for stage in self.stages for name in stage.part.inputs}
+        found = harness.fetch("train", harness.order(), names)
+        # The first stage takes its inputs by position; torch hands those by name to all stages of the rank.
+        args = tuple(found[name] for name in first.arriving) if first.index == 0 else ()
+        later = {name for stage in self.stages if stage.index for name in stage.part.inputs}
+        kwargs = {name: found[name] for name in sorted(later)}
         self.schedule.step(*args, target=self.target, return_outputs=False, **kwargs)
         self.shared.reduce()
+        self.shared.clip()
         if self.optimizer is not None:
-            with harness.timed("U", stage.index, 0):
+            with harness.timed("U", first.index, 0):
                 harness.set_rate(self.optimizer)
                 self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
-        return stage.take_loss()
+                self.shared.gradients.clear()
+        return self.stages[-1].take_loss()
 
     def evaluate(self) -> dict[str, float]:
-        return evaluate(self.harness, [self.stage], self.rank_of)
+        return evaluate(self.harness, self.stages, self.chain.rank_of)
 
     def final_state(self) -> dict[int, dict[str, Tensor]]:
-        return {self.stage.index: self.stage.part.state_dict()}
+        return {stage.index: stage.part.state_dict() for stage in self.stages}
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     connect(job, run_dir, rank, world)
     chain = Chain.of(job.plan, job.graph)
     harness = Harness(job, run_dir, rank=rank, device_id=chain.devices[rank], device=device)
-    harness.run(TorchPipeline(harness, chain, rank))
+    harness.run(TorchPipeline(harness, chain))
     # Nobody closes a connection that another rank still reads from.
     dist.barrier()
     dist.destroy_process_group()

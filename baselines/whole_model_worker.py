@@ -71,6 +71,9 @@ class WholeModel(AbstractShare):
     def tensors(self) -> list[torch.Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
     def buffer_bytes(self) -> int:
         # DDP's buckets hold every gradient once more.
         return sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad) if self.parallel else 0
@@ -84,6 +87,8 @@ class WholeModel(AbstractShare):
             with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
                 total += self._microbatch(order[piece.lo : piece.hi], piece.microbatch)
         with harness.timed("U", 0, 0):
+            if harness.optimizer.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), harness.optimizer.clip_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return total
@@ -94,11 +99,11 @@ class WholeModel(AbstractShare):
         share = len(rows) / harness.job.settings.minibatch_size
         with harness.timed("F", 0, microbatch):
             inputs, targets = self._batch("train", rows)
-            with harness.saving(microbatch):
+            with harness.saving(0, microbatch):
                 value = self.loss((self.parallel or self.module)(**inputs), targets)
             # DDP averages over ranks what is to be added up.
             scaled = value if share * self.world == 1 else value * (share * self.world)
-        harness.saved(microbatch)
+        harness.saved(0, microbatch)
         self.ready_at, self.reduced_bytes = 0.0, 0
         start = clock()
         scaled.backward()
@@ -111,7 +116,7 @@ class WholeModel(AbstractShare):
             # What a ring moves over each member's link: the same measure as the simulator's.
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
-        harness.released(microbatch)
+        harness.released(0, microbatch)
         return value.detach().double().cpu() * share
 
     def _batch(self, split: str, rows: list[int]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
