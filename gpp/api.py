@@ -114,7 +114,7 @@ def train(
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
-    if engine.one_stage:
+    if engine.planner is not None:
         raise InvalidConfig(
             "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
         )

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,11 @@ from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel
 from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan import Plan, make_plan
+from gpp.plan import Plan
+from gpp.planners.data_parallel import DataParallel
 from gpp.planners.lower_bound import Bound, lower_bound
 from gpp.planners.sequential import Sequential
+from gpp.planners.single import Single
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -105,12 +107,16 @@ class Experiment:
         if self.mode == "compare":
             check("plan", self.plan is None, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
             check("strategies", bool(self.strategies), "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
-            if self.engine.one_stage:
+            if self.engine.planner is not None:
                 raise InvalidConfig(
                     "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
                 )
         if not whole(self.max_ops, 1):
             raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
+        if self.engine.planner is not None:
+            # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
+            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
+            object.__setattr__(self, "strategy", own)
 
     @property
     def max_ops(self) -> int:
@@ -120,6 +126,11 @@ class Experiment:
     def trains(self) -> bool:
         """Whether an engine is to run the plan for real."""
         return self.mode == "train" and self.engine.needs_weights
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the model stays in one piece, so that there is nothing to cut."""
+        return isinstance(self.strategy.planner, Single | DataParallel)
 
     @property
     def explains(self) -> bool:
@@ -140,7 +151,7 @@ class Experiment:
         if self.plan is not None and not Path(self.plan).is_file():
             raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
         if isinstance(self.model, Profile):
-            if self.trains or self.engine.one_stage:
+            if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
@@ -208,7 +219,7 @@ class Experiment:
         """
         cost = self.model.times if isinstance(self.model, Profile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self.engine.one_stage and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not isinstance(self.model, Profile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -217,7 +228,7 @@ class Experiment:
             )
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
-        fixed = captured.batch is not None and not self.engine.one_stage
+        fixed = captured.batch is not None and self.engine.planner is None
         return Problem(
             graph=graph,
             cluster=self.cluster,
@@ -241,7 +252,7 @@ class Experiment:
         return measured(cost, captured, graph, largest=self.minibatch_size, device=device, optimizer=self.optimizer)
 
     def make_plan(self, problem: Problem) -> Plan:
-        """The plan to run: the user's own file, the engine's only one, or the strategy's.
+        """The plan to run: the user's own file, or the strategy's.
 
         Raises:
             Infeasible: no plan fits.
@@ -249,8 +260,6 @@ class Experiment:
         """
         if self.plan is not None:
             plan = from_json(Plan, Path(self.plan).read_bytes())
-        elif self.engine.one_stage:
-            plan = make_plan(problem, "single", [(problem.graph.all_mask, 1)], problem.minibatch_size)
         else:
             return self.strategy.plan(problem)
         plan.validate(problem)
@@ -270,7 +279,7 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
-        if self.engine.one_stage:
+        if isinstance(self.strategy.planner, Single):
             return None  # bound by its one device, not by what others could do with them all
         try:
             return lower_bound(problem)
@@ -281,7 +290,7 @@ class Experiment:
         """What `sequential` makes of the same problem, to stand beside the plan's own."""
         if self.mode == "plan" and self.explain_s == 0:
             return ()  # nothing is to be planned again
-        if self.engine.one_stage or (
+        if isinstance(self.strategy.planner, Single) or (
             isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
         ):
             return ()
@@ -299,7 +308,7 @@ class Experiment:
         self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
     ) -> Explanation | None:
         """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
-        if self.engine.one_stage:
+        if self._whole:
             return None
         known = tuple(
             WhatIf(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 from gpp.errors import InvalidConfig
 from gpp.plan import Plan
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded, refuse_what_does_not_run
 from gpp.runtime.job import Job
 
 
@@ -27,7 +27,7 @@ class Distributed(AbstractEngine):
     """
 
     needs_weights: ClassVar[bool] = True
-    one_stage: ClassVar[bool] = False
+    planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
     interface: str = "lo"
     timeout_s: float = 600.0
@@ -36,8 +36,7 @@ class Distributed(AbstractEngine):
     shared_memory: bool = True
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise InvalidConfig("engine.timeout_s", self.timeout_s, "must be positive", "set engine.timeout_s=600")
+        check_timeout(self.timeout_s)
         if self.autocast not in (None, "bfloat16", "float16"):
             raise InvalidConfig(
                 "engine.autocast", self.autocast, "must be bfloat16, float16 or null", "set engine.autocast=bfloat16"
@@ -55,10 +54,7 @@ class Distributed(AbstractEngine):
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
-        cores = len(os.sched_getaffinity(0))
-        if plan.num_devices > cores:
-            return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
-        return ()
+        return crowded(plan)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import collect, run_workers

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpp.errors import UnsupportedPlan
+from gpp.errors import InvalidConfig, UnsupportedPlan
 
 if TYPE_CHECKING:
     from gpp.plan import Plan
+    from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
     from gpp.timeline import Timeline
 
@@ -55,6 +57,24 @@ def refuse_what_does_not_run(plan: Plan) -> None:
             )
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Refuse a timeout that has always passed.
+
+    Raises:
+        InvalidConfig: it is not positive.
+    """
+    if not timeout_s > 0:
+        raise InvalidConfig("engine.timeout_s", timeout_s, "must be positive", "set engine.timeout_s=600")
+
+
+def crowded(plan: Plan) -> tuple[str, ...]:
+    """The warning for more workers than cores, if there are."""
+    cores = len(os.sched_getaffinity(0))
+    if plan.num_devices > cores:
+        return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
+    return ()
+
+
 class AbstractEngine(ABC):
     """Runs plans. The settings of an engine are its fields."""
 
@@ -62,8 +82,8 @@ class AbstractEngine(ABC):
 
     needs_weights: ClassVar[bool]
     """Whether the job must hold initial weights, hence a model that is really built."""
-    one_stage: ClassVar[bool]
-    """Whether the engine runs the whole model on one device, whatever the strategy."""
+    planner: ClassVar[AbstractPlanner | None]
+    """Cuts in place of the strategy's planner, for an engine that runs the user's own module whole; None for all others."""
 
     @property
     @abstractmethod

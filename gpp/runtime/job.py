@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Settings:
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
         compile: backend of torch.compile for every stage; None to run as captured.
+        engine: what an engine of its own kind tells its workers.
     """
 
     steps: int
@@ -74,6 +75,7 @@ class Settings:
     autocast: str | None = None
     compile: str | None = None
     shared_memory: bool = True
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

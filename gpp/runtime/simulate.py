@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
 
@@ -17,7 +18,7 @@ class Simulate(AbstractEngine):
     """Predicts only."""
 
     needs_weights: ClassVar[bool] = False
-    one_stage: ClassVar[bool] = False
+    planner: ClassVar[AbstractPlanner | None] = None
     name: str = "simulate"
 
     @property

@@ -1,4 +1,4 @@
-"""The reference: the user's own module, eager, whole mini-batches, one device, no graph and no messages."""
+"""The reference: the user's own module, eager, on one device, no graph and no messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+from baselines.whole_model import refuse_several_stages
 from gpp.plan import Plan
+from gpp.planners import single
+from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
 
@@ -14,10 +17,13 @@ from gpp.runtime.job import Job
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Single(AbstractEngine):
-    """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal."""
+    """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal.
+
+    With `microbatch_size` it adds the gradients of micro-batches up; without, the mini-batch is one piece.
+    """
 
     needs_weights: ClassVar[bool] = True
-    one_stage: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = single.Single()
     name: str = "single"
 
     @property
@@ -25,9 +31,11 @@ class Single(AbstractEngine):
         return {}
 
     def check(self, plan: Plan) -> tuple[str, ...]:
+        refuse_several_stages(plan, self.name)
         return ()
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import collect, run_workers
 
-        return collect(job, run_dir, run_workers("gpp.runtime.single_worker", job, run_dir, 1, progress))
+        refuse_several_stages(job.plan, self.name)
+        return collect(job, run_dir, run_workers("baselines.whole_model_worker", job, run_dir, 1, progress))

@@ -1,0 +1,162 @@
+"""A plan as the chain that other systems run: every border carries all that later stages still need.
+
+    stages   0: a ──► 1: b (reads a) ──► 2: c (reads a and b)
+    borders  0|1: a       1|2: a, b
+
+Those systems hand a stage the output of the one before it and nothing else, so a branch that is done travels through
+the stages of the others: the cost that stages in a DAG do not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpp.errors import UnsupportedPlan
+from gpp.graph.op_graph import OpGraph
+from gpp.plan import Plan
+from gpp.runtime.engine import Outcome, refuse_what_does_not_run
+from gpp.runtime.job import Job
+from gpp.timeline import Event
+
+if TYPE_CHECKING:
+    from gpp.runtime.controller import Follower
+
+
+def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
+    """Replicas, micro-batches that differ and kFkB are beyond an engine of chains.
+
+    Raises:
+        UnsupportedPlan: the plan has one of them; names the stage.
+    """
+    refuse_what_does_not_run(plan)
+    sizes = [stage.microbatch_size for stage in plan.stages]
+    for s, stage in enumerate(plan.stages):
+        if len(stage.devices) > 1:
+            raise UnsupportedPlan(
+                f"stage {s} has {len(stage.devices)} replicas, engine={engine} gives a stage one device. "
+                "Fix: strategy.planner.replication=false"
+            )
+        if stage.microbatch_size != sizes[0]:
+            raise UnsupportedPlan(
+                f"stage {s} runs micro-batches of {stage.microbatch_size} samples, stage 0 of {sizes[0]}: engine={engine} has one "
+                "size for all. Fix: strategy.planner.per_stage=false"
+            )
+        if stage.k > 1:
+            raise UnsupportedPlan(
+                f"stage {s} runs {stage.k} forwards in a row, engine={engine} has no such schedule. "
+                "Fix: strategy.planner.per_stage=false"
+            )
+
+
+def refuse_shared_devices(plan: Plan, engine: str) -> None:
+    """Several stages on one device are beyond most schedules.
+
+    Raises:
+        UnsupportedPlan: names the device.
+    """
+    for device, stages in sorted(plan.stages_of_device.items()):
+        if len(stages) > 1:
+            raise UnsupportedPlan(
+                f"device {device} runs stages {', '.join(map(str, stages))}, {engine} runs one stage a device. "
+                "Fix: engine=distributed, or engine=torch_pipelining engine.schedule=Interleaved1F1B"
+            )
+
+
+def refuse_early_loss(job: Job, engine: str) -> None:
+    """The loss must be made by the last stage: the other systems start their backward there.
+
+    Raises:
+        UnsupportedPlan: names the stage that makes it.
+    """
+    stage = stage_of_loss(job)
+    last = len(job.plan.stages) - 1
+    if stage != last:
+        raise UnsupportedPlan(
+            f"stage {stage} makes the loss, but stage {last} is the chain's last: engine={engine} takes the loss from the last "
+            "stage only. Fix: engine=distributed"
+        )
+
+
+def stage_of_loss(job: Job) -> int:
+    """The stage whose operators hold the loss."""
+    node = job.captured.results["loss"]
+    op = next(i for i, op in enumerate(job.graph.ops) if node in op.nodes)
+    return next(s for s, stage in enumerate(job.plan.stages) if op in stage.ops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What crosses the borders of a plan run as a chain, and where its stages are.
+
+    Args:
+        carried: border s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
+        devices: rank -> device: devices in the order of their first stages.
+        stages: rank -> its stages, ascending.
+    """
+
+    carried: tuple[tuple[str, ...], ...]
+    devices: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, plan: Plan, graph: OpGraph) -> Chain:
+        """The chain of the plan's stages in their topological order."""
+        reach: dict[str, tuple[int, int]] = {}
+        for (s, t), tensors in plan.edge_tensors(graph).items():
+            for tensor in tensors:
+                reach[tensor.name] = (s, max(t, reach.get(tensor.name, (s, t))[1]))
+        position = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
+        names = sorted(reach, key=position.__getitem__)
+        borders = range(len(plan.stages) - 1)
+        devices = device_order(plan)
+        return cls(
+            carried=tuple(tuple(name for name in names if reach[name][0] <= border < reach[name][1]) for border in borders),
+            devices=devices,
+            stages=tuple(plan.stages_of_device[device] for device in devices),
+        )
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.carried) + 1
+
+    @property
+    def rank_of(self) -> dict[int, int]:
+        """Stage -> rank."""
+        return {stage: rank for rank, stages in enumerate(self.stages) for stage in stages}
+
+    def incoming(self, stage: int) -> tuple[str, ...]:
+        """What stage `stage` receives from the one before it."""
+        return self.carried[stage - 1] if stage else ()
+
+    def outgoing(self, stage: int) -> tuple[str, ...]:
+        """What it hands to the next one."""
+        return self.carried[stage] if stage + 1 < self.num_stages else ()
+
+
+def device_order(plan: Plan) -> tuple[int, ...]:
+    """Devices by their first stages: the ranks of a chain."""
+    return tuple(dict.fromkeys(stage.devices[0] for stage in plan.stages))
+
+
+def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+    """What the ranks measured, with the samples in flight that the engine's own schedule had, not the program's."""
+    from gpp.runtime.controller import collect
+
+    outcome = collect(job, run_dir, logs)
+    assert outcome.measured is not None
+    metrics = replace(outcome.measured.metrics, max_in_flight_samples=_in_flight(outcome.measured.events, job.plan))
+    return replace(outcome, measured=replace(outcome.measured, metrics=metrics))
+
+
+def _in_flight(events: tuple[Event, ...], plan: Plan) -> dict[int, int]:
+    """Stage -> most samples between a forward's start and the end of its whole backward."""
+    held, most = dict.fromkeys(range(len(plan.stages)), 0), dict.fromkeys(range(len(plan.stages)), 0)
+    split = {event.stage for event in events if event.kind == "W"}
+    moments = [(event.start_s, 1, event) for event in events if event.kind == "F"]
+    moments += [(event.end_s, -1, event) for event in events if event.kind == ("W" if event.stage in split else "B")]
+    for _, change, event in sorted(moments, key=lambda moment: moment[:2]):
+        held[event.stage] += change
+        most[event.stage] = max(most[event.stage], held[event.stage])
+    return {s: count * plan.stages[s].microbatch_size for s, count in most.items()}

@@ -1,0 +1,213 @@
+"""A stage of a chain as a module that takes what crosses the border before it and returns what crosses the one behind it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from baselines.chain import Chain
+from baselines.harness import Harness
+from gpp.capture.stage import StageModule, build_stage
+from gpp.program import reduce_groups
+from gpp.runtime.channels import TorchTransport
+from gpp.runtime.gradients import Gradients
+from gpp.runtime.job import Job
+from gpp.runtime.state import Slices
+from gpp.timeline import Event
+
+EVALUATION_SENDS = 16
+"""Sends under way in an evaluation."""
+
+
+class _Entering(torch.autograd.Function):
+    """The identity; its gradient is contiguous, as gloo demands of what it sends and autograd does not promise."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
+
+
+def nodes_of(job: Job, stage: int) -> list[str]:
+    """The captured nodes of a stage's operators."""
+    return [node for op in job.plan.stages[stage].ops for node in job.graph.ops[op].nodes]
+
+
+class ChainStage(torch.nn.Module):
+    """One stage of a plan run as a chain, with the same captured module as `engine=distributed` has.
+
+    `forward(*arriving, **inputs)` runs the micro-batch that `microbatch` says and returns a tuple in the order of
+    `outgoing`; the last stage returns its loss times `scale`.
+
+    Args:
+        stage: its number in the plan.
+        scale: what the engine wants a micro-batch's mean loss multiplied by.
+        copies: never return a view or an input itself, for an engine that detaches outputs in place.
+        keeps_inputs: the engine keeps the buffers of what arrives for good, so the meter leaves them out.
+    """
+
+    def __init__(
+        self, harness: Harness, chain: Chain, stage: int, *, scale: float, copies: bool = False, keeps_inputs: bool = False
+    ) -> None:
+        super().__init__()
+        self.harness, self.index, self.scale, self.copies, self.keeps_inputs = harness, stage, scale, copies, keeps_inputs
+        self.part = build_stage(harness.job.captured, nodes_of(harness.job, stage), device=harness.device)
+        with safe_open(harness.run_dir / "job" / "weights.safetensors", framework="pt", device=str(harness.device)) as weights:
+            self.part.load(Slices(weights))
+        self.incoming, self.outgoing = chain.incoming(stage), chain.outgoing(stage)
+        self.arriving = self.incoming if stage else self.part.inputs
+        self.last = stage + 1 == chain.num_stages
+        self.size = harness.job.plan.stages[stage].microbatch_size
+        self.share = self.size / harness.job.settings.minibatch_size
+        self.num_microbatches = harness.job.settings.minibatch_size // self.size
+        self.microbatch = 0
+        self.loss: Tensor | None = None
+        self.evaluation = self.part.eval_module() if harness.job.settings.evaluation_samples else None
+
+    def forward(self, *arriving: Tensor, **inputs: Tensor) -> tuple[Tensor, ...] | Tensor:
+        harness, values = self.harness, dict(inputs)
+        for name, tensor in zip(self.arriving, arriving, strict=True):
+            values[name] = cast(Tensor, _Entering.apply(tensor)) if tensor.requires_grad else tensor
+            if self.keeps_inputs and harness.meter is not None:
+                harness.meter.own.add(tensor.untyped_storage().data_ptr())
+        if self.part.has_random:
+            seed = harness.job.settings.seed
+            torch.manual_seed(hash((seed, harness.step, self.index, self.microbatch, harness.device_id)))
+        with harness.saving(self.index, self.microbatch):
+            values.update(self.part(self.size, values))
+        if self.last:
+            loss = values["loss"]
+            share = loss.detach().double() * self.share
+            self.loss = share if self.loss is None else self.loss + share
+            harness.saved(self.index, self.microbatch)
+            return loss * self.scale
+        outputs = tuple(self._leaving(values[name], arriving) for name in self.outgoing)
+        harness.saved(self.index, self.microbatch, (*arriving, *outputs))
+        return outputs
+
+    def _leaving(self, tensor: Tensor, arriving: tuple[Tensor, ...]) -> Tensor:
+        tensor = tensor.contiguous()
+        if self.copies and (tensor._is_view() or any(tensor is one for one in arriving)):
+            return tensor.clone()
+        return tensor
+
+    def take_loss(self) -> Tensor | None:
+        """This step's share of the mean loss; None where another stage makes it."""
+        loss, self.loss = self.loss, None
+        return loss
+
+    def empty(self, name: str, samples: int) -> Tensor:
+        """An uninitialised tensor like the one called `name`, which requires a gradient if that does."""
+        spec = self.part.spec(name)
+        shape = list(spec.shape)
+        shape.insert(spec.batch_dim, samples)
+        return torch.empty(shape, dtype=spec.dtype, device=self.harness.device, requires_grad=spec.differentiable)
+
+    def held(self) -> list[Tensor]:
+        """Parameters and buffers."""
+        return [*self.part.parameters(), *self.part.buffers()]
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """Parameters that get a gradient."""
+        return [p for p in self.part.parameters() if p.requires_grad]
+
+
+def evaluate(harness: Harness, stages: list[ChainStage], rank_of: dict[int, int]) -> dict[str, float]:
+    """Results on the held-out samples: forwards only, micro-batch by micro-batch, over plain sends and receives.
+
+    The engines' own evaluations run whole mini-batches, so they would leave the last samples out.
+
+    Args:
+        stages: of this rank, ascending.
+        rank_of: stage -> rank.
+    """
+    settings, totals, here = harness.job.settings, dict[str, Tensor](), {stage.index for stage in stages}
+    pending: deque[tuple[dist.Work | None, Tensor]] = deque()
+    kept: dict[str, Tensor] = {}
+    for lo in range(0, settings.evaluation_samples, stages[0].size):
+        hi = min(lo + stages[0].size, settings.evaluation_samples)
+        for stage in stages:
+            assert stage.evaluation is not None
+            values: dict[str, Tensor] = dict(harness.fetch("test", range(lo, hi), stage.evaluation.inputs))
+            for name in stage.incoming:
+                if stage.index - 1 in here:
+                    values[name] = kept[name]
+                else:
+                    values[name] = stage.empty(name, hi - lo)
+                    dist.recv(values[name], rank_of[stage.index - 1], tag=stage.index)
+            made = stage.evaluation(hi - lo, values)
+            for name in stage.evaluation.results:
+                value = made[name].double() * ((hi - lo) / settings.evaluation_samples)
+                totals[name] = totals[name] + value if name in totals else value
+            kept = {name: (made if name in made else values)[name].contiguous() for name in stage.outgoing}
+            if stage.outgoing and stage.index + 1 not in here:
+                for tensor in kept.values():
+                    pending.append((dist.isend(tensor, rank_of[stage.index + 1], tag=stage.index + 1), tensor))
+        while len(pending) > EVALUATION_SENDS:
+            _wait(pending)
+    while pending:
+        _wait(pending)
+    return {name: value.item() for name, value in totals.items()}
+
+
+def _wait(pending: deque[tuple[dist.Work | None, Tensor]]) -> None:
+    work, _ = pending.popleft()
+    if work is not None:
+        work.wait()
+
+
+class SharedGradients:
+    """Sums the gradients of parameters that several ranks hold a copy of, and clips by the norm of all.
+
+    The other systems leave this to their users, or do it for whole layers that are declared to be tied.
+    """
+
+    def __init__(self, harness: Harness, chain: Chain, stages: list[ChainStage]) -> None:
+        job, rank_of = harness.job, {device: rank for rank, device in enumerate(chain.devices)}
+        self.harness, self.stage = harness, stages[0].index
+        self.params = {name: p for stage in stages for name, p in stage.part.named_parameters()}
+        groups = reduce_groups(job.plan, job.graph)
+        self.groups = [g for g, group in enumerate(groups) if harness.device_id in group.devices]
+        transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of, backend=job.settings.backend)
+        self._make = lambda: Gradients(
+            self.params, groups, device_id=harness.device_id, transport=transport, clip_norm=harness.optimizer.clip_norm
+        )
+        self.gradients = self._make()
+
+    def renew(self) -> None:
+        """Before a step: for an engine that throws gradients away after its update."""
+        if self.groups:
+            self.gradients = self._make()
+
+    def reduce(self) -> None:
+        """Sum them; every rank has run all its backwards."""
+        for group in self.groups:
+            self._timed("R", group, lambda group=group: self.gradients.reduce(group))
+
+    def clip(self) -> None:
+        """Scale all gradients down to the norm allowed, if one is."""
+        if self.harness.optimizer.clip_norm is not None:
+            self._timed("N", 0, self.gradients.clip)
+
+    def _timed(self, kind: str, number: int, run: Callable[[], int]) -> None:
+        start = time.perf_counter()
+        num_bytes = run()
+        self.harness.sync()
+        event = Event(self.harness.device_id, kind, self.stage, number, start, time.perf_counter(), num_bytes)
+        self.harness.events.append(event)
+
+
+def inputs_of(job: Job, stage: int) -> tuple[str, ...]:
+    """The user inputs and targets that a stage reads, found without its weights."""
+    part: StageModule = build_stage(job.captured, nodes_of(job, stage), device="meta")
+    return part.inputs

@@ -1,0 +1,48 @@
+"""PyTorch's DistributedDataParallel: the user's own module on every device, each with its share of every micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from baselines.whole_model import refuse_several_stages
+from gpp.plan import Plan
+from gpp.planners import data_parallel
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel(AbstractEngine):
+    """Gradients are averaged in DDP's own buckets, which overlap with the backward of the last micro-batch.
+
+    Args:
+        interface: network interface to bind; loopback unless the user names another.
+        timeout_s: after which a worker that waits for the others gives up.
+    """
+
+    needs_weights: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = data_parallel.DataParallel()
+    name: str = "data_parallel"
+    interface: str = "lo"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {"interface": self.interface, "timeout_s": self.timeout_s}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        refuse_several_stages(plan, self.name)
+        return crowded(plan)
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import collect, run_workers
+
+        refuse_several_stages(job.plan, self.name)
+        return collect(job, run_dir, run_workers("baselines.whole_model_worker", job, run_dir, job.plan.num_devices, progress))

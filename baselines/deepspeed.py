@@ -1,0 +1,70 @@
+"""DeepSpeed's pipeline engine: chains of stages under its 1F1B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.program import reduce_groups
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeed(AbstractEngine):
+    """A plan's stages in their topological order, one layer of a PipelineModule each; ZeRO off.
+
+    Args:
+        interface: network interface to bind; loopback unless the user names another.
+        timeout_s: after which a worker that waits for a message gives up.
+    """
+
+    needs_weights: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "deepspeed"
+    interface: str = "lo"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {"interface": self.interface, "timeout_s": self.timeout_s}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        if find_spec("deepspeed") is None:
+            raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install 'gpp[deepspeed]'")
+        refuse_what_is_no_chain(plan, self.name)
+        refuse_shared_devices(plan, "DeepSpeed")
+        return crowded(plan)
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import run_workers
+
+        self.check(job.plan)
+        refuse_early_loss(job, self.name)
+        _refuse_clipping_of_shared(job)
+        logs = run_workers("baselines.deepspeed_worker", job, run_dir, job.plan.num_devices, progress)
+        return measured_by_events(job, run_dir, logs)
+
+
+def _refuse_clipping_of_shared(job: Job) -> None:
+    """Its norm counts a parameter once for every stage that has a copy.
+
+    Raises:
+        UnsupportedPlan: names a shared parameter.
+    """
+    groups = reduce_groups(job.plan, job.graph)
+    if groups and job.settings.optimizer.get("clip_norm") is not None:
+        raise UnsupportedPlan(
+            f"{groups[0].params[0]} is in several stages, and DeepSpeed's norm of all gradients counts it for each. "
+            "Fix: optimizer.clip_norm=null, or engine=distributed"
+        )

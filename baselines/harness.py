@@ -1,0 +1,164 @@
+"""A worker of a baseline: what all of them do alike, whatever engine moves the tensors.
+
+Data, learning rate, clock, events, memory meter, evaluations, records and final weights are here; the engine's own part
+is an `AbstractShare`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpp.data.sampler import minibatch
+from gpp.runtime.job import Job, restore
+from gpp.runtime.meter import MemoryMeter
+from gpp.runtime.process import KEPT_STEPS, write_line
+from gpp.runtime.state import save_final, static_bytes
+from gpp.timeline import Event
+
+if TYPE_CHECKING:
+    from gpp.data.base import Samples
+
+
+class Harness:
+    """One rank's access to the job.
+
+    Args:
+        rank: of this worker.
+        device_id: the device of the plan that this worker is.
+        device: the torch device.
+    """
+
+    def __init__(self, job: Job, run_dir: Path, *, rank: int, device_id: int, device: torch.device) -> None:
+        self.job, self.run_dir, self.rank, self.device_id, self.device = job, run_dir, rank, device_id, device
+        settings = job.settings
+        self.model = restore(settings.model) if settings.model else None
+        self.data = restore(settings.data)
+        self.optimizer = restore(settings.optimizer)
+        self.step = 0
+        self.events: list[Event] = []
+        self.meter: MemoryMeter | None = None
+        self._samples: dict[str, Samples] = {}
+
+    def order(self) -> list[int]:
+        """The samples of the present step, in the order in which every engine sees them."""
+        settings = self.job.settings
+        return minibatch(self.step, settings.minibatch_size, settings.train_samples, settings.seed)
+
+    def fetch(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+        """The named inputs and targets (None: all) of samples of a split, on the worker's device."""
+        if names is not None and not names:
+            return {}
+        if split not in self._samples:
+            # Only the ranks that read user inputs, and only the splits that they come to.
+            settings = self.job.settings
+            self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
+        found = self._samples[split].fetch(indices, names)
+        return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
+
+    def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the optimizer the learning rate of the present step."""
+        rate = self.optimizer.lr * self.optimizer.learning_rate.factor(self.step, self.job.settings.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    def sync(self) -> None:
+        """Wait for the accelerator, so that an event's end is the end of its kernels."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def timed(self, kind: str, stage: int, microbatch: int, num_bytes: int = 0) -> Iterator[None]:
+        """Record what runs inside as an event."""
+        start = time.perf_counter()
+        yield
+        self.sync()
+        self.events.append(Event(self.device_id, kind, stage, microbatch, start, time.perf_counter(), num_bytes))
+
+    def saving(self, stage: int, microbatch: int) -> AbstractContextManager[object]:
+        """Meter what autograd saves inside for a micro-batch of a stage, while the meter is on."""
+        meter = self.meter
+        if meter is None:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(stage, microbatch, t.detach()), lambda t: t)
+
+    def saved(self, stage: int, microbatch: int, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Meter further tensors that live until the micro-batch's backward, then take the reading."""
+        if self.meter is not None:
+            for tensor in tensors:
+                self.meter.note(stage, microbatch, tensor)
+            self.meter.update()
+
+    def released(self, stage: int, microbatch: int) -> None:
+        """Tell the meter that a backward is done."""
+        if self.meter is not None:
+            self.meter.release(stage, microbatch)
+
+    def run(self, share: AbstractShare) -> None:
+        """The whole job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl."""
+        settings = self.job.settings
+        ranks = self.run_dir / "ranks"
+        meter = None
+        if self.device.type == "cpu":
+            meter = MemoryMeter({t.untyped_storage().data_ptr() for t in share.tensors()})
+        kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+        with open(ranks / f"rank_{self.rank}.jsonl", "w") as out:
+            for step in range(settings.steps):
+                # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
+                self.step, self.events, self.meter = step, [], meter if step == 0 else None
+                start = time.perf_counter()
+                loss = share.train_step()
+                self.sync()
+                end = time.perf_counter()
+                kept.append({"step": step, "start": start, "end": end, "events": self.events})
+                shown = {} if loss is None else {"loss": float(loss)}
+                write_line(out, {"step": step, "start": start, "end": end, **shown})
+                done = step + 1
+                if settings.evaluation_samples and (
+                    done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
+                ):
+                    with torch.no_grad():
+                        write_line(out, {"evaluated": done, **share.evaluate()})
+        held = static_bytes(share.tensors(), share.optimizers()) + share.buffer_bytes()
+        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
+        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        if settings.final_weights:
+            for stage, state in share.final_state().items():
+                save_final(self.run_dir, stage, state)
+
+
+class AbstractShare(ABC):
+    """What one worker of an engine trains and evaluates."""
+
+    @abstractmethod
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers that the worker holds."""
+
+    @abstractmethod
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those whose state it holds; none where nothing is trained."""
+
+    @abstractmethod
+    def buffer_bytes(self) -> int:
+        """Bytes of message buffers that the engine keeps for good; what lives for one micro-batch is metered."""
+
+    @abstractmethod
+    def train_step(self) -> torch.Tensor | float | None:
+        """One optimizer step of `harness.step`; returns this rank's share of the mean loss, None where another rank has it."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Loss and metrics on the held-out samples, this rank's share of each mean; called without gradients."""
+
+    @abstractmethod
+    def final_state(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Stage -> trained tensors by full name, of the stages that this rank writes down."""

@@ -1,0 +1,85 @@
+"""torch.distributed.pipelining as an engine: chains of stages under its schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.job import Job
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchPipelining(AbstractEngine):
+    """A plan's stages in their topological order, one PipelineStage each, its shapes given, so that nothing is run to infer them.
+
+    Args:
+        schedule: torch's name of it.
+        interface: network interface to bind; loopback unless the user names another.
+        timeout_s: after which a worker that waits for a message gives up.
+    """
+
+    needs_weights: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "torch_pipelining"
+    schedule: str = "1F1B"
+    interface: str = "lo"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+        if self.schedule not in SCHEDULES:
+            raise InvalidConfig(
+                "engine.schedule", self.schedule, f"must be one of {', '.join(SCHEDULES)}", "set engine.schedule=1F1B"
+            )
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {"interface": self.interface, "timeout_s": self.timeout_s, "engine": {"schedule": self.schedule}}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        refuse_what_is_no_chain(plan, self.name)
+        devices, count = device_order(plan), plan.minibatch_size // plan.stages[0].microbatch_size
+        if self.schedule in ("GPipe", "1F1B"):
+            refuse_shared_devices(plan, f"torch's {self.schedule}")
+        elif self.schedule == "ZBVZeroBubble":
+            self._check_placement(plan, [*devices, *reversed(devices)], "down the devices and up again, two stages each")
+        else:
+            rounds = -(-len(plan.stages) // len(devices))
+            self._check_placement(plan, [*devices] * rounds, "round and round the devices")
+        if self.schedule == "1F1B" and count < len(plan.stages):
+            raise UnsupportedPlan(
+                f"torch's 1F1B needs at least as many micro-batches as stages, {len(plan.stages)}, and there are {count}. "
+                f"Fix: microbatch_size={max(1, plan.minibatch_size // len(plan.stages))} or less, or engine.schedule=GPipe"
+            )
+        if self.schedule.startswith("Interleaved") and count % max(1, count // len(devices)):
+            raise UnsupportedPlan(
+                f"torch's {self.schedule} runs {max(1, count // len(devices))} rounds of equally many micro-batches, "
+                f"and there are {count}. Fix: another microbatch_size"
+            )
+        return crowded(plan)
+
+    def _check_placement(self, plan: Plan, wanted: list[int], how: str) -> None:
+        """Torch's schedules of several stages a device have the placement built in."""
+        found = [stage.devices[0] for stage in plan.stages]
+        if found != wanted:
+            raise UnsupportedPlan(
+                f"torch's {self.schedule} places stages {how}: on devices {wanted}, and the plan has them on {found}. "
+                "Fix: another plan, or engine.schedule=1F1B"
+            )
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import run_workers
+
+        self.check(job.plan)
+        refuse_early_loss(job, self.name)
+        logs = run_workers("baselines.torch_pipelining_worker", job, run_dir, job.plan.num_devices, progress)
+        return measured_by_events(job, run_dir, logs)

@@ -1,0 +1,160 @@
+"""The whole model on one device or on each of several: `python -m baselines.whole_model_worker RUN_DIR`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from baselines.harness import AbstractShare, Harness
+from gpp.models.losses import loss as loss_named
+from gpp.models.losses import metric as metric_named
+from gpp.routing import pieces
+from gpp.runtime.job import Job
+from gpp.runtime.process import connect, guarded
+from gpp.runtime.state import copy_into
+from gpp.timeline import Event
+
+
+class WholeModel(AbstractShare):
+    """The user's own module, in DistributedDataParallel where there are several ranks.
+
+    Gradients of micro-batches add up; ranks exchange them once, with the last micro-batch.
+    """
+
+    def __init__(self, harness: Harness, world: int) -> None:
+        self.harness, self.world = harness, world
+        job, settings, model = harness.job, harness.job.settings, harness.model
+        assert model is not None, "a model in memory has no settings to build it from"
+        torch.manual_seed(settings.seed)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, settings.dtype))
+        self.module: torch.nn.Module = model.build().train()
+        torch.set_default_dtype(default)
+        if harness.rank:
+            # Dropout must not hide the same units on every rank.
+            torch.manual_seed(hash((settings.seed, harness.rank)))
+        copy_into(self.module, load_file(harness.run_dir / "job" / "weights.safetensors"))
+        self.module.to(harness.device)
+        self.loss = loss_named(model.loss)
+        self.metric = metric_named(model.metric) if model.metric else None
+        self.optimizer = harness.optimizer.build([p for p in self.module.parameters() if p.requires_grad])
+        stage = job.plan.stages[0]
+        self.pieces = [
+            p for p in pieces(stage.devices, stage.microbatch_size, settings.minibatch_size) if p.device == harness.device_id
+        ]
+        self.ready_at, self.reduced_bytes = 0.0, 0
+        self.parallel = self._parallel() if world > 1 else None
+
+    def _parallel(self) -> DistributedDataParallel:
+        read = {node.target for node in self.harness.job.captured.nodes if node.kind == "param"}
+        aliases = self.harness.job.captured.aliases
+        unused = [n for n, p in self.module.named_parameters() if p.requires_grad and aliases.get(n, n) not in read]
+        # DDP waits for ever for the gradient of a parameter that the loss does not read, unless it looks for such.
+        parallel = DistributedDataParallel(self.module, find_unused_parameters=bool(unused))
+
+        def hook(state, bucket):  # unannotated: DDP compares annotations with its classes, and here they are strings
+            self.ready_at = time.perf_counter()
+            self.reduced_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
+            return allreduce_hook(state, bucket)
+
+        parallel.register_comm_hook(None, hook)
+        return parallel
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
+    def buffer_bytes(self) -> int:
+        # DDP's buckets hold every gradient once more.
+        return sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad) if self.parallel else 0
+
+    def train_step(self) -> torch.Tensor:
+        harness, order = self.harness, self.harness.order()
+        harness.set_rate(self.optimizer)
+        total = torch.zeros((), dtype=torch.float64)
+        for i, piece in enumerate(self.pieces):
+            last = i + 1 == len(self.pieces)
+            with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
+                total += self._microbatch(order[piece.lo : piece.hi], piece.microbatch)
+        with harness.timed("U", 0, 0):
+            if harness.optimizer.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), harness.optimizer.clip_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _microbatch(self, rows: list[int], microbatch: int) -> torch.Tensor:
+        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean loss."""
+        harness, clock = self.harness, time.perf_counter
+        share = len(rows) / harness.job.settings.minibatch_size
+        with harness.timed("F", 0, microbatch):
+            inputs, targets = self._batch("train", rows)
+            with harness.saving(0, microbatch):
+                value = self.loss((self.parallel or self.module)(**inputs), targets)
+            # DDP averages over ranks what is to be added up.
+            scaled = value if share * self.world == 1 else value * (share * self.world)
+        harness.saved(0, microbatch)
+        self.ready_at, self.reduced_bytes = 0.0, 0
+        start = clock()
+        scaled.backward()
+        harness.sync()
+        end = clock()
+        # Computing ends when the last bucket is full; what follows is waiting for the others.
+        computed = self.ready_at or end
+        harness.events.append(Event(harness.device_id, "B", 0, microbatch, start, computed))
+        if self.reduced_bytes:
+            # What a ring moves over each member's link: the same measure as the simulator's.
+            num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
+            harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
+        harness.released(0, microbatch)
+        return value.detach().double().cpu() * share
+
+    def _batch(self, split: str, rows: list[int]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        values = self.harness.fetch(split, rows)
+        inputs = {name: t for name, t in values.items() if not name.startswith("target:")}
+        return inputs, {name.removeprefix("target:"): t for name, t in values.items() if name.startswith("target:")}
+
+    def evaluate(self) -> dict[str, float]:
+        count, rank = self.harness.job.settings.evaluation_samples, self.harness.rank
+        rows = list(range(count * rank // self.world, count * (rank + 1) // self.world))
+        if not rows:
+            return {}
+        self.module.eval()
+        inputs, targets = self._batch("test", rows)
+        outputs = self.module(**inputs)
+        share = len(rows) / count
+        found = {"loss": self.loss(outputs, targets).item() * share}
+        if self.metric and self.harness.model is not None:
+            found[f"metric:{self.harness.model.metric}"] = self.metric(outputs, targets).item() * share
+        self.module.train()
+        return found
+
+    def final_state(self) -> dict[int, dict[str, torch.Tensor]]:
+        if self.harness.rank:
+            return {}
+        return {0: {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}}
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    if world > 1:
+        connect(job, run_dir, rank, world)
+    harness = Harness(job, run_dir, rank=rank, device_id=job.plan.stages[0].devices[rank], device=device)
+    harness.run(WholeModel(harness, world))
+    if world > 1:
+        # Nobody closes a connection that another rank still reads from.
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    guarded(Path(sys.argv[1]), _run)
