@@ -106,7 +106,7 @@ def test_no_cycle_between_modules() -> None:
 def test_planning_modules_leave_torch_alone() -> None:
     code = (
         "import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, "
-        "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.runtime.single, gpp.models.mmt, "
+        "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, baselines.single, gpp.models.mmt, "
         "gpp.data.digits;"
         "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     )
