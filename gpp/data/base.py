@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, describe
@@ -19,6 +19,9 @@ TARGET = "target:"  # prefix of a target's name, so that a target may be called 
 
 class Samples(ABC):
     """The samples of one split, by index."""
+
+    in_memory: ClassVar[bool]
+    """Whether rows are copied out of memory: a whole mini-batch at once is then cheaper than its micro-batches one by one."""
 
     @abstractmethod
     def __len__(self) -> int:

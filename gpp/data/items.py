@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class Items(Samples):
         model: whose inputs and targets they are.
         dtype: of floats, as `float32`.
     """
+
+    in_memory: ClassVar[bool] = False
 
     def __init__(self, dataset: Any, model: AbstractModel, dtype: str) -> None:
         self._dataset = dataset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ class Table(Samples):
         columns: by name, what makes the column.
         dtype: of floats, as `float32`.
     """
+
+    in_memory: ClassVar[bool] = True
 
     def __init__(self, num_samples: int, columns: Mapping[str, Callable[[], np.ndarray]], dtype: str) -> None:
         self._num_samples = num_samples

@@ -165,6 +165,7 @@ class Worker:
     def train_step(self, step: int) -> dict[str, Any]:
         """One optimizer step; returns its record: step, start and end (seconds), loss where it is known."""
         self.step = step
+        self.step = step
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
         self._begin(self.training, "train", torch.tensor(order))
@@ -207,11 +208,14 @@ class Worker:
             settings = self.job.settings
             self.samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
 
-        def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
-            found = self.samples[split].fetch(order[lo:hi], wanted)
+        def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
+            found = self.samples[split].fetch(indices, wanted)
             return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
 
-        return fetch
+        if not wanted or not self.samples[split].in_memory:
+            return lambda lo, hi: rows(order[lo:hi])
+        whole = rows(order)
+        return lambda lo, hi: {name: tensor[lo:hi] for name, tensor in whole.items()}
 
     def run(self, out: TextIO) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
