@@ -165,7 +165,6 @@ class Worker:
     def train_step(self, step: int) -> dict[str, Any]:
         """One optimizer step; returns its record: step, start and end (seconds), loss where it is known."""
         self.step = step
-        self.step = step
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
         self._begin(self.training, "train", torch.tensor(order))
