@@ -47,9 +47,9 @@ class Layer(torch.nn.Module):
         self.arriving = Packing([self._example(name, size, examples) for name in self.read]) if stage else None
         self.leaving = None if self.stage.last else Packing([self._example(name, size, examples) for name in self.made])
         self.labels: dict[str, Tensor] = {}
-        if not self.stage.trainable():
-            # DeepSpeed takes no stage without a parameter to train.
-            self.anchor = torch.nn.Parameter(torch.zeros(1, dtype=getattr(torch, harness.job.settings.dtype)))
+        # DeepSpeed takes no stage without a parameter to train.
+        zero = torch.zeros(1, dtype=getattr(torch, harness.job.settings.dtype), device=harness.device)
+        self.anchor = None if self.stage.trainable() else torch.nn.Parameter(zero)
 
     def _examples(self, harness: Harness, names: list[str]) -> dict[str, Tensor]:
         return harness.fetch("train", range(self.stage.size), names)
@@ -87,6 +87,9 @@ class DeepSpeedPipeline(AbstractShare):
         assert len(self.pipe.forward_funcs) == 1 and isinstance(layer, Layer) and layer.stage.index == rank
         self.layer, self.stage = layer, layer.stage
         params = [p for p in layer.parameters() if p.requires_grad]
+        for param in params:
+            # Its norm of all gradients leaves out every stage but the first, except parameters that say they are split.
+            param.model_parallel = True  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer = harness.optimizer.build(params)
         self.engine: Any = deepspeed.initialize(
             model=self.pipe,
@@ -151,6 +154,9 @@ class DeepSpeedPipeline(AbstractShare):
 
     def _update(self, run: Callable[..., None]) -> Callable[..., None]:
         def timed(engine: Any, **kwargs: Any) -> None:
+            if self.layer.anchor is not None:
+                # Its clipping fails where no parameter has a gradient.
+                self.layer.anchor.grad = torch.zeros_like(self.layer.anchor)
             with self.harness.timed("U", self.stage.index, 0):
                 run(engine, **kwargs)
 

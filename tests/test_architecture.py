@@ -62,6 +62,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 
 SOURCES = sorted((ROOT / "gpp").rglob("*.py"))
+BASELINES = sorted((ROOT / "baselines").glob("*.py"))
+ABOVE_ENGINES = {"experiment", "api", "recording", "cli"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -91,14 +93,22 @@ def test_who_knows_torch_and_hydra(path: Path) -> None:
     assert not roots & {"pickle", "dill", "cloudpickle"}, f"{relative} reads pickles"
 
 
+@pytest.mark.parametrize("path", BASELINES, ids=lambda p: p.name)
+def test_baselines_know_what_engines_know(path: Path) -> None:
+    for module, at_run_time in imports(path):
+        head, _, rest = module.partition(".")
+        assert head not in ("hydra", "omegaconf", "pickle", "dill", "cloudpickle")
+        assert head != "gpp" or not at_run_time or rest.split(".")[0] not in ABOVE_ENGINES, f"{path.name} must not import {module}"
+
+
 def test_no_cycle_between_modules() -> None:
     import networkx as nx
 
     graph = nx.DiGraph()
-    for path in SOURCES:
+    for path in [*SOURCES, *BASELINES]:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for module, at_run_time in imports(path):
-            if at_run_time and module.startswith("gpp.") and module != name:
+            if at_run_time and module.startswith(("gpp.", "baselines.")) and module != name:
                 graph.add_edge(name, module)
     assert not list(nx.simple_cycles(graph))
 
@@ -106,15 +116,15 @@ def test_no_cycle_between_modules() -> None:
 def test_planning_modules_leave_torch_alone() -> None:
     code = (
         "import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, "
-        "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, baselines.single, gpp.models.mmt, "
-        "gpp.data.digits;"
+        "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.models.mmt, gpp.data.digits, "
+        "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
         "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*SOURCES, *BASELINES], ids=lambda p: str(p.relative_to(ROOT)))
 def test_budgets(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 420, f"{path.name} has {text.count(chr(10))} lines"

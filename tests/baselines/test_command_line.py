@@ -1,0 +1,75 @@
+"""`strategy=` brings the baseline's engine, `engine=` and a cluster that is not here take it away again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from gpp.cli import CONF
+from tests.cli import run
+
+ENGINES = ["data_parallel", "deepspeed", "single", "torch_pipelining"]
+
+
+def engine_of(*words: str) -> str:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[*words, "name=test"]).engine.name
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_strategy_brings_its_engine(name: str) -> None:
+    assert engine_of(f"strategy={name}") == name
+    assert engine_of("strategy=graphpipe", f"engine={name}") == name
+    for engine in ("simulate", "distributed"):
+        assert engine_of(f"strategy={name}", f"engine={engine}") == engine
+    assert engine_of(f"strategy={name}", "cluster=summit_1x4") == "simulate"
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_one_command_runs_them_all(tmp_path: Path) -> None:
+    """The same losses from every engine, and a table of them all."""
+    done = run(
+        tmp_path,
+        "-m",
+        f"strategy={','.join(ENGINES)},graphpipe",
+        "model=mlp",
+        "model.width=16",
+        "dtype=float64",
+        "cost=analytical",
+        "cluster.num_devices=2",
+        "minibatch_size=16",
+        "microbatch_size=4",
+        "steps=3",
+        "logger=none",
+    )
+    assert done.code == 0, done.out
+    results = [json.loads((tmp_path / str(i) / "result.json").read_text()) for i in range(5)]
+    assert [result["strategy"] for result in results] == [*ENGINES, "graphpipe"]
+    assert [result["engine"] for result in results] == [*ENGINES, "distributed"]
+    for result in results:
+        assert result["status"] == "ok" and result["loss"] == pytest.approx(results[2]["loss"], abs=1e-9)
+        assert result["final_metric"] == pytest.approx(results[2]["final_metric"], abs=1e-9)
+        assert result["measured"]["iteration_s"] > 0 and result["predicted"]["iteration_s"] > 0
+    assert (tmp_path / "summary.json").is_file() and (tmp_path / "report.html").is_file()
+
+
+def test_they_are_simulated_too(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        f"strategy={','.join(ENGINES)}",
+        "engine=simulate",
+        "model=mmt_small",
+        "cost=analytical",
+        "cluster.num_devices=2",
+    ]
+    done = run(tmp_path, *words, "logger=none")
+    assert done.code == 0, done.out
+    results = [json.loads((tmp_path / str(i) / "result.json").read_text()) for i in range(4)]
+    assert [result["plan"]["num_devices"] for result in results] == [2, 2, 1, 2]
+    assert all(result["measured"] is None for result in results)
+    # A chain is a chain, whoever runs it.
+    assert results[1]["predicted"] == results[3]["predicted"]

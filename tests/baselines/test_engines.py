@@ -1,0 +1,121 @@
+"""Every engine of others trains to the losses and weights of one device, on chains and on graphs run as chains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines.chain import Chain, measured_by_events
+from baselines.deepspeed_worker import carried_inputs
+from gpp.runtime.controller import Follower
+from gpp.runtime.engine import Progress
+from gpp.runtime.job import Job
+from tests.baselines import session
+from tests.baselines.cases import HELD_OUT, MICROBATCH, MINIBATCH, STEPS, WORLD, Case, final, make, one_device
+
+pytestmark = pytest.mark.dist
+
+BATCH_NORM = ("model.norm=batch",)
+CASES = [
+    Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
+    Case("mlp", "torch_pipelining"),
+    Case("digits", "torch_pipelining", "GPipe"),
+    Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
+    Case("inception_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
+    Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
+    Case("llava_small", "torch_pipelining", overrides=("model.frozen=towers",)),
+    Case("mmt_small", "torch_pipelining", "Interleaved1F1B", stages=6),
+    Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
+    Case("mlp", "deepspeed"),
+    Case("digits", "deepspeed"),
+    Case("dlrm_small", "deepspeed"),
+    Case("inception_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
+    Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
+    Case("llava_small", "deepspeed", overrides=("model.frozen=towers",)),
+    Case("llava_small", "deepspeed", overrides=("model.frozen=towers",), clip_norm=0.01),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
+    """All cases, run by the same three processes."""
+    folder = tmp_path_factory.mktemp("baselines")
+    jobs = []
+    for i, case in enumerate(CASES):
+        make(case, folder / str(i))
+        worker = "whole_model_worker" if case.engine == "data_parallel" else f"{case.engine}_worker"
+        jobs.append((f"baselines.{worker}", folder / str(i)))
+    session.run_all(folder, jobs, WORLD)
+    return {case: folder / str(i) for i, case in enumerate(CASES)}
+
+
+def logs(run_dir: Path, world: int) -> Follower:
+    follower = Follower(run_dir / "ranks", world, MINIBATCH, Progress())
+    follower.poll()
+    return follower
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_losses_weights_and_buffers_of_one_device(case: Case, runs: dict[Case, Path], tmp_path: Path) -> None:
+    run_dir = runs[case]
+    failed = sorted((run_dir / "ranks").glob("failed_*.txt"))
+    assert not failed, failed[0].read_text()
+    one_device(case, tmp_path)
+    found, expected = logs(run_dir, WORLD), logs(tmp_path, 1)
+    # DeepSpeed reckons its norm in float32.
+    atol = 1e-6 if case.engine == "deepspeed" and case.clip_norm else 1e-8
+    assert [found.losses[step] for step in range(STEPS)] == pytest.approx([expected.losses[s] for s in range(STEPS)], abs=atol)
+    # A metric is a float32 mean on one device.
+    assert found.evaluations[STEPS] == pytest.approx(expected.evaluations[STEPS], abs=1e-7, rel=1e-8)
+    state, reference = final(run_dir), final(tmp_path)
+    assert state.keys() <= reference.keys() and len(state) > 2
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, reference[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
+    """A forward and a whole backward of every micro-batch at every stage, and the bytes of every border."""
+    job = Job.load(runs[case])
+    outcome = measured_by_events(job, runs[case], logs(runs[case], WORLD))
+    assert outcome.measured is not None and len(outcome.losses) == STEPS
+    size = job.plan.stages[0].microbatch_size
+    events, count = outcome.measured.events, MINIBATCH // size
+    metrics = outcome.measured.metrics
+    assert set(metrics.peak_memory_bytes) == set(range(WORLD)) and min(metrics.peak_memory_bytes.values()) > 0
+    if case.engine == "data_parallel":
+        assert sorted((e.device, e.microbatch) for e in events if e.kind == "B") == [
+            (d, m) for d in range(WORLD) for m in range(count)
+        ]
+        trained = sum(param.num_bytes for param in job.graph.params if param.trainable)
+        assert metrics.communication_bytes == WORLD * round(trained * 2 * (WORLD - 1) / WORLD)
+        return
+    for s in range(len(job.plan.stages)):
+        for kinds in (("F",), ("B", "W")):
+            assert sorted(e.microbatch for e in events if e.stage == s and e.kind in kinds) == list(range(count))
+        mine = [e for e in events if e.stage == s and e.kind in "FBIW"]
+        assert all(e.device == job.plan.stages[s].devices[0] and e.end_s >= e.start_s for e in mine)
+    most = dict.fromkeys(range(len(job.plan.stages)), MICROBATCH * count)
+    assert all(MICROBATCH <= held <= most[s] for s, held in metrics.max_in_flight_samples.items())
+    assert case.schedule != "GPipe" or metrics.max_in_flight_samples == most
+    if not job.settings.optimizer["clip_norm"] and len(job.plan.stages) == WORLD and case.name in ("mlp", "digits"):
+        size = {t.name: t.bytes_per_sample * (1 + t.differentiable) for t in job.graph.tensors}
+        chain = Chain.of(job.plan, job.graph)
+        carried = sum(size[name] for names in chain.carried for name in names)
+        if case.name == "digits" and case.engine == "deepspeed":
+            # Torch hands a stage its own inputs, DeepSpeed only the first and the last.
+            carried += sum(8 * 8 * 8 for names in carried_inputs(job, chain) for _ in names)
+        assert metrics.communication_bytes == round(carried * MINIBATCH)
+
+
+def test_deepspeed_would_have_clipped(tmp_path: Path) -> None:
+    """The cases above can fail where DeepSpeed clips at 1.0 as it does by default: their gradients are larger than that."""
+    case = Case("digits", "deepspeed")
+    one_device(case, tmp_path / "plain")
+    one_device(replace(case, clip_norm=1.0), tmp_path / "clipped")
+    plain, clipped = final(tmp_path / "plain"), final(tmp_path / "clipped")
+    assert any((plain[name] - clipped[name]).abs().max() > 1e-6 for name in plain)
+    assert HELD_OUT % MICROBATCH  # and the last micro-batch of an evaluation is not whole

@@ -1,0 +1,25 @@
+"""The chain of equal blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpp.errors import InvalidConfig
+from gpp.graph.series_parallel import Parallel, Series, decompose
+from gpp.models.mlp import MLP
+from tests.runtime.inprocess import captured_named
+
+
+def test_blocks_are_equal_and_in_a_row() -> None:
+    _, captured, _ = captured_named("mlp", "model.num_blocks=3", "model.width=8")
+    tree = decompose(captured.graph)
+    assert isinstance(tree, Series) and not any(isinstance(child, Parallel) for child in tree.children)
+    linear = [op for op in captured.graph.ops if len(op.params) == 2]
+    assert len(linear) == 6 and len({op.forward_flops for op in linear}) == 1
+    assert sum(param.num_bytes for param in captured.graph.params) == 6 * (8 * 8 + 8) * 8
+
+
+def test_only_losses_that_fit_its_targets() -> None:
+    assert MLP(loss="cross_entropy", metric="accuracy", width=5).targets()["y"].high == 5
+    with pytest.raises(InvalidConfig, match=r"model.loss=bce_with_logits"):
+        MLP(loss="bce_with_logits")

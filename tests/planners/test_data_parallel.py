@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.planners.data_parallel import DataParallel
+
+from .cases import cluster, towers
+
+PROBLEM = Problem(graph=towers(2, 4), cluster=cluster(4), cost=Constant(), minibatch_size=32)
+
+
+def plan(problem: Problem):
+    return DataParallel().plan(problem, lambda plan: pytest.fail("nothing to choose from"))
+
+
+@pytest.mark.parametrize("imposed", [None, 8])
+def test_everything_on_every_device(imposed: int | None) -> None:
+    problem = replace(PROBLEM, microbatch_size=imposed)
+    found = plan(problem)
+    found.validate(problem)
+    assert [stage.devices for stage in found.stages] == [(0, 1, 2, 3)]
+    assert found.stages[0].microbatch_size == (imposed or 32)
+
+
+def test_shards_are_equal_or_refused() -> None:
+    with pytest.raises(Infeasible, match=r"micro-batch of 2 samples cannot be cut.*a micro-batch of 4 samples"):
+        plan(replace(PROBLEM, microbatch_size=2))
+    with pytest.raises(Infeasible, match=r"mini-batch of 30 samples cannot be cut.*a mini-batch of 32 samples"):
+        plan(replace(PROBLEM, minibatch_size=30))
+    with pytest.raises(Infeasible, match="1 times at most"):
+        plan(replace(PROBLEM, max_replicas=1))
