@@ -41,14 +41,14 @@ def capture_model(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     targets: Tensor | Mapping[str, Tensor],
-    loss: Callable[..., Tensor],
+    loss: Callable[..., Tensor | Mapping[str, Tensor]],
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
 ) -> Captured:
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
     Args:
         inputs, targets: example tensors of two samples at least, batch first.
-        loss: (outputs, targets) -> mean over samples.
+        loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
         metrics: name -> the same form as the loss.
     """
     from gpp.capture.build import capture as build

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpp.graph.captured import is_loss
 from gpp.runtime.channels import AbstractTransport, Handle
 from gpp.runtime.messages import Border, Layout
 from gpp.runtime.meter import MemoryMeter
@@ -171,7 +172,8 @@ class StageRunner:
             if name in outputs:
                 value = outputs.pop(name)
                 self._add_result(name, value.detach().double() * share)
-                loss = value * share if name == "loss" else loss
+                if is_loss(name):
+                    loss = value * share if loss is None else loss + value * share
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:

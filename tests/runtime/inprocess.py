@@ -16,10 +16,10 @@ from gpp.cost.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.data.sampler import minibatch
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, is_loss
 from gpp.graph.coarsen import coarsen
 from gpp.models.base import AbstractModel
-from gpp.models.losses import loss
+from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.planners.even import Even
@@ -98,7 +98,7 @@ def run(
         for step in range(job.settings.steps):
             record = worker.train_step(step)
             with lock:
-                losses[step] += record.get("loss", 0.0)
+                losses[step] += sum(value for name, value in record.items() if is_loss(name))
 
     in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}
@@ -157,7 +157,7 @@ def reference(
         values = samples.fetch(minibatch(step, minibatch_size, len(samples), seed))
         inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
         targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
-        value = measure(network(**inputs), targets)
+        value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum()
         torch_optimizer.zero_grad()
         value.backward()
         if optimizer.clip_norm is not None:

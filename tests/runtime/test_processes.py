@@ -38,7 +38,7 @@ def check_against_one_device(done: Finished, name: str) -> None:
     """Losses to 1e-9, every parameter to 1e-8."""
     assert done.code == 0, done.out
     model = model_named(name)
-    data = DigitsData() if name == "digits" else Synthetic()
+    data = DigitsData() if name.startswith("digits") else Synthetic()
     with inprocess.default_dtype("float64"):
         torch.manual_seed(0)
         initial = {k: v.clone() for k, v in model.build().state_dict().items()}
@@ -46,6 +46,10 @@ def check_against_one_device(done: Finished, name: str) -> None:
         model, data, Adam(lr=0.0005), initial, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
     )
     assert done.result["loss"] == pytest.approx(losses, abs=1e-9)
+    if terms := done.result.get("loss_terms"):
+        assert [sum(values) for values in zip(*terms.values(), strict=True)] == pytest.approx(losses, abs=1e-9)
+        lines = [json.loads(line) for line in (done.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert {"loss", *(f"loss:{name}" for name in terms)} <= set(lines[0]) and "loss" in lines[-1]["eval"]
     state = load_final(done.run_dir)
     for tensor_name, tensor in params.items():
         if tensor.grad is not None or tensor_name in state:
@@ -59,6 +63,7 @@ def check_against_one_device(done: Finished, name: str) -> None:
         ("mmt_small", "sequential", 2, True),
         ("dlrm_small", "graphpipe", 6, True),
         ("candle_uno_small", "gpipe", 4, False),
+        ("digits_tasks", "graphpipe", 3, False),
     ],
 )
 def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: str, workers: int, replication: bool) -> None:
