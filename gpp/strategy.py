@@ -52,7 +52,8 @@ class Strategy:
         """
         if not record:
             warmups = [
-                self.schedule.warmup(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)
+                self.schedule.warmup(plan, s, -(-plan.minibatch_size // stage.microbatch_size))
+                for s, stage in enumerate(plan.stages)
             ]
             if can_score(plan, warmups):
                 return score(plan, self._problem(problem), [w for w in warmups if w is not None])

@@ -132,11 +132,13 @@ class Problem:
         return self._known[mask]
 
     def amounts(self, mask: int) -> tuple[float, float, float]:
-        """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample of a stage."""
+        """Of a stage: static bytes; bytes per sample in flight; bytes per sample of one micro-batch (gradients at its border)."""
         if mask not in self._memory:
             sums = self.sums(mask)
             static = sums.trainable * (2.0 + self.optimizer_state_factor) + sums.frozen
-            self._memory[mask] = (static, sums.saved + sums.kept, sums.grads)
+            kept = sums.saved + sums.kept
+            # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
+            self._memory[mask] = (static, kept, sums.grads) if mask & self.graph.differentiated else (static, 0.0, kept)
         return self._memory[mask]
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:
