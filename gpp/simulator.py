@@ -130,6 +130,7 @@ class _Run:
         """Run one device until it blocks or ends; wake those who waited for what it sent."""
         actions, at, now = self.program.actions[device], self.position[device], self.clock[device]
         arrival, needs, waiting, record, link_of = self.arrival, self.needs, self.waiting, self.record, self.problem.cluster.link
+        duration, shorter = self.duration, self.shorter
         count = len(actions)
         while at < count:
             action = actions[at]
@@ -152,8 +153,8 @@ class _Run:
                     if missing:
                         waiting[missing] = device
                         break
-                took = self.shorter.get((stage, microbatch)) if self.shorter else None
-                now = start + (took or self.duration[stage])[kind]
+                took = shorter.get((stage, microbatch), duration[stage]) if shorter else duration[stage]
+                now = start + took[kind]
                 self.busy[device] += now - start
                 if record:
                     self.events.append(Event(device, kind, stage, microbatch, start, now))

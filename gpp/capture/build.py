@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from gpp.capture.coupling import couples_samples
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Node, is_loss, loss_nodes
-from gpp.graph.op_graph import Op, OpGraph, Param
+from gpp.graph.op_graph import Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure
 
@@ -103,7 +104,7 @@ def assemble(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
     )
-    return Captured(
+    captured = Captured(
         name=name,
         nodes=tuple(_node(draft) for draft in kept),
         inputs=inputs,
@@ -113,7 +114,20 @@ def assemble(
         batch=batch,
         aliases=drafts.aliases,
         warnings=(*warnings, *dict.fromkeys(notes)),
+        loss_ops=_loss_ops(graph, groups, drafts, known),
     )
+    return replace(captured, coupled=couples_samples(captured))
+
+
+def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
+    """Operators that compute something of the loss, and all behind them.
+
+    A view of the loss that has joined the network's last operator does not make that one the loss's.
+    """
+    of_loss = {draft.name for draft in drafts.drafts if draft.in_loss and not facts[draft.name].view}
+    first = [i for i, names in enumerate(groups.groups) if of_loss & set(names)]
+    found = {*first, *(j for i in first for j in bits(graph.descendants[i]))}
+    return tuple(graph.ops[i].name for i in sorted(found))
 
 
 def _node(draft: Draft) -> Node:

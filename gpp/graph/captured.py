@@ -97,6 +97,8 @@ class Captured:
         batch: None if any batch size runs, else the only one that does.
         aliases: other names of tied parameters and buffers, each with the name that counts.
         warnings: for the user, one line each.
+        loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
+        coupled: the loss of a batch is not the mean of the losses of its parts; None where that was not found out.
     """
 
     name: str
@@ -108,6 +110,8 @@ class Captured:
     batch: int | None = None
     aliases: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    loss_ops: tuple[str, ...] = ()
+    coupled: bool | None = None
 
     @cached_property
     def node_of(self) -> dict[str, Node]:
