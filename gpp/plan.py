@@ -184,6 +184,11 @@ class Plan:
                     f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
                     f"must be a multiple of it, and {replicas} replicas at most as many as its samples"
                 )
+            if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
+                raise InvalidPlan(
+                    f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
+                    "loss.scope=microbatch"
+                )
         self._check_sharding(problem)
         edges = set(self.edges)
         for tensor in graph.tensors:

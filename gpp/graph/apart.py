@@ -1,8 +1,8 @@
 """Coarsening that keeps some operators at the end of the graph apart from the rest: those of a loss on whole mini-batches.
 
-    a ─ b ─ c ─┬─ l1 ─ l2              a+b ─ c ─┐
-    d ─ e ─ f ─┘             ──►                ├─ l1+l2
-                                       d+e ─ f ─┘
+a ─ b ─ c ─┬─ l1 ─ l2              a+b ─ c ─┐
+d ─ e ─ f ─┘             ──►                ├─ l1+l2
+                                   d+e ─ f ─┘
 """
 
 from __future__ import annotations

@@ -135,12 +135,14 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
+        sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
             self._runners(modules, program, train=False),
             self.transport,
             device_id=self.device_id,
-            pending_limit=EVALUATION_SENDS,
+            # Of small micro-batches, as many as a large one is waiting for.
+            pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
         )
 
     def _ring_sizes(self) -> dict[Channel, RingSize]:

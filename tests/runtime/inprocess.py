@@ -145,6 +145,27 @@ def recorded_gradients() -> Iterator[Callable[[torch.Tensor], list[torch.Tensor]
         hook.remove()
 
 
+def check_gradients(
+    workers: list[Worker], params: dict[str, torch.Tensor], gradients: Callable[[torch.Tensor], list[torch.Tensor]], *, steps: int
+) -> None:
+    """Every holder of a parameter has seen the reference's gradients in every step.
+
+    Args:
+        params: of the reference, by name.
+        gradients: of `recorded_gradients`.
+    """
+    compared = 0
+    for worker in workers:
+        for module in worker.modules.values():
+            for name, param in module.named_parameters():
+                seen, expected = gradients(param), gradients(params[name])
+                assert len(seen) == len(expected) == (steps if param.requires_grad else 0), name
+                for mine, theirs in zip(seen, expected, strict=True):
+                    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8, msg=lambda m, n=name: f"gradient of {n}: {m}")
+                    compared += 1
+    assert compared
+
+
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     """Run all calls at once; the first exception of any is raised."""
     results: list[Any] = [None] * len(calls)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.optimizers import SGD
 from gpp.plan import Plan, make_plan
-from gpp.runtime.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -112,21 +110,6 @@ def plan_of(case: Case, found: Captured, schedule: AbstractSchedule, k: int) -> 
     return problem, make_plan(problem, "test", parts, sizes, k=k, ordered=True, placement=case.where, chain=case.chain)
 
 
-def check_gradients(workers: list[Worker], params: dict[str, torch.Tensor], gradients: Any) -> None:
-    """Every holder of a parameter has seen the reference's gradients in every step."""
-    compared = 0
-    for worker in workers:
-        for module in worker.modules.values():
-            for name, param in module.named_parameters():
-                seen, expected = gradients(param), gradients(params[name])
-                assert len(seen) == len(expected) == (STEPS if param.requires_grad else 0), name
-                for mine, theirs in zip(seen, expected, strict=True):
-                    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8, msg=lambda m, n=name: f"gradient of {n}: {m}")
-                    assert theirs.abs().max() > 1e-6, f"{name} has no gradient to compare"
-                    compared += 1
-    assert compared
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_weights_equal_one_device(name: str, schedule: str, tmp_path: Path) -> None:
@@ -142,7 +125,8 @@ def test_gradients_and_weights_equal_one_device(name: str, schedule: str, tmp_pa
             expected, params = inprocess.reference(
                 model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
             )
-        check_gradients(workers, params, gradients)
+        inprocess.check_gradients(workers, params, gradients, steps=STEPS)
+        assert all(g.abs().max() > 1e-6 for tensor in params.values() for g in gradients(tensor)), "nothing to compare"
     assert losses == pytest.approx(expected, abs=1e-9)
     for tensor_name, tensor in params.items():
         torch.testing.assert_close(state[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
