@@ -86,17 +86,22 @@ def make_job(
     )
 
 
+def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
+    """The workers of a job saved below `run_dir`, on one network."""
+    job = Job.load(run_dir)
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
+    return [
+        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
+        for d in sorted(job.plan.stage_of_device)
+    ]
+
+
 def run(
     job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu"
 ) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
     """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
     job.save(run_dir, weights)
-    job = Job.load(run_dir)
-    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
-    workers = [
-        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
-        for d in sorted(job.plan.stage_of_device)
-    ]
+    workers = workers_of(job, run_dir, device)
     losses = [0.0] * job.settings.steps
     lock = threading.Lock()
     for worker in workers:

@@ -203,6 +203,28 @@ class NormedBatch(nn.Module):
         return self.s1(self.s0(x))
 
 
+class ThreeOutputs(nn.Module):
+    """One stage hands three tensors with a common past to three stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3 = Trident(), layer(), layer(), Join(3)
+
+    def forward(self, x: Tensor) -> Any:
+        a, b, c = self.s0(x)
+        return self.s3(self.s1(a), self.s2(b), c)
+
+
+class Trident(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.a, self.b, self.c = (nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.shared(x).tanh()
+        return self.a(h), self.b(h), self.c(h)
+
+
 class Turned(nn.Module):
     """Transposed and sliced tensors at the border: neither contiguous nor batch first."""
 
@@ -227,7 +249,7 @@ NETWORKS = {
     kind.__name__: kind
     for kind in (
         *(Chain, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, Integers, Masking, Dropping),
-        *(NormedBatch, Turned),
+        *(NormedBatch, Turned, ThreeOutputs),
     )
 }
 INPUTS = {

@@ -53,6 +53,7 @@ CASES = {
     "fork and join": Case(network="Fork"),
     "fork and join as a chain": Case(network="Fork", chain=True),
     "skip over two stages": Case(network="Skip"),
+    "three outputs": Case(network="ThreeOutputs"),
     "two sources": Case(network="TwoSources"),
     "two sinks": Case(network="TwoSinks"),
     "two losses": Case(network="TwoLosses"),
