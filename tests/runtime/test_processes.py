@@ -34,10 +34,10 @@ COMMON = [
 pytestmark = pytest.mark.dist
 
 
-def check_against_one_device(done: Finished, name: str) -> None:
+def check_against_one_device(done: Finished, name: str, *overrides: str) -> None:
     """Losses to 1e-9, every parameter to 1e-8."""
     assert done.code == 0, done.out
-    model = model_named(name)
+    model = model_named(name, *overrides)
     data = DigitsData() if name.startswith("digits") else Synthetic()
     with inprocess.default_dtype("float64"):
         torch.manual_seed(0)
@@ -103,3 +103,13 @@ def test_imported_and_bridged_towers_run_at_the_same_time(tmp_path: Path, name: 
         [(start, end) for _, kind, stage, _, start, end, _ in events if kind == "F" and stage == first[tower]] for tower in towers
     ]
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans[0] for b in spans[1])
+
+
+def test_a_contrastive_loss_on_whole_minibatches(tmp_path: Path) -> None:
+    """Its stage shares a device and waits for six micro-batches of each tower, in the evaluation too."""
+    overrides = ["model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1"]
+    done = run(tmp_path, *COMMON, "model=clip_small", *overrides, "loss.scope=minibatch", "cluster.num_devices=2")
+    check_against_one_device(done, "clip_small", *overrides)
+    plan = from_json(Plan, (tmp_path / "job" / "plan.json").read_text())
+    assert sorted(stage.microbatch_size for stage in plan.stages) == [8, 8, 48] and plan.shares_devices
+    assert "compares the samples" not in done.out
