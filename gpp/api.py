@@ -22,7 +22,7 @@ from gpp.data import tensors
 from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.graph.coarsen import coarsen
+from gpp.loss_scope import SCOPES, coarsen_for, loss_mask
 from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan import Plan
 from gpp.runtime.distributed import Distributed
@@ -41,14 +41,14 @@ def capture_model(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     targets: Tensor | Mapping[str, Tensor],
-    loss: Callable[..., Tensor],
+    loss: Callable[..., Tensor | Mapping[str, Tensor]],
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
 ) -> Captured:
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
     Args:
         inputs, targets: example tensors of two samples at least, batch first.
-        loss: (outputs, targets) -> mean over samples.
+        loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
         metrics: name -> the same form as the loss.
     """
     from gpp.capture.build import capture as build
@@ -65,9 +65,16 @@ def problem(
     max_ops: int = 64,
     microbatch_size: int | None = None,
     cost: AbstractCostModel | None = None,
+    loss_scope: str = "microbatch",
 ) -> Problem:
-    """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise."""
-    graph = coarsen(captured.graph, max_ops)
+    """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise.
+
+    Args:
+        loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
+    """
+    if loss_scope not in SCOPES:
+        raise InvalidConfig("loss_scope", loss_scope, f"must be one of {', '.join(SCOPES)}", 'pass loss_scope="microbatch"')
+    graph = coarsen_for(captured, max_ops, loss_scope)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):
         from gpp.capture.profiler import measured
@@ -80,6 +87,7 @@ def problem(
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
+        minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 
 

@@ -24,8 +24,8 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.explain.explanation import Explanation, explain
 from gpp.explain.what_if import Shape, WhatIf
 from gpp.graph.captured import Captured, capture_key, load_cached, store
-from gpp.graph.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph
+from gpp.loss_scope import SCOPES, coarsen_for, loss_mask
 from gpp.models.base import AbstractModel
 from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
@@ -61,6 +61,7 @@ class Experiment:
         microbatch_size: None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         graph: `max_ops`, the number of operators to coarsen to.
+        loss: `scope`, what the loss function is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
         cache_dir: where captured graphs and profiles are kept.
     """
@@ -83,6 +84,7 @@ class Experiment:
     seed: int = 0
     evaluate_every: int = 0
     graph: Mapping[str, int] | None = None
+    loss: Mapping[str, str] | None = None
     plan: str | None = None
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
@@ -113,6 +115,8 @@ class Experiment:
                 )
         if not whole(self.max_ops, 1):
             raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
+        if self.loss_scope not in SCOPES:
+            raise InvalidConfig("loss.scope", self.loss_scope, f"must be one of {', '.join(SCOPES)}", "set loss.scope=microbatch")
         if self.engine.planner is not None:
             # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
@@ -121,6 +125,10 @@ class Experiment:
     @property
     def max_ops(self) -> int:
         return (self.graph or {}).get("max_ops", 64)
+
+    @property
+    def loss_scope(self) -> str:
+        return (self.loss or {}).get("scope", "microbatch")
 
     @property
     def trains(self) -> bool:
@@ -209,7 +217,19 @@ class Experiment:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
         if isinstance(self.model, Profile) and not self.model.coarsen:
             return captured.graph
-        return coarsen(captured.graph, self.max_ops)
+        if self.loss_scope == "minibatch":
+            self._check_whole(captured)
+        return coarsen_for(captured, self.max_ops, self.loss_scope)
+
+    def _check_whole(self, captured: Captured) -> None:
+        """Refuse a loss on whole mini-batches where there is none to set apart."""
+        if not captured.loss_ops or captured.batch not in (None, self.minibatch_size):
+            rule = (
+                f"needs the operators of a loss function, which {captured.name} does not name"
+                if captured.batch is None
+                else f"needs a model that runs at any batch size; {captured.name} runs at {captured.batch} only"
+            )
+            raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch")
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.
@@ -237,6 +257,7 @@ class Experiment:
             microbatch_size=captured.batch if fixed else self.microbatch_size,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
+            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.clip_norm is not None,
         )
 
@@ -270,6 +291,11 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.trains else []
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
         smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
+        if captured.coupled and self.loss_scope == "microbatch" and smallest < plan.minibatch_size:
+            out.append(
+                f"the loss compares the samples of a batch, and a batch is a micro-batch, of {smallest} samples or more: the loss "
+                f"is not that of the whole mini-batch. Fix: loss.scope=minibatch"
+            )
         if buffers and smallest < plan.minibatch_size:
             out.append(
                 f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
@@ -279,8 +305,9 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
-        if isinstance(self.strategy.planner, Single):
-            return None  # bound by its one device, not by what others could do with them all
+        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops:
+            # Of one device, not of what others could do with them all; and it knows of no operator with a micro-batch of its own.
+            return None
         try:
             return lower_bound(problem)
         except Infeasible:

@@ -22,7 +22,7 @@ class Stage:
     Args:
         ops: operator ids, ascending.
         devices: device ids, ascending; more than one means data parallelism inside the stage.
-        microbatch_size: samples over all replicas (b).
+        microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), a multiple of b.
         recompute: operators whose activations are computed again in the backward pass, ascending.
@@ -119,12 +119,28 @@ class Plan:
                 out[src, dst].append(tensor)
         return {edge: tuple(tensors) for edge, tensors in out.items()}
 
+    def runs_backward(self, stage: int, graph: OpGraph) -> bool:
+        """Whether a stage has backward passes: none where it and everything before it is frozen."""
+        return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
+
+    def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
+        """Edges with messages backwards: gradients of their tensors.
+
+        An order-only edge is an order in both directions, if both ends run backwards.
+        """
+        return {
+            (s, t)
+            for (s, t), tensors in self.edge_tensors(graph).items()
+            if any(tensor.differentiable for tensor in tensors)
+            or (not tensors and self.runs_backward(s, graph) and self.runs_backward(t, graph))
+        }
+
     def validate(self, problem: Problem) -> None:
         """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
 
         Raises:
             InvalidPlan: not a partition of the operators into convex stages, stages out of order, a data
-                dependency without an edge, shared devices, sizes that do not divide.
+                dependency without an edge, shared devices, sizes out of range.
             Infeasible: a stage needs more memory than its device has.
         """
         graph, cluster = problem.graph, problem.cluster
@@ -163,10 +179,15 @@ class Plan:
                     f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
                 )
             replicas = len(stage.devices) // t
-            if b < 1 or self.minibatch_size % b or stage.in_flight < b or stage.in_flight % b or replicas > b:
+            if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % b or replicas > b:
                 raise InvalidPlan(
-                    f"stage {s}: micro-batch {b} must divide {self.minibatch_size}, in-flight {stage.in_flight} "
+                    f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
                     f"must be a multiple of it, and {replicas} replicas at most as many as its samples"
+                )
+            if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
+                raise InvalidPlan(
+                    f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
+                    "loss.scope=microbatch"
                 )
         self._check_sharding(problem)
         edges = set(self.edges)
@@ -287,7 +308,8 @@ def make_plan(
         b, own = sizes[order[s]], ks[order[s]]
         nexts = [(in_flight[t], sizes[order[t]], ks[order[t]]) for a, t in edges if a == s]
         need = max((required_in_flight(b, own, successor) for successor in nexts), default=required_in_flight(b, own, None))
-        in_flight[s] = total if problem.in_flight == "all" else min(need, total)
+        most = -(-total // b) * b
+        in_flight[s] = most if problem.in_flight == "all" else min(need, most)
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]

@@ -157,18 +157,23 @@ class Recorder:
         self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.steps))
 
+        terms: dict[str, float] = {}
+
+        def on_terms(values: Mapping[str, float]) -> None:
+            terms.update(values)
+
         def on_step(step: int, loss: float, samples_per_s: float) -> None:
             self._losses.append(loss)
             bar.update(step, loss, samples_per_s)
             for record in self._records:
-                record.log(step - 1, {"loss": loss, "samples_per_s": samples_per_s})
+                record.log(step - 1, {"loss": loss, **terms, "samples_per_s": samples_per_s})
 
         def on_evaluation(values: dict[str, Any]) -> None:
             self._evaluations.append(values)
             for record in self._records:
                 record.log_eval(values["step"], {name: value for name, value in values.items() if name != "step"})
 
-        return Progress(on_step=on_step, on_evaluation=on_evaluation)
+        return Progress(on_terms=on_terms, on_step=on_step, on_evaluation=on_evaluation)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is not None:
@@ -212,6 +217,7 @@ class Recorder:
             predicted=self.predicted.metrics if self.predicted else None,
             measured=self.outcome.measured.metrics if self.outcome.measured else None,
             loss=losses,
+            loss_terms=self.outcome.terms,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,

@@ -24,12 +24,15 @@ STEADY = 1e-9
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
-    """Whether all stages have devices of their own, one micro-batch size, and a warm-up that covers their successors'.
+    """Whether all stages have devices of their own, one micro-batch size that divides the mini-batch, and a covering warm-up.
+
+    A warm-up covers if it is at least as long as those of the successors.
 
     Args:
         warmups: forwards of each stage before its first backward; None for an order of another form.
     """
-    if plan.shares_devices or len({stage.microbatch_size for stage in plan.stages}) > 1 or any(w is None for w in warmups):
+    sizes = {stage.microbatch_size for stage in plan.stages}
+    if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
@@ -50,7 +53,7 @@ def score(plan: Plan, problem: Problem, warmups: list[int]) -> Timeline:
     clock = {device: ends[c] for device, c in zip(devices, classes, strict=True)}
     busy = sum(count * sum(pair) * len(stage.devices) for pair, stage in zip(duration, stages, strict=True))
     end, reduced = _finish(plan, problem, clock)
-    held = {s: min(warmup, count) * b for s, warmup in enumerate(warmups)}
+    held = {s: min(warmup, count) * b if plan.runs_backward(s, problem.graph) else b for s, warmup in enumerate(warmups)}
     memory = {
         device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s], stage.recompute, stage.tensor_parallel))
         for s, stage in enumerate(stages)
@@ -80,11 +83,11 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     total = 0.0
     group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
     cut = [pieces(stage.devices[:: stage.tensor_parallel], b, b) for stage in plan.stages]
+    returning = plan.returning(problem.graph)
     for (s, t), tensors in plan.edge_tensors(problem.graph).items():
         fixed = 0.0 if tensors else float(ORDER_BYTES)
         forward = sum(x.bytes_per_sample for x in tensors)
-        returning = [x.bytes_per_sample for x in tensors if x.differentiable]
-        backward = sum(returning)
+        backward = sum(x.bytes_per_sample for x in tensors if x.differentiable)
         for route in messages(cut[s], cut[t]):
             for src_device, dst_device in copies(group_of[route.src_device], group_of[route.dst_device]):
                 link = problem.cluster.link(src_device, dst_device)
@@ -92,7 +95,7 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
                 src, dst = index[src_device], index[dst_device]
                 out[dst]["F"].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
                 total += size
-                if returning or not tensors:
+                if (s, t) in returning:
                     size = backward * (route.hi - route.lo) + fixed
                     out[src]["B"].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
                     total += size

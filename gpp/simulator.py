@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
-from gpp.plan import Plan
+from gpp.plan import Plan, Stage
 from gpp.program import NORM_BYTES, WORLD, Program, ReduceGroup, reduce_groups
 from gpp.timeline import Event, Metrics, Timeline
 
@@ -49,10 +49,11 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 
 
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
-    """Largest number of samples between forward and backward at each stage; of an evaluation, one micro-batch."""
+    """Largest number of samples between forward and backward at each stage; without backwards, one micro-batch."""
     out: dict[int, int] = {}
     for s, stage in enumerate(plan.stages):
         held = most = 0
+        keeps = False
         for action in program.actions[stage.devices[0]]:
             if action.stage != s:
                 continue
@@ -60,8 +61,8 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
                 held += 1
                 most = max(most, held)
             elif action.kind == "B":
-                held -= 1
-        out[s] = most * stage.microbatch_size
+                held, keeps = held - 1, True
+        out[s] = (most if keeps else 1) * stage.microbatch_size
     return out
 
 
@@ -73,15 +74,12 @@ class _Run:
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
         self.norm_s = problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(program.actions)))
-        self.duration = {
-            s: dict(
-                zip(
-                    ("F", "B"),
-                    problem.stage_times(stage.ops, stage.microbatch_size, stage.devices, stage.recompute, stage.tensor_parallel),
-                    strict=True,
-                )
-            )
+        self.duration = {s: self._durations(stage, stage.microbatch_size) for s, stage in enumerate(plan.stages)}
+        # The last micro-batch is smaller where the size does not divide the mini-batch: (stage, micro-batch) -> durations.
+        self.shorter = {
+            (s, program.num_samples // stage.microbatch_size): self._durations(stage, rest)
             for s, stage in enumerate(plan.stages)
+            if (rest := program.num_samples % stage.microbatch_size)
         }
         self.update_s = {
             s: problem.cost.update_s(
@@ -100,6 +98,11 @@ class _Run:
         self.reached: dict[int, dict[int, float]] = defaultdict(dict)
         self.events: list[Event] = []
         self.sent_bytes = 0.0
+
+    def _durations(self, stage: Stage, samples: int) -> dict[str, float]:
+        """Seconds of a forward ("F") and of a backward ("B") of a micro-batch of so many samples."""
+        times = self.problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel)
+        return dict(zip(("F", "B"), times, strict=True))
 
     def _group_s(self, group: ReduceGroup) -> float:
         return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)
@@ -127,6 +130,7 @@ class _Run:
         """Run one device until it blocks or ends; wake those who waited for what it sent."""
         actions, at, now = self.program.actions[device], self.position[device], self.clock[device]
         arrival, needs, waiting, record, link_of = self.arrival, self.needs, self.waiting, self.record, self.problem.cluster.link
+        duration, shorter = self.duration, self.shorter
         count = len(actions)
         while at < count:
             action = actions[at]
@@ -149,7 +153,8 @@ class _Run:
                     if missing:
                         waiting[missing] = device
                         break
-                now = start + self.duration[stage][kind]
+                took = shorter.get((stage, microbatch), duration[stage]) if shorter else duration[stage]
+                now = start + took[kind]
                 self.busy[device] += now - start
                 if record:
                     self.events.append(Event(device, kind, stage, microbatch, start, now))

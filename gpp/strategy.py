@@ -11,6 +11,7 @@ from typing import final
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
+from gpp.loss_scope import with_loss_apart
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program import Program, check_program, reduce_groups
@@ -39,8 +40,10 @@ class Strategy:
         """
         problem = self._problem(problem)
         start = time.perf_counter()
-        plan = self.planner.plan(problem, lambda candidate: self.predict(candidate, problem, record=False))
-        plan = replace(plan, search_s=time.perf_counter() - start)
+        # A planner cuts as if the loss were any operator; its candidates are judged with the loss apart.
+        asked = replace(problem, minibatch_ops=0) if problem.minibatch_ops else problem
+        plan = self.planner.plan(asked, lambda candidate: self.predict(candidate, problem, record=False))
+        plan = replace(with_loss_apart(plan, problem), search_s=time.perf_counter() - start)
         plan.validate(problem)
         return plan
 
@@ -50,9 +53,11 @@ class Strategy:
         Args:
             record: False for the metrics alone, as a planner wants them.
         """
+        plan = with_loss_apart(plan, problem)
         if not record:
             warmups = [
-                self.schedule.warmup(plan, s, plan.minibatch_size // stage.microbatch_size) for s, stage in enumerate(plan.stages)
+                self.schedule.warmup(plan, s, -(-plan.minibatch_size // stage.microbatch_size))
+                for s, stage in enumerate(plan.stages)
             ]
             if can_score(plan, warmups):
                 return score(plan, self._problem(problem), [w for w in warmups if w is not None])
@@ -72,4 +77,6 @@ class Strategy:
         return program
 
     def _problem(self, problem: Problem) -> Problem:
-        return problem if problem.in_flight == self.schedule.in_flight else replace(problem, in_flight=self.schedule.in_flight)
+        # Before a loss on the whole mini-batch every schedule keeps all of it.
+        in_flight = "all" if problem.minibatch_ops else self.schedule.in_flight
+        return problem if problem.in_flight == in_flight else replace(problem, in_flight=in_flight)

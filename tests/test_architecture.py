@@ -16,7 +16,7 @@ LEVELS: list[set[str]] = [
     {"errors", "values"},
     {"cluster", "graph"},
     {"cost", "plan", "routing", "timeline", "optimizers"},
-    {"planners", "program"},
+    {"planners", "program", "loss_scope"},
     {"schedules", "simulator", "scoring", "models", "data", "capture"},
     {"strategy"},
     {"comparison", "explain"},

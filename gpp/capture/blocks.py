@@ -30,9 +30,10 @@ from gpp.capture.codec import GETITEM
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.measure import Facts, measure
-from gpp.capture.trace import Loss, example_batch, resized, trace
+from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, loss_nodes
+from gpp.models.losses import Loss, Measure
 
 _OTHER_BATCH = 3
 
@@ -61,7 +62,7 @@ def capture_blocks(
     inputs: Mapping[str, Tensor],
     targets: Tensor | Mapping[str, Tensor],
     loss: Loss,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Measure] | None = None,
     *,
     name: str,
 ) -> Captured:
@@ -114,7 +115,7 @@ class _Builder:
         inputs: dict[str, Tensor],
         targets: dict[str, Tensor],
         loss: Loss,
-        metrics: Mapping[str, Loss],
+        metrics: Mapping[str, Measure],
     ) -> None:
         self.blocks, self.inputs, self.targets, self.loss, self.metrics = blocks, inputs, targets, loss, metrics
         self.drafts: list[Draft] = []
@@ -223,7 +224,7 @@ class _Builder:
         for draft in tail.drafts:
             if draft.target in outputs and self.facts[outputs[draft.target]].requires_grad:
                 draft.requires_grad = True
-        facts = measure(tail.drafts, tail.results["loss"], MEASURED_BATCH)
+        facts = measure(tail.drafts, loss_nodes(tail.results), MEASURED_BATCH)
         taken = {draft.name for draft in self.drafts}
         names = {d.name: outputs.get(d.target, d.name) if d.kind == "input" else d.name for d in tail.drafts}
         for draft in tail.drafts:

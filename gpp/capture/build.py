@@ -16,14 +16,16 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from gpp.capture.coupling import couples_samples
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
-from gpp.capture.trace import Loss, trace
+from gpp.capture.trace import trace
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Node
-from gpp.graph.op_graph import Op, OpGraph, Param
+from gpp.graph.captured import Captured, Node, is_loss, loss_nodes
+from gpp.graph.op_graph import Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
+from gpp.models.losses import Loss, Measure
 
 MEASURED_BATCH = 8
 
@@ -48,7 +50,7 @@ def capture(
     inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
     targets: Tensor | Mapping[str, Tensor],
     loss: Loss,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Measure] | None = None,
     *,
     name: str,
     batch: int | None = None,
@@ -60,8 +62,8 @@ def capture(
     Args:
         inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
         targets: example targets, batch first; a single tensor is named `target`.
-        loss: (outputs, targets) -> scalar mean over the samples; `targets` is the tensor itself where
-            there is one target, else the dict.
+        loss: (outputs, targets) -> scalar mean over the samples, or a dict of such terms whose sum is the loss;
+            `targets` is the tensor itself where there is one target, else the dict.
         metrics: name -> function like `loss`.
         name: of the model.
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
@@ -90,7 +92,7 @@ def assemble(
 ) -> Captured:
     """Operators and their costs from drafts; `facts` only where they were measured elsewhere (hand-written blocks)."""
     size = measured_batch or batch or MEASURED_BATCH
-    known = facts or measure(drafts.drafts, drafts.results["loss"], size)
+    known = facts or measure(drafts.drafts, loss_nodes(drafts.results), size)
     groups = Merger(drafts.drafts, known, drafts.results).merge()
     for draft in drafts.drafts:
         if draft.kind != "param":
@@ -102,7 +104,7 @@ def assemble(
         f"{draft.target} at {draft.where} draws random numbers and has no training switch: evaluation draws them too"
         for draft in noisy
     )
-    return Captured(
+    captured = Captured(
         name=name,
         nodes=tuple(_node(draft) for draft in kept),
         inputs=inputs,
@@ -112,7 +114,20 @@ def assemble(
         batch=batch,
         aliases=drafts.aliases,
         warnings=(*warnings, *dict.fromkeys(notes)),
+        loss_ops=_loss_ops(graph, groups, drafts, known),
     )
+    return replace(captured, coupled=couples_samples(captured))
+
+
+def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
+    """Operators that compute something of the loss, and all behind them.
+
+    A view of the loss that has joined the network's last operator does not make that one the loss's.
+    """
+    of_loss = {draft.name for draft in drafts.drafts if draft.in_loss and not facts[draft.name].view}
+    first = [i for i, names in enumerate(groups.groups) if of_loss & set(names)]
+    found = {*first, *(j for i in first for j in bits(graph.descendants[i]))}
+    return tuple(graph.ops[i].name for i in sorted(found))
 
 
 def _node(draft: Draft) -> Node:
@@ -152,6 +167,11 @@ class _Costs:
             for need in Merger.needs(draft):
                 self.reading[need].append(draft.target)
         self.closures = [self._closure(names) for names in groups.groups]
+        # `loss`, or `loss.NAME` for each term; a node of several terms is called after the first
+        self.losses: dict[str, str] = {}
+        for name, node in drafts.results.items():
+            if is_loss(name):
+                self.losses.setdefault(node, name.replace(":", "."))
 
     def _needs(self, name: str) -> list[str]:
         return Merger.needs(self.draft[name])
@@ -258,14 +278,14 @@ class _Costs:
     def _main(self, number: int) -> Draft:
         """The node that an operator is named after: the loss, else most FLOPs, else the first that computes."""
         own = self.groups.groups[number]
-        if self.drafts.results["loss"] in own:
-            return self.draft[self.drafts.results["loss"]]
+        if made := [node for node in self.losses if node in own]:
+            return self.draft[made[0]]
         named = [n for n in own if not self.draft[n].free]
         return self.draft[max(named, key=lambda n: (self.facts[n].forward_flops, not self.facts[n].view, -self.index[n]))]
 
     def _kind(self, number: int) -> str:
         main = self._main(number)
-        if main.name == self.drafts.results["loss"]:
+        if main.name in self.losses:
             return "loss"
         if main.kind == "block":
             return "block"
@@ -280,8 +300,8 @@ class _Costs:
         for main in mains:
             path, short = main.module, main.target.split(".")[1] if main.kind == "call" else main.name
             parent = not path or path in parents
-            if main.name == self.drafts.results["loss"]:
-                wish = "loss"
+            if main.name in self.losses:
+                wish = self.losses[main.name]
             elif main.kind == "block" or not (parent or shared[path] > 1):
                 wish = path
             else:

@@ -31,7 +31,12 @@ _MAX_CONSTANT_BYTES = 1 << 20
 
 @dataclass(kw_only=True)
 class Draft:
-    """A node while it is being made; fields as in `gpp.graph.captured.Node`, plus `where` (the user's line)."""
+    """A node while it is being made; fields as in `gpp.graph.captured.Node`, and two more.
+
+    Args:
+        where: the user's line.
+        in_loss: a step of the loss or of a metric, not of the network.
+    """
 
     name: str
     kind: str
@@ -49,6 +54,7 @@ class Draft:
     requires_grad: bool = False
     persistent: bool = True
     where: str = ""
+    in_loss: bool = False
 
 
 @dataclass(kw_only=True)
@@ -227,6 +233,7 @@ class _Reader:
             args=encode(node.args, lookup),
             kwargs=kwargs,
             module=_module_path(node),
+            in_loss=_in_loss(node),
             no_grad=no_grad,
         )
         values[node] = {"ref": draft.name}
@@ -250,6 +257,7 @@ class _Reader:
             where=where,
             args=[encoded, shape],
             module=_module_path(node),
+            in_loss=_in_loss(node),
             no_grad=no_grad,
         )
         return {"ref": draft.name}
@@ -299,10 +307,19 @@ class _Reader:
         return found.name
 
 
+def _scope(node: torch.fx.Node) -> str:
+    """Path of the innermost module inside the wrapper: `model`, `model.a.b`, or another for the loss and the metrics."""
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if not path.startswith("_")]
+    return re.sub(r"@\d+", "", stack[-1]) if stack else ""
+
+
+def _in_loss(node: torch.fx.Node) -> bool:
+    return _scope(node).split(".")[0] != "model"
+
+
 def _module_path(node: torch.fx.Node) -> str:
     """Path of the innermost user module; the wrapper's own scope is the loss."""
-    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if not path.startswith("_")]
-    path = re.sub(r"@\d+", "", stack[-1]) if stack else ""
+    path = _scope(node)
     if path == "model":
         return ""
     return path.removeprefix("model.") if path.startswith("model.") else "loss"

@@ -67,9 +67,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def backpropagates(drafts: list[Draft], loss: str) -> set[str]:
-    """Names of the nodes through which a gradient of the loss may flow back."""
-    needed = {loss}
+def backpropagates(drafts: list[Draft], losses: Iterable[str]) -> set[str]:
+    """Names of the nodes through which a gradient of a loss may flow back."""
+    needed = set(losses)
     for draft in reversed(drafts):
         writer = draft.kind == "call" and writes(operator_of(draft.target))
         if (draft.name in needed or writer) and not draft.no_grad and ".detach" not in draft.target:
@@ -78,21 +78,21 @@ def backpropagates(drafts: list[Draft], loss: str) -> set[str]:
     return needed
 
 
-def measure(drafts: list[Draft], loss: str, batch: int) -> dict[str, Facts]:
-    """Facts of every node at a batch size.
+def measure(drafts: list[Draft], losses: Iterable[str], batch: int) -> dict[str, Facts]:
+    """Facts of every node at a batch size; `losses` are the nodes that training differentiates.
 
     Raises:
         CaptureError: a node does not run at this batch size.
     """
-    return _Run(drafts, loss, batch).run()
+    return _Run(drafts, losses, batch).run()
 
 
 class _Run:
     """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
-    def __init__(self, drafts: list[Draft], loss: str, batch: int) -> None:
+    def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int) -> None:
         self.drafts, self.batch = drafts, batch
-        self.needed = backpropagates(drafts, loss)
+        self.needed = backpropagates(drafts, losses)
         self.values: dict[str, Any] = {}
         self.facts: dict[str, Facts] = {}
         self.kept: list[Tensor] = []

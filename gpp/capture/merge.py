@@ -14,7 +14,7 @@ import networkx as nx
 
 from gpp.capture.draft import Draft
 from gpp.capture.measure import Facts
-from gpp.graph.captured import references
+from gpp.graph.captured import is_loss, loss_nodes, references
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Merger:
     """Analysis of one model. Fills `free`, `after` and `mutates` of the drafts.
 
     Args:
-        results: name -> node; `loss` among them.
+        results: name -> node; a loss among them.
     """
 
     def __init__(self, drafts: list[Draft], facts: dict[str, Facts], results: dict[str, str]) -> None:
@@ -189,15 +189,20 @@ class Merger:
         return False
 
     def _join_side_results(self, live: set[str]) -> None:
-        """(iv) What only metrics need joins the loss; what only buffers need joins the maker of its input."""
-        loss = self.results["loss"]
-        for_loss = self._closure([loss])
-        for_metrics = self._closure([node for name, node in self.results.items() if name != "loss"])
-        for_results = for_loss | for_metrics
-        self._join([loss, *(unit for unit in self.units if unit in for_metrics and unit not in for_loss)])
+        """(iv) What only a metric needs joins a loss; what only buffers need joins the maker of its input."""
+        losses = {loss: self._closure([loss]) for loss in loss_nodes(self.results)}
+        for_loss = set().union(*losses.values())
+        for_results = set(for_loss)
+        for name, node in self.results.items():
+            if not is_loss(name):
+                read = self._closure([node])
+                for_results |= read
+                # among several losses the one that reads most of the same; of equal ones the first
+                nearest = max(losses, key=lambda loss: len(losses[loss] & read))
+                self._join([nearest, *(unit for unit in self.units if unit in read and unit not in for_loss)])
         for unit in self.units:
             if unit not in for_results and not self.users[unit] and self._find(unit) == unit:
-                self._join([unit, self.inputs[unit][-1] if self.inputs[unit] else loss])
+                self._join([unit, self.inputs[unit][-1] if self.inputs[unit] else next(iter(losses))])
 
     def _closure(self, roots: list[str]) -> set[str]:
         seen: set[str] = set()

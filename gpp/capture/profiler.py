@@ -19,7 +19,7 @@ import torch
 
 from gpp.capture.stage import build_stage
 from gpp.cost.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
-from gpp.graph.captured import evaluate
+from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _time_stage(captured: Captured, module: StageModule, samples: int, device: t
     def forward() -> list[torch.Tensor]:
         leaves = {name: t.detach().requires_grad_() if name in differentiable else t for name, t in values.items()}
         outputs = module(samples, leaves)
-        return [t for name, t in outputs.items() if t.requires_grad and (name in module.sends or name == "loss")]
+        return [t for name, t in outputs.items() if t.requires_grad and (name in module.sends or is_loss(name))]
 
     seeds = [torch.ones_like(t) for t in forward()]
     return _time_passes(forward, seeds, device, budget_s)

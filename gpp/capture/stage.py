@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.emit import Emitter, Root
 from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node, node_references
+from gpp.graph.captured import Captured, Node, is_loss, node_references
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -47,7 +47,7 @@ class StageModule(nn.Module):
         inputs: user inputs and targets that it needs, by name.
         receives: tensors from other stages, named after the nodes that make them.
         sends: own tensors that other stages need.
-        results: names of the results it makes (`loss`, `metric:NAME`); the metrics in evaluation only.
+        results: names of the results it makes (`loss` or `loss:NAME`, `metric:NAME`); the metrics in evaluation only.
         has_random: its training pass draws random numbers.
     """
 
@@ -82,7 +82,7 @@ class StageModule(nn.Module):
             values: by name, what `inputs` and `receives` list; more is ignored.
 
         Returns:
-            Tensors by name: `sends`, and of the results `loss` (training) or all (evaluation).
+            Tensors by name: `sends`, and of the results the losses (training) or all (evaluation).
         """
         for block in self._blocks:
             block.train(self.training)
@@ -179,7 +179,7 @@ class _Cut:
         """Nodes that a pass touches, leaves and received tensors included."""
         todo = list(roots)
         for name, node in self.captured.results.items():
-            if node in self.own and (name == "loss" or not training):
+            if node in self.own and (is_loss(name) or not training):
                 todo.append(node)
         own_writers = [
             n
@@ -220,7 +220,7 @@ class _Cut:
                     emitter.skip(node)
                 else:
                     emitter.call(node)
-        results = [name for name in self.results if name == "loss" or not training]
+        results = [name for name in self.results if is_loss(name) or not training]
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), (*self.sends, *results)
 

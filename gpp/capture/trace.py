@@ -24,8 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gpp.errors import CaptureError, InvalidConfig
-
-Loss = Callable[[Any, Any], Tensor]
+from gpp.models.losses import Loss, Measure, loss_terms
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -59,23 +58,26 @@ class Whole(nn.Module):
         num_inputs: int,
         targets: tuple[str, ...],
         loss: Loss,
-        metrics: Mapping[str, Loss],
+        metrics: Mapping[str, Measure],
+        tell: Callable[[tuple[str, ...]], None],
     ) -> None:
         super().__init__()
         self.model = model
         if isinstance(loss, nn.Module):
             self.loss = loss
         # kept in a tuple so that nn.Module does not register modules among them a second time
-        self._functions = (call, num_inputs, targets, loss, tuple(metrics.values()))
+        self._functions = (call, num_inputs, targets, loss, tuple(metrics.values()), tell)
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """(loss, metric, ...), every one a scalar."""
-        call, num_inputs, names, loss, metrics = self._functions
+        """(loss, metric, ...), every one a scalar; `tell` gets the names of the losses among them."""
+        call, num_inputs, names, loss, metrics, tell = self._functions
         outputs = call(self.model, flat[:num_inputs])
         targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
         if len(names) == 1:
             targets = flat[num_inputs]
-        return tuple(function(outputs, targets) for function in (loss, *metrics))
+        terms = loss_terms(loss(outputs, targets))
+        tell(tuple(terms))
+        return (*terms.values(), *(function(outputs, targets) for function in metrics))
 
 
 def named_inputs(
@@ -139,7 +141,7 @@ def trace(
     inputs: Mapping[str, Tensor] | tuple[Tensor, ...],
     targets: Mapping[str, Tensor],
     loss: Loss,
-    metrics: Mapping[str, Loss],
+    metrics: Mapping[str, Measure],
     *,
     batch: int | None,
 ) -> Traced:
@@ -153,7 +155,8 @@ def trace(
     names = (*examples, *(f"target:{name}" for name in targets))
     tensors = dict(zip(names, (*examples.values(), *targets.values()), strict=True))
     size = example_batch(tensors)
-    whole = Whole(model, call, len(examples), tuple(targets), loss, metrics)
+    losses: list[str] = []
+    whole = Whole(model, call, len(examples), tuple(targets), loss, metrics, lambda names: losses.__setitem__(slice(None), names))
     modes = {module: module.training for module in whole.modules()}
     notes: list[str] = []
     try:
@@ -176,7 +179,7 @@ def trace(
     return Traced(
         program=program,
         inputs=names,
-        results=("loss", *(f"metric:{name}" for name in metrics)),
+        results=(*losses, *(f"metric:{name}" for name in metrics)),
         batch=fixed,
         warnings=tuple(dict.fromkeys(notes)),
     )

@@ -49,6 +49,7 @@ class Problem:
         in_flight: what a stage keeps: as many micro-batches as its distance to the sink asks for
             (`depth`, 1F1B) or the whole mini-batch (`all`, GPipe).
         global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
+        minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.loss_scope`).
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
     """
 
@@ -60,6 +61,7 @@ class Problem:
     optimizer_state_factor: float = 0.0
     in_flight: Literal["depth", "all"] = "depth"
     max_replicas: int | None = None
+    minibatch_ops: int = 0
     global_norm: bool = False
     _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -132,11 +134,13 @@ class Problem:
         return self._known[mask]
 
     def amounts(self, mask: int) -> tuple[float, float, float]:
-        """Static bytes, kept activation bytes per sample, boundary gradient bytes per sample of a stage."""
+        """Of a stage: static bytes; bytes per sample in flight; bytes per sample of one micro-batch (gradients at its border)."""
         if mask not in self._memory:
             sums = self.sums(mask)
             static = sums.trainable * (2.0 + self.optimizer_state_factor) + sums.frozen
-            self._memory[mask] = (static, sums.saved + sums.kept, sums.grads)
+            kept = sums.saved + sums.kept
+            # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
+            self._memory[mask] = (static, kept, sums.grads) if mask & self.graph.differentiated else (static, 0.0, kept)
         return self._memory[mask]
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:

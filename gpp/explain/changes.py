@@ -33,7 +33,9 @@ def with_twice_the_devices(cluster: Cluster) -> Cluster:
 
 def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
-    sizes = [stage.microbatch_size * factor for stage in plan.stages]
+    # A loss on the whole mini-batch keeps it.
+    whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
+    sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]
     fits = all(
         size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % len(stage.replicas) == 0
         for size, stage in zip(sizes, plan.stages, strict=True)

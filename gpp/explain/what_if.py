@@ -18,6 +18,7 @@ from gpp.explain.changes import (
     with_microbatch,
     with_twice_the_devices,
 )
+from gpp.graph.op_graph import mask_of
 from gpp.plan import Plan
 from gpp.strategy import Strategy
 
@@ -105,7 +106,8 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
     A search is not begun where the first one's time is no longer left; twice the devices count double.
     """
     cluster = problem.cluster
-    sizes = sorted({stage.microbatch_size for stage in plan.stages})
+    free = [stage for stage in plan.stages if not mask_of(stage.ops) & problem.minibatch_ops] or plan.stages
+    sizes = sorted({stage.microbatch_size for stage in free})
     tasks: list[tuple[bool, str, Problem, float]] = [
         (True, MORE_MEMORY, replace(problem, cluster=with_memory(cluster, 2.0)), 1.0),
         (True, "links twice as fast", replace(problem, cluster=with_links(cluster, 2.0)), 1.0),

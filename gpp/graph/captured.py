@@ -26,7 +26,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,10 @@ from pydantic import ValidationError
 from gpp.graph.op_graph import OpGraph
 from gpp.values import from_json, to_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+
+LOSS = "loss"
+"""Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ class Captured:
     Args:
         nodes: in a topological order that is also the order of execution.
         inputs: names of the user's inputs; a target is `target:NAME`.
-        results: `loss` and `metric:NAME`, each with the node that makes it.
+        results: `loss`, or `loss:NAME` for each term of a loss that has several, and `metric:NAME`, each with the node
+            that makes it.
         graph: fine-grained operators; `Op.nodes` are node names, free nodes are in none of them
             (except in-place updates of buffers, which belong to the operator of their module).
         constants: values of tensors that the code holds outside of parameters and buffers, as base64
@@ -93,6 +97,8 @@ class Captured:
         batch: None if any batch size runs, else the only one that does.
         aliases: other names of tied parameters and buffers, each with the name that counts.
         warnings: for the user, one line each.
+        loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
+        coupled: the loss of a batch is not the mean of the losses of its parts; None where that was not found out.
     """
 
     name: str
@@ -104,11 +110,32 @@ class Captured:
     batch: int | None = None
     aliases: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    loss_ops: tuple[str, ...] = ()
+    coupled: bool | None = None
 
     @cached_property
     def node_of(self) -> dict[str, Node]:
         """Nodes by name."""
         return {node.name: node for node in self.nodes}
+
+
+def is_loss(result: str) -> bool:
+    """Whether a result is a loss or a term of one, which training differentiates."""
+    return result == LOSS or result.startswith(f"{LOSS}:")
+
+
+def loss_nodes(results: Mapping[str, str]) -> tuple[str, ...]:
+    """Nodes of the losses among `results`, each once."""
+    return tuple(dict.fromkeys(node for name, node in results.items() if is_loss(name)))
+
+
+def with_total(values: Mapping[str, float]) -> dict[str, float]:
+    """Values of results, with the sum of a loss's terms as `loss` before them.
+
+    Example: `with_total({"loss:a": 1.0, "loss:b": 2.0}) == {"loss": 3.0, "loss:a": 1.0, "loss:b": 2.0}`.
+    """
+    terms = [value for name, value in values.items() if is_loss(name) and name != LOSS]
+    return {LOSS: sum(terms), **values} if terms and LOSS not in values else dict(values)
 
 
 def references(value: Any) -> Iterator[str]:

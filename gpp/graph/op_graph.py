@@ -256,6 +256,19 @@ class OpGraph:
         return tuple(tuple(name for name in names if self.readers[name].bit_count() > 1) for names in self.trained_by)
 
     @cached_property
+    def differentiated(self) -> int:
+        """Mask of the operators that backward passes run through.
+
+        The others train nothing, hand on no gradients, and keep and compute nothing backwards: a frozen tower up to the
+        first trainable operator.
+        """
+        out = mask_of(i for i, op in enumerate(self.ops) if self.trained_by[i] or op.backward_flops > 0 or op.saved_bytes > 0)
+        for tensor in self.tensors:
+            if tensor.differentiable:
+                out |= mask_of((tensor.producer, *tensor.consumers))
+        return out
+
+    @cached_property
     def readers(self) -> dict[str, int]:
         """Mask of the operators that read each parameter."""
         out = {param.name: 0 for param in self.params}

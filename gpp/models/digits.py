@@ -21,6 +21,7 @@ class Digits(AbstractModel):
     Args:
         num_layers: residual layers of a tower.
         hidden: width of the towers and of the head.
+        parity: a second head tells even digits from odd ones; its loss is `networks.digits.digit_and_parity`.
     """
 
     name: str = "digits"
@@ -28,6 +29,7 @@ class Digits(AbstractModel):
     metric: str | None = "accuracy"
     num_layers: int = 3
     hidden: int = 192
+    parity: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "hidden")

@@ -1,7 +1,7 @@
 """Losses and metrics by name, each the mean over the samples of a micro-batch.
 
 Because each is a mean over samples, the loss of a mini-batch is the sample-weighted mean of the losses of
-its micro-batches, however it was cut.
+its micro-batches, however it was cut. One that couples the samples of a batch is no such mean; see `loss.scope`.
 
     outputs   Tensor [B, ...], or a tuple or dict of such
     targets   Tensor [B, ...], or a dict of such
@@ -16,14 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpp.errors import InvalidConfig
+from gpp.errors import CaptureError, InvalidConfig
+from gpp.graph.captured import LOSS
 from gpp.models.dotted import nearest, resolve
 
 Measure: TypeAlias = Callable[[Any, Any], Tensor]
+Loss: TypeAlias = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
+"""A scalar, or named scalar terms whose sum is the loss."""
 
 
-def loss(name: str) -> Measure:
-    """The loss called `name`: `(outputs, targets) -> scalar`, mean over samples.
+def loss(name: str) -> Loss:
+    """The loss called `name`: `(outputs, targets) -> scalar`, mean over samples, or a dict of such terms.
+
+    A dict's terms, each weighted as it is to count, sum up to the loss. They may end in different stages, where each
+    is differentiated by itself, and each is recorded under its name.
 
     Args:
         name: `cross_entropy`, `mse`, `bce_with_logits`, or the dotted path of a function. That function gets
@@ -43,6 +49,21 @@ def metric(name: str) -> Measure:
         InvalidConfig: no such metric; the fix names the nearest.
     """
     return _measure("model.metric", name, {"accuracy": accuracy})
+
+
+def loss_terms(value: Any) -> dict[str, Tensor]:
+    """What a loss function returned, by the names of results: `loss`, or `loss:NAME` for each term.
+
+    Raises:
+        CaptureError: an empty dict, a term without a name.
+    """
+    if not isinstance(value, Mapping):
+        return {LOSS: value}
+    if not value or not all(isinstance(name, str) and name for name in value):
+        raise CaptureError(
+            f"the loss returned the terms {list(value)}. Fix: return one scalar, or a dict of named scalars, whose sum is the loss"
+        )
+    return {f"{LOSS}:{name}": term for name, term in value.items()}
 
 
 def _measure(field: str, name: str, shipped: Mapping[str, Measure]) -> Measure:

@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -32,6 +33,7 @@ def result_dict(
     predicted: Metrics | None = None,
     measured: Metrics | None = None,
     loss: list[float] | None = None,
+    loss_terms: Mapping[str, Sequence[float]] | None = None,
     final_metric: dict[str, float] | None = None,
     bound: Bound | None = None,
     compared: list[dict[str, Any]] | None = None,
@@ -45,10 +47,13 @@ def result_dict(
         num_ops: operators of the graph that was planned.
         planning_peak_bytes: most memory of this process until there was a plan and its prediction.
         loss: one value per step.
+        loss_terms: likewise for each term of a loss that has several; the key is left out of other runs.
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
     """
-    more = {} if compared is None else {"compared": compared}
+    more: dict[str, Any] = {} if compared is None else {"compared": compared}
+    if loss_terms:
+        more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
     return finite(
         {
             "status": status,

@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 
 from gpp.errors import WorkerFailed
+from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.simulator import max_in_flight
@@ -89,7 +90,7 @@ class Follower:
     """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
 
     Args:
-        losses: step -> loss, the sum of the ranks' shares.
+        losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
         evaluations: steps done -> result -> value, likewise.
         starts, ends: step -> when the first rank began it and the last one ended it.
     """
@@ -98,7 +99,7 @@ class Follower:
     world: int
     minibatch_size: int
     progress: Progress
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
     ends: dict[int, float] = field(default_factory=dict)
@@ -125,35 +126,42 @@ class Follower:
         now = time.perf_counter()
         for step in range(self._reported, complete):
             rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
-            self.progress.on_step(step + 1, self.losses.get(step, float("nan")), rate)
+            losses = with_total(self.losses.get(step, {LOSS: float("nan")}))
+            self.progress.on_terms({name: value for name, value in losses.items() if name != LOSS})
+            self.progress.on_step(step + 1, losses[LOSS], rate)
         if complete > self._reported:
             self._reported, self._since = complete, now
         for done in sorted(step for step, count in self._pending.items() if count == self.world):
-            self.progress.on_evaluation({"step": done, **self.evaluations[done]})
+            self.progress.on_evaluation({"step": done, **with_total(self.evaluations[done])})
             del self._pending[done]
 
     def _take(self, rank: int, record: dict[str, Any]) -> None:
         if "evaluated" in record:
             done = record.pop("evaluated")
             self._pending[done] = self._pending.get(done, 0) + 1
-            totals = self.evaluations.setdefault(done, {})
-            for name, value in record.items():
-                totals[name] = totals.get(name, 0.0) + value
+            _add(self.evaluations.setdefault(done, {}), record)
             return
         step = record["step"]
         self._done[rank] = step + 1
         self.starts[step] = min(self.starts.get(step, record["start"]), record["start"])
         self.ends[step] = max(self.ends.get(step, 0.0), record["end"])
-        if "loss" in record:
-            self.losses[step] = self.losses.get(step, 0.0) + record["loss"]
+        if losses := {name: value for name, value in record.items() if is_loss(name)}:
+            _add(self.losses.setdefault(step, {}), losses)
+
+
+def _add(totals: dict[str, float], shares: dict[str, float]) -> None:
+    for name, value in shares.items():
+        totals[name] = totals.get(name, 0.0) + value
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     """What the ranks measured: losses, evaluations, and the timeline of a typical step."""
+    steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
     return Outcome(
         measured=_timeline(job, run_dir, logs.starts, logs.ends, set(logs.evaluations)),
-        losses=tuple(logs.losses[step] for step in sorted(logs.losses)),
-        evaluations=tuple({"step": done, **values} for done, values in sorted(logs.evaluations.items())),
+        losses=tuple(losses[LOSS] for losses in steps),
+        terms={name: tuple(losses[name] for losses in steps) for name in (steps[0] if steps else ()) if name != LOSS},
+        evaluations=tuple({"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())),
     )
 
 

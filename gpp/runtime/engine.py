@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,18 +26,26 @@ class Outcome:
     """What an engine measured: None and empty for one that only simulates.
 
     Args:
+        losses: of every step.
+        terms: `loss:NAME` -> its value in every step, for a loss of several terms.
         evaluations: one {"step": steps done, name: value} for each evaluation.
     """
 
     measured: Timeline | None = None
     losses: tuple[float, ...] = ()
+    terms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Called while a job runs."""
+    """Called while a job runs.
 
+    Args:
+        on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
+    """
+
+    on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
 

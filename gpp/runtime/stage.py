@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpp.graph.captured import is_loss
 from gpp.runtime.channels import AbstractTransport, Handle
 from gpp.runtime.messages import Border, Layout
 from gpp.runtime.meter import MemoryMeter
@@ -55,11 +56,12 @@ class StageRunner:
     """Runs forwards and backwards of one stage on one device and handles their messages.
 
     Args:
-        module: the stage's module; with `train=False` its evaluation twin, run without gradients.
+        module: the stage's module, or its evaluation twin.
         border: layouts of its messages.
         handover: shared by the stages of this device.
         pieces: micro-batch -> the samples [lo, hi) that this device holds of it.
         num_samples: of the whole pass; a micro-batch's loss counts by its share.
+        train: backward passes follow, so what they need is kept.
         autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
         synchronize: waits for the accelerator, so that a span's end is the end of its kernels.
     """
@@ -158,7 +160,7 @@ class StageRunner:
             leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
         start = time.perf_counter()
-        if self.module.has_random and self.train:
+        if self.module.has_random:
             torch.manual_seed(self._seed(microbatch))
         with self._modes(microbatch):
             outputs = self.module(hi - lo, values)
@@ -171,7 +173,8 @@ class StageRunner:
             if name in outputs:
                 value = outputs.pop(name)
                 self._add_result(name, value.detach().double() * share)
-                loss = value * share if name == "loss" else loss
+                if is_loss(name):
+                    loss = value * share if loss is None else loss + value * share
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:

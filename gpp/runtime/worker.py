@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,6 +31,7 @@ from gpp.runtime.messages import border, ring_sizes
 from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, connect, guarded, write_line
 from gpp.runtime.rings import RingSize
+from gpp.runtime.seeding import pass_seed
 from gpp.runtime.stage import Fetch, StageRunner
 from gpp.runtime.state import Slices, save_final, static_bytes
 
@@ -122,7 +124,8 @@ class Worker:
                 handover=handover,
                 pieces={p.microbatch: (p.lo, p.hi) for p in own if p.device == self.device_id},
                 num_samples=program.num_samples,
-                train=train,
+                # A stage without backward passes keeps nothing for them.
+                train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
                 synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
             )
@@ -132,12 +135,14 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
+        sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
             self._runners(modules, program, train=False),
             self.transport,
             device_id=self.device_id,
-            pending_limit=EVALUATION_SENDS,
+            # Of small micro-batches, as many as a large one is waiting for.
+            pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
         )
 
     def _ring_sizes(self) -> dict[Channel, RingSize]:
@@ -179,8 +184,13 @@ class Worker:
         for s, runner in interpreter.runners.items():
             runner.begin(
                 self._fetch(split, order, runner.module.inputs),
-                lambda m, s=s: hash((self.job.settings.seed, self.step, s, m, self.device_id)),
+                partial(self._seed, s),
             )
+
+    def _seed(self, stage: int, microbatch: int) -> int:
+        replicas = self.job.plan.stages[stage].replicas
+        replica = next(r for r, devices in enumerate(replicas) if self.device_id in devices)
+        return pass_seed(self.job.settings.seed, self.step, stage, microbatch, replica)
 
     @staticmethod
     def _results(interpreter: Interpreter) -> dict[str, float]:

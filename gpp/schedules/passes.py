@@ -27,7 +27,8 @@ def lower(
 ) -> Program:
     """The program of one pass over `num_samples` samples (default: the mini-batch).
 
-    A schedule with backwards ends in reductions and the optimizer's step; one without is an evaluation.
+    A schedule with backwards ends in reductions and the optimizer's step; one without is an evaluation. A stage in which nothing
+    is differentiated (a frozen tower's) has forwards only.
 
     Args:
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
@@ -36,11 +37,14 @@ def lower(
     routes = {
         edge: messages(*(pieces(_leaders(plan, s), plan.stages[s].microbatch_size, total) for s in edge)) for edge in plan.edges
     }
-    returning = _returning(plan, graph)
+    returning = plan.returning(graph)
     before, after = _communication(plan, routes, returning)
     groups = reduce_groups(plan, graph)
     orders = [schedule.order(plan, s, -(-total // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
     trains = any(kind == "B" for order in orders for kind, _ in order)
+    for s, order in enumerate(orders):
+        if not plan.runs_backward(s, graph):
+            orders[s] = [(kind, m) for kind, m in order if kind != "B"]
     merged = merge(plan, orders, routes, returning) if plan.shares_devices else {}
     actions: dict[int, tuple[Action, ...]] = {}
     for device, stages in plan.stages_of_device.items():
@@ -58,11 +62,6 @@ def _leaders(plan: Plan, s: int) -> tuple[int, ...]:
     """The first device of each replica."""
     stage = plan.stages[s]
     return stage.devices[:: stage.tensor_parallel]
-
-
-def _returning(plan: Plan, graph: OpGraph) -> set[tuple[int, int]]:
-    """Edges with messages backwards: order-only ones are an order in both directions, data without gradients has none."""
-    return {edge for edge, tensors in plan.edge_tensors(graph).items() if not tensors or any(t.differentiable for t in tensors)}
 
 
 def _communication(

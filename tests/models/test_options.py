@@ -9,7 +9,7 @@ import torch
 
 from gpp.models.base import describe
 from gpp.models.dotted import construct
-from gpp.models.losses import loss, metric
+from gpp.models.losses import loss, loss_terms, metric
 from tests.conf import CONF, model_named
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
@@ -33,9 +33,9 @@ def test_small_sizes_run_forward_and_backward(name, draw):
     network = model.build()
     assert sum(parameter.numel() for parameter in network.parameters()) < 5e6
     inputs, targets = draw(model.inputs(), 6), draw(model.targets(), 6)
-    value = loss(model.loss)(network(**inputs), targets)
-    assert value.shape == () and value.isfinite()
-    value.backward()
+    terms = loss_terms(loss(model.loss)(network(**inputs), targets))
+    assert all(value.shape == () and value.isfinite() for value in terms.values())
+    torch.autograd.backward(list(terms.values()))
     trained = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert trained and all(grad.isfinite().all() for grad in trained)
     if model.metric is not None:
@@ -53,7 +53,8 @@ def test_loss_of_a_minibatch_is_the_mean_over_its_microbatches(name, draw):
 
     def part(rows: slice) -> torch.Tensor:
         outputs = network(**{key: value[rows] for key, value in inputs.items()})
-        return loss(model.loss)(outputs, {key: value[rows] for key, value in targets.items()})
+        terms = loss_terms(loss(model.loss)(outputs, {key: value[rows] for key, value in targets.items()}))
+        return torch.stack(list(terms.values()))
 
     torch.testing.assert_close(part(slice(0, 6)), (2 * part(slice(0, 2)) + 4 * part(slice(2, 6))) / 6)
 

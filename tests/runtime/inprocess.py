@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpp.capture.examples import capture_model, default_dtype, initial_weights
+from gpp.capture.stage import build_stage
 from gpp.cluster import Device, Link, uniform
 from gpp.cost.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.data.sampler import minibatch
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, is_loss
 from gpp.graph.coarsen import coarsen
 from gpp.models.base import AbstractModel
-from gpp.models.losses import loss
+from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.planners.even import Even
 from gpp.program import reduce_groups
+from gpp.routing import pieces
 from gpp.runtime.channels import FakeNetwork, FakeTransport
-from gpp.runtime.job import Job, assemble
+from gpp.runtime.job import Job, assemble, restore
+from gpp.runtime.seeding import pass_seed
 from gpp.runtime.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
@@ -80,25 +86,35 @@ def make_job(
     )
 
 
+def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
+    """The workers of a job saved below `run_dir`, on one network."""
+    job = Job.load(run_dir)
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
+    return [
+        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
+        for d in sorted(job.plan.stage_of_device)
+    ]
+
+
 def run(
     job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu"
 ) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
     """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
     job.save(run_dir, weights)
-    job = Job.load(run_dir)
-    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
-    workers = [
-        Worker(job, run_dir, device_id=d, device=torch.device(device), transport=FakeTransport(network, d))
-        for d in sorted(job.plan.stage_of_device)
-    ]
+    workers = workers_of(job, run_dir, device)
     losses = [0.0] * job.settings.steps
     lock = threading.Lock()
+    for worker in workers:
+        for runner in worker.training.runners.values():
+            if runner.module.has_random:
+                # All threads share one generator: nobody may draw between another's seeding and its draws.
+                runner.forward = _alone(runner.forward, lock)
 
     def train(worker: Worker) -> None:
         for step in range(job.settings.steps):
             record = worker.train_step(step)
             with lock:
-                losses[step] += record.get("loss", 0.0)
+                losses[step] += sum(value for name, value in record.items() if is_loss(name))
 
     in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}
@@ -106,6 +122,53 @@ def run(
         for module in worker.modules.values():
             state.update(module.state_dict())
     return losses, state, workers
+
+
+def _alone(call: Callable[[int], Any], lock: threading.Lock) -> Callable[[int], Any]:
+    def locked(microbatch: int) -> Any:
+        with lock:
+            return call(microbatch)
+
+    return locked
+
+
+@contextmanager
+def recorded_gradients() -> Iterator[Callable[[torch.Tensor], list[torch.Tensor]]]:
+    """What optimizers see while the context lasts: parameter (or its state dict's tensor) -> its gradient of every step."""
+    seen: dict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    seen[param.data_ptr()].append(param.grad.detach().clone())
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield lambda tensor: seen.get(tensor.data_ptr(), [])
+    finally:
+        hook.remove()
+
+
+def check_gradients(
+    workers: list[Worker], params: dict[str, torch.Tensor], gradients: Callable[[torch.Tensor], list[torch.Tensor]], *, steps: int
+) -> None:
+    """Every holder of a parameter has seen the reference's gradients in every step.
+
+    Args:
+        params: of the reference, by name.
+        gradients: of `recorded_gradients`.
+    """
+    compared = 0
+    for worker in workers:
+        for module in worker.modules.values():
+            for name, param in module.named_parameters():
+                seen, expected = gradients(param), gradients(params[name])
+                assert len(seen) == len(expected) == (steps if param.requires_grad else 0), name
+                for mine, theirs in zip(seen, expected, strict=True):
+                    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8, msg=lambda m, n=name: f"gradient of {n}: {m}")
+                    compared += 1
+    assert compared
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -157,7 +220,7 @@ def reference(
         values = samples.fetch(minibatch(step, minibatch_size, len(samples), seed))
         inputs = {k: v for k, v in values.items() if not k.startswith("target:")}
         targets = {k.removeprefix("target:"): v for k, v in values.items() if k.startswith("target:")}
-        value = measure(network(**inputs), targets)
+        value = torch.stack(list(loss_terms(measure(network(**inputs), targets)).values())).sum()
         torch_optimizer.zero_grad()
         value.backward()
         if optimizer.clip_norm is not None:
@@ -165,6 +228,40 @@ def reference(
         torch_optimizer.step()
         losses.append(value.item())
     return losses, {name: t.detach() for name, t in network.named_parameters()}
+
+
+def staged_reference(
+    job: Job, model: AbstractModel, data: AbstractData, weights: dict[str, torch.Tensor]
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The same training in one process and one autograd graph a step, cut and seeded as the plan says: for random operations."""
+    plan, settings = job.plan, job.settings
+    modules = []
+    for stage in plan.stages:
+        modules.append(build_stage(job.captured, [n for op in stage.ops for n in job.graph.ops[op].nodes], device="cpu"))
+        modules[-1].load(weights)
+    params = {name: param for module in modules for name, param in module.named_parameters()}
+    optimizer, losses = restore(settings.optimizer).build([p for p in params.values() if p.requires_grad]), []
+    samples = data.load("train", model, seed=settings.seed, dtype=settings.dtype)
+    for step in range(settings.steps):
+        values = samples.fetch(minibatch(step, settings.minibatch_size, len(samples), settings.seed))
+        total = torch.zeros((), dtype=torch.float64)
+        for s, (stage, module) in enumerate(zip(plan.stages, modules, strict=True)):
+            made: dict[str, list[torch.Tensor]] = defaultdict(list)
+            for piece in pieces(stage.devices, stage.microbatch_size, settings.minibatch_size):
+                torch.manual_seed(pass_seed(settings.seed, step, s, piece.microbatch, stage.devices.index(piece.device)))
+                rows = {name: values[name][piece.lo : piece.hi] for name in (*module.inputs, *module.receives)}
+                for name, value in module(piece.hi - piece.lo, rows).items():
+                    if is_loss(name):
+                        total = total + value * (piece.hi - piece.lo) / settings.minibatch_size
+                    else:
+                        assert module.spec(name).batch_dim == 0
+                        made[name].append(value)
+            values |= {name: torch.cat(parts) for name, parts in made.items()}
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    return losses, {name: param.detach() for name, param in params.items()}
 
 
 def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tuple[Captured, dict[str, torch.Tensor]]:

@@ -22,6 +22,7 @@ from tests.runtime import inprocess
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
 ONCE = [
     "clip_small",
+    "digits_tasks",
     "evoformer_small",
     "flava_small",
     "gpt_small",
@@ -33,7 +34,7 @@ ONCE = [
 
 
 def data_of(model: AbstractModel):
-    return DigitsData() if model.name == "digits" else Synthetic(num_samples=64, num_test_samples=32)
+    return DigitsData() if model.name.startswith("digits") else Synthetic(num_samples=64, num_test_samples=32)
 
 
 def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:

@@ -34,11 +34,11 @@ COMMON = [
 pytestmark = pytest.mark.dist
 
 
-def check_against_one_device(done: Finished, name: str) -> None:
+def check_against_one_device(done: Finished, name: str, *overrides: str) -> None:
     """Losses to 1e-9, every parameter to 1e-8."""
     assert done.code == 0, done.out
-    model = model_named(name)
-    data = DigitsData() if name == "digits" else Synthetic()
+    model = model_named(name, *overrides)
+    data = DigitsData() if name.startswith("digits") else Synthetic()
     with inprocess.default_dtype("float64"):
         torch.manual_seed(0)
         initial = {k: v.clone() for k, v in model.build().state_dict().items()}
@@ -46,6 +46,10 @@ def check_against_one_device(done: Finished, name: str) -> None:
         model, data, Adam(lr=0.0005), initial, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
     )
     assert done.result["loss"] == pytest.approx(losses, abs=1e-9)
+    if terms := done.result.get("loss_terms"):
+        assert [sum(values) for values in zip(*terms.values(), strict=True)] == pytest.approx(losses, abs=1e-9)
+        lines = [json.loads(line) for line in (done.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert {"loss", *(f"loss:{name}" for name in terms)} <= set(lines[0]) and "loss" in lines[-1]["eval"]
     state = load_final(done.run_dir)
     for tensor_name, tensor in params.items():
         if tensor.grad is not None or tensor_name in state:
@@ -59,6 +63,7 @@ def check_against_one_device(done: Finished, name: str) -> None:
         ("mmt_small", "sequential", 2, True),
         ("dlrm_small", "graphpipe", 6, True),
         ("candle_uno_small", "gpipe", 4, False),
+        ("digits_tasks", "graphpipe", 3, False),
     ],
 )
 def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: str, workers: int, replication: bool) -> None:
@@ -98,3 +103,13 @@ def test_imported_and_bridged_towers_run_at_the_same_time(tmp_path: Path, name: 
         [(start, end) for _, kind, stage, _, start, end, _ in events if kind == "F" and stage == first[tower]] for tower in towers
     ]
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans[0] for b in spans[1])
+
+
+def test_a_contrastive_loss_on_whole_minibatches(tmp_path: Path) -> None:
+    """Its stage shares a device and waits for six micro-batches of each tower, in the evaluation too."""
+    overrides = ["model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1"]
+    done = run(tmp_path, *COMMON, "model=clip_small", *overrides, "loss.scope=minibatch", "cluster.num_devices=2")
+    check_against_one_device(done, "clip_small", *overrides)
+    plan = from_json(Plan, (tmp_path / "job" / "plan.json").read_text())
+    assert sorted(stage.microbatch_size for stage in plan.stages) == [8, 8, 48] and plan.shares_devices
+    assert "compares the samples" not in done.out

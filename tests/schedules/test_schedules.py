@@ -79,7 +79,7 @@ def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed
     edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(0, 2)))]
     schedule = rng.choice(SCHEDULES)
     prob = problem(graph(n, edges), 3 * n, 16, in_flight=schedule.in_flight)
-    sizes = [rng.choice([2, 4, 8, 16]) for _ in range(n)]
+    sizes = [rng.choice([2, 3, 4, 5, 7, 8, 12, 16]) for _ in range(n)]
     plan = make_plan(
         prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3
     )
@@ -107,6 +107,18 @@ def test_every_sample_arrives_once_forwards_and_backwards() -> None:
                 for i in range(a.lo, a.hi)
             )
             assert samples == list(range(24)), (kind, s, t)
+
+
+def test_a_smaller_last_micro_batch_takes_less() -> None:
+    """Five samples two by two on one device, and on two: 1 + 2 seconds a sample."""
+    one = problem(chain(1), 1, 5)
+    plan = make_plan(one, "test", [(1, 1)], 2)
+    assert plan.stages[0].in_flight == 2
+    assert simulate(lower(plan, one.graph, OneFOneB()), plan, one).metrics.iteration_s == pytest.approx(15.0)
+    two = problem(chain(2), 2, 5, in_flight="all")
+    plan = make_plan(two, "test", [(1, 1), (2, 1)], 2)
+    # The second stage computes from 2 to 17 without a pause; its first backward ends at 11, then the first stage's take 4, 4, 2.
+    assert simulate(lower(plan, two.graph, GPipe()), plan, two).metrics.iteration_s == pytest.approx(21.0)
 
 
 def test_a_deadlock_is_named_with_its_grid() -> None:

@@ -1,9 +1,9 @@
 """The network of CLIP, and the losses of models that bring two embeddings of a pair together.
 
 CLIP's contrastive loss compares every text with every image of a batch. A batch is what one device has at once: a
-micro-batch, or a replica's share of it. So cutting the mini-batch changes what is compared, and with it the loss.
-Judging each pair by itself, as the diagonal of SigLIP's loss does, leaves the samples independent: whatever the plan,
-the loss is the same.
+micro-batch, or a replica's share of it. So cutting the mini-batch changes what is compared, and with it the loss,
+unless `loss.scope=minibatch` keeps it whole for the loss. Judging each pair by itself, as the diagonal of SigLIP's
+loss does, leaves the samples independent: whatever the plan, the loss is the same.
 
 Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
@@ -90,7 +90,7 @@ def pair_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
 
 
 def contrastive_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
-    """CLIP's loss within the micro-batch, with a fixed temperature; pairs that do not belong together are no examples."""
+    """CLIP's loss within a batch, with a fixed temperature; pairs that do not belong together are no examples."""
     loss = contrast(outputs["text_embeds"], outputs["image_embeds"])
     return (loss * matched.to(loss.dtype)).mean()
 

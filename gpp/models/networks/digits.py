@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,14 +48,31 @@ class Tower(nn.Module):
 
 
 class DigitsNetwork(nn.Module):
-    """Image [B, 8, 8] in 0..1 -> logits [B, 10]."""
+    """Image [B, 8, 8] in 0..1 -> logits [B, 10]; with the second task {"logits": [B, 10], "even": [B]}."""
 
     def __init__(self, settings: Digits) -> None:
         super().__init__()
         self.towers = nn.ModuleList(Tower(row, column, settings) for row, column in QUADRANTS)
         self.join = nn.Linear(len(QUADRANTS) * settings.hidden, settings.hidden)
         self.classify = nn.Linear(settings.hidden, 10)
+        self.parity = None
+        if settings.parity:
+            self.parity = nn.Sequential(ResidualLayer(settings.hidden), nn.Linear(settings.hidden, 1))
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor | dict[str, Tensor]:
         joined = torch.cat([tower(image) for tower in self.towers], dim=-1)
-        return self.classify(F.relu(self.join(joined)))
+        x_BD = F.relu(self.join(joined))
+        if self.parity is None:
+            return self.classify(x_BD)
+        return {"logits": self.classify(x_BD), "even": self.parity(x_BD).squeeze(-1)}
+
+
+def digit_and_parity(outputs: Mapping[str, Tensor], digit: Tensor) -> dict[str, Tensor]:
+    """Two terms: cross entropy of the digit, and half the binary cross entropy of its being even.
+
+    Args:
+        outputs: `logits` [B, 10] and `even` [B].
+        digit: [B], int64.
+    """
+    even = F.binary_cross_entropy_with_logits(outputs["even"], (digit % 2 == 0).to(outputs["even"].dtype))
+    return {"digit": F.cross_entropy(outputs["logits"], digit), "parity": 0.5 * even}

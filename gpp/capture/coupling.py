@@ -1,0 +1,76 @@
+"""Whether a loss couples the samples of a batch: found out by computing it, not by knowing it.
+
+A loss that is a mean over samples is, of a batch, the mean of the losses of its halves, whatever the values. A contrastive
+loss is not: cutting its batch changes what each sample is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gpp.capture.codec import dtype_of
+from gpp.capture.stage import StageModule, build_stage
+from gpp.graph.captured import Captured, evaluate, is_loss
+
+MOST_BYTES = 64 << 20
+"""Of the loss's inputs: above it (logits over a large vocabulary) the question costs more than it is worth."""
+
+_BATCH = 4
+_TOLERANCE = 1e-6
+
+
+def couples_samples(captured: Captured) -> bool | None:
+    """Whether the loss of random outputs differs from the mean of the losses of their halves.
+
+    None where the loss draws random numbers, does not run on made-up values, reads more than `MOST_BYTES`, or was captured
+    at one batch size.
+    """
+    nodes = [node for op in captured.graph.ops if op.name in captured.loss_ops for node in op.nodes]
+    if not nodes or captured.batch is not None:
+        return None
+    try:
+        module = build_stage(captured, nodes, device="cpu", dtype_of_floats=torch.float64)
+        values = None if module.has_random else _values(captured, module)
+        if values is None:
+            return None
+        with torch.no_grad():
+            whole = _losses(module, values, 0, _BATCH)
+            halves = [_losses(module, values, lo, lo + _BATCH // 2) for lo in (0, _BATCH // 2)]
+    except (RuntimeError, IndexError, ValueError):
+        return None
+    known = {name: (value, sum(half[name] for half in halves) / 2) for name, value in whole.items()}
+    if not all(math.isfinite(number) for pair in known.values() for number in pair):
+        return None
+    return any(abs(a - b) > _TOLERANCE * (1 + abs(a)) for a, b in known.values())
+
+
+def _values(captured: Captured, module: StageModule) -> dict[str, tuple[torch.Tensor, int]] | None:
+    """Made-up tensors for the loss with their batch dimensions; fills its parameters too. None if they are too large."""
+    random = torch.Generator("cpu").manual_seed(0)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.0, generator=random)
+    of_input = {node.target: node.name for node in captured.nodes if node.kind == "input"}
+    shapes = {}
+    for name in (*module.inputs, *module.receives):
+        node = captured.node_of[of_input.get(name, name)]
+        shapes[name] = [int(evaluate(extent, _BATCH)) for extent in node.shape or ()], dtype_of(node.dtype or "float32"), node
+    if sum(8 * math.prod(shape) for shape, _, _ in shapes.values()) > MOST_BYTES:
+        return None
+    out = {}
+    for name, (shape, dtype, node) in shapes.items():
+        if dtype.is_floating_point:
+            # Between 0 and 1, so that a target may be a probability.
+            tensor = torch.rand(shape, generator=random, dtype=torch.float64, device="cpu")
+        else:
+            tensor = torch.randint(2, shape, generator=random, device="cpu").to(dtype)
+        out[name] = tensor, node.batch_dim or 0
+    return out
+
+
+def _losses(module: StageModule, values: dict[str, tuple[torch.Tensor, int]], lo: int, hi: int) -> dict[str, float]:
+    rows = {name: tensor.narrow(dim, lo, hi - lo) for name, (tensor, dim) in values.items()}
+    return {name: float(value) for name, value in module(hi - lo, rows).items() if is_loss(name)}

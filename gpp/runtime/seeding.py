@@ -1,0 +1,23 @@
+"""The seeding rule: which random numbers a forward pass draws.
+
+A pass is seeded by what it computes and not by where: run seed, step, stage, micro-batch, replica. So dropout does not
+change with device ids, ranks, launch order or the order in which a schedule interleaves micro-batches, and a pass that is
+run again draws the same. Another partition is another assignment of random numbers to samples: equal in distribution only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+
+def pass_seed(seed: int, step: int, stage: int, microbatch: int, replica: int) -> int:
+    """Seed of the forward pass of a replica of a stage on a micro-batch, in 0 .. 2**63 - 1.
+
+    Args:
+        seed: of the run.
+        step: optimizer steps done before, from 0.
+        replica: number of the replica within its stage, from 0.
+    """
+    words = struct.pack("<5q", seed, step, stage, microbatch, replica)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,108 @@
+"""A loss that compares the samples of the mini-batch with each other: whatever the micro-batches, it is that of one device."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.data.synthetic import Synthetic
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
+from gpp.loss_scope import coarsen_for, loss_mask, with_loss_apart
+from gpp.models.losses import loss
+from gpp.optimizers import SGD
+from gpp.plan import Plan, make_plan
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.runtime import inprocess
+from tests.runtime.test_in_process import random_partition
+
+CLIP = ("clip_small", "model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1")
+DATA, OPTIMIZER, STEPS = Synthetic(num_samples=48, num_test_samples=36), SGD(lr=0.05, momentum=0.9), 2
+
+
+def planned(found: Captured, size: int | list[int], seed: int, replicas: int = 1):
+    problem = inprocess.problem_of(found, 5, 16)
+    fine = coarsen_for(found, 16, "minibatch")
+    problem = replace(problem, graph=fine, minibatch_ops=loss_mask(found, fine))
+    parts = [(mask, replicas if i == 0 else 1) for i, mask in enumerate(random_partition(fine, 3, random.Random(seed)))]
+    return problem, with_loss_apart(make_plan(problem, "test", parts, size), problem)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(("size", "replicas"), [(2, 1), (4, 2), (8, 1), ([2, 8, 4], 2)])
+def test_losses_and_gradients_of_clip_equal_one_device(
+    size: int | list[int], replicas: int, schedule: AbstractSchedule, tmp_path: Path
+) -> None:
+    model, found, weights = inprocess.captured_named(*CLIP)
+    assert found.coupled
+    problem, plan = planned(found, size, seed=3, replicas=replicas)
+    assert plan.stages[-1].microbatch_size == 16 and plan.shares_devices
+    job = inprocess.make_job(
+        found, problem, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=STEPS, dtype="float64", held_out=36
+    )
+    with inprocess.recorded_gradients() as gradients:
+        losses, state, workers = inprocess.run(job, tmp_path, weights)
+        expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=16, dtype="float64")
+        inprocess.check_gradients(workers, params, gradients, steps=STEPS)
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for name, tensor in params.items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-8)
+    check_evaluation(model, state, workers)
+
+
+def check_evaluation(model, state, workers) -> None:
+    """Held-out samples count by mini-batches: 16, 16 and the last 4."""
+    shares = inprocess.in_threads([worker.evaluate for worker in workers])
+    network, measure = model.build().double().eval(), loss(model.loss)
+    network.load_state_dict(state)
+    samples = DATA.load("test", model, seed=0, dtype="float64")
+    expected = 0.0
+    with torch.no_grad():
+        for lo in range(0, 36, 16):
+            part = samples.fetch(list(range(lo, min(lo + 16, 36))))
+            outputs = network(**{k: v for k, v in part.items() if not k.startswith("target:")})
+            value = measure(outputs, next(v for k, v in part.items() if k.startswith("target:")))
+            expected += float(value) * min(16, 36 - lo) / 36
+    assert sum(share.get("loss", 0.0) for share in shares) == pytest.approx(expected, abs=1e-9)
+
+
+def test_cut_micro_batches_make_it_another_loss(tmp_path: Path) -> None:
+    """What the scope is for."""
+    model, found, weights = inprocess.captured_named(*CLIP)
+    problem, whole = planned(found, 4, seed=3)
+    plan: Plan = make_plan(problem, "test", [(sum(1 << op for op in s.ops), 1) for s in whole.stages], 4)
+    cut = replace(problem, minibatch_ops=0)
+    job = inprocess.make_job(found, cut, plan, OneFOneB(), model=model, data=DATA, optimizer=OPTIMIZER, steps=1, dtype="float64")
+    losses, _, _ = inprocess.run(job, tmp_path, weights)
+    expected, _ = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=1, minibatch_size=16, dtype="float64")
+    assert abs(losses[0] - expected[0]) > 0.1
+
+
+def test_logits_that_the_network_makes_belong_to_the_loss() -> None:
+    """Logits [B, B] cannot be cut by samples: whoever makes them is computed with the loss."""
+
+    class Pairs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(5, 4), torch.nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.a(x) @ self.b(y).T
+
+    def measure(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, torch.arange(logits.shape[0])) + 0.0 * target.mean()
+
+    from gpp.capture import capture
+
+    inputs = {"x": torch.zeros(2, 5), "y": torch.zeros(2, 5)}
+    found = capture(Pairs(), inputs, torch.zeros(2), measure, name="pairs")
+    assert found.coupled
+    graph: OpGraph = coarsen_for(found, 16, "minibatch")
+    (loss_op,) = [op for i, op in enumerate(graph.ops) if loss_mask(found, graph) >> i & 1]
+    assert any("matmul" in node for node in loss_op.nodes) and not any("linear" in node for node in loss_op.nodes)

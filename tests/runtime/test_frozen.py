@@ -1,0 +1,112 @@
+"""Frozen towers: no backward passes, no gradients, no messages backwards, nothing kept; neither run nor predicted."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.data.synthetic import Synthetic
+from gpp.graph.op_graph import mask_of
+from gpp.optimizers import SGD
+from gpp.plan import make_plan
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.passes import lower
+from gpp.scoring import can_score, score
+from gpp.simulator import simulate
+from tests.graphs import chain, problem
+from tests.runtime import inprocess
+
+DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
+FROZEN = (0, 1, 2)
+"""Stages of the plan below: two of the image tower, one of the token embedding."""
+
+
+def planned(schedule: AbstractSchedule, *, chain: bool = False):
+    model, found, weights = inprocess.captured_named("llava_small", "model.frozen=towers")
+    of = inprocess.problem_of(found, 4, 8, max_ops=24, in_flight=schedule.in_flight)
+    frozen = [i for i in range(of.graph.num_ops) if not of.graph.differentiated >> i & 1]
+    image = [i for i in frozen if of.graph.ops[i].name.startswith("image")]
+    tokens = [i for i in frozen if i not in image]
+    half = len(image) // 2
+    rest = of.graph.all_mask & ~mask_of(frozen)
+    assert half and tokens
+    parts = [mask_of(image[:half]), mask_of(image[half:]), mask_of(tokens), rest]
+    plan = make_plan(of, "test", [(mask, 1) for mask in parts], 2, ordered=True, chain=chain)
+    return model, found, weights, of, plan
+
+
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+def test_frozen_towers_of_llava_send_nothing_back_and_keep_nothing(
+    schedule: AbstractSchedule, chained: bool, tmp_path: Path
+) -> None:
+    model, found, weights, of, plan = planned(schedule, chain=chained)
+    job = inprocess.make_job(found, of, plan, schedule, model=model, data=DATA, optimizer=OPTIMIZER, steps=2, dtype="float64")
+    for s in FROZEN:
+        kinds = {action.kind for action in job.program.actions[s]}
+        assert not kinds & {"B", "SB", "RB", "R"}, kinds
+    assert {"F", "B"} <= {action.kind for action in job.program.actions[3]}
+    job.save(tmp_path, weights)
+    workers = inprocess.workers_of(job, tmp_path)
+    (tmp_path / "ranks").mkdir()
+    logs = [io.StringIO() for _ in workers]
+    inprocess.in_threads([lambda w=w, log=log: w.run(log) for w, log in zip(workers, logs, strict=True)])
+    predicted = simulate(job.program, plan, of)
+    sent = 0
+    for worker in workers:
+        events = worker.kept[-1]["events"]
+        sent += sum(event.num_bytes for event in events if event.kind in ("SF", "SB"))
+        if worker.device_id in FROZEN:
+            assert not [event for event in events if event.kind in ("B", "SB")]
+            assert all(p.grad is None for p in worker.params.values())
+            measured = json.loads((tmp_path / "ranks" / f"device_{worker.device_id}.json").read_text())["peak_memory_bytes"]
+            held = sum(p.numel() * p.element_size() for m in worker.modules.values() for p in m.parameters())
+            held += sum(b.numel() * b.element_size() for m in worker.modules.values() for b in m.buffers())
+            assert measured == held
+    assert sent == predicted.metrics.communication_bytes > 0
+    records = [[json.loads(line) for line in log.getvalue().splitlines()] for log in logs]
+    losses = [sum(record.get("loss", 0.0) for record in step) for step in zip(*records, strict=True)]
+    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=2, minibatch_size=8, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-9)
+    for worker in workers:
+        for name, param in worker.params.items():
+            torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+def test_the_prediction_has_no_backward_of_frozen_stages(schedule: AbstractSchedule) -> None:
+    *_, of, plan = planned(schedule)
+    program = lower(plan, of.graph, schedule)
+    timeline = simulate(program, plan, of)
+    assert {event.stage for event in timeline.events if event.kind == "B"} == {3}
+    held = timeline.metrics.max_in_flight_samples
+    assert [held[s] for s in FROZEN] == [2, 2, 2]
+    for s in FROZEN:
+        # one micro-batch's border, whatever the number of micro-batches
+        one = of.stage_memory(plan.stages[s].ops, 2, 1, 2)
+        assert timeline.metrics.peak_memory_bytes[s] == round(one) == round(of.stage_memory(plan.stages[s].ops, 2, 1, 8))
+        assert of.stage_times(plan.stages[s].ops, 2, (s,))[1] == 0
+    warmups = [schedule.warmup(plan, s, 4) for s in range(4)]
+    assert can_score(plan, warmups)
+    fast = score(plan, of, [w for w in warmups if w is not None]).metrics
+    assert fast.max_in_flight_samples == held and fast.peak_memory_bytes == timeline.metrics.peak_memory_bytes
+    assert fast.communication_bytes == timeline.metrics.communication_bytes
+    assert fast.iteration_s == pytest.approx(timeline.metrics.iteration_s, rel=1e-9)
+
+
+def test_a_frozen_start_of_a_chain_streams() -> None:
+    """Closed form: a frozen first stage of time 1 and a trained second one of 1 + 2 take (1 + 3 m)."""
+    base = chain(2)
+    ops = (replace(base.ops[0], backward_flops=0.0, saved_bytes=0.0), base.ops[1])
+    frozen = replace(base, ops=ops, tensors=(replace(base.tensors[0], differentiable=False),))
+    assert frozen.differentiated == 0b10 and base.differentiated == 0b11
+    of = problem(frozen, 2, 6)
+    plan = make_plan(of, "test", [(1, 1), (2, 1)], 1)
+    assert simulate(lower(plan, frozen, OneFOneB()), plan, of).metrics.iteration_s == pytest.approx(1 + 3 * 6)
