@@ -9,6 +9,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, sta
 from gpp.errors import WorkerFailed
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.watch import LocalWatch, watch_of
 from gpp.simulator import max_in_flight
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
@@ -37,19 +39,13 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         WorkerFailed: one died; the others have been stopped.
     """
     ranks = run_dir / "ranks"
-    ranks.mkdir(exist_ok=True)
-    for stale in ranks.iterdir():
-        if stale.is_file():
-            stale.unlink()
-    threads = str(job.settings.threads)
+    clear(ranks)
     envs = {
         rank: {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            **KEEP_MEMORY,
+            **environment(job),
         }
         for rank in range(world)
     }
@@ -58,30 +54,57 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
     context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in range(world)}, envs, logs)
     follow = Follower(ranks, world, job.settings.minibatch_size, progress)
+    watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids())
     try:
-        while (result := context.wait(timeout=POLL_S)) is None:
+        while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
             follow.poll()
+            if hang := watch.poll(time.monotonic()):
+                watch.kill(hang.out)
+                raise WorkerFailed(hang.rank, hang.reason)
     finally:
         context.close(signal.SIGTERM, timeout=5)
     follow.poll()
     if result.is_failed():
-        raise _failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+        raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
     return follow
 
 
-def _failure(ranks: Path, codes: dict[int, int], stderrs: dict[int, str]) -> WorkerFailed:
-    """The first cause: a signal that we did not send, else the earliest error that a worker wrote down."""
-    errors = sorted((json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")), key=lambda e: e["time"])
+def clear(ranks: Path) -> None:
+    """An empty folder for what the ranks write."""
+    ranks.mkdir(exist_ok=True)
+    for stale in ranks.iterdir():
+        if stale.is_file():
+            stale.unlink()
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What every worker's process starts with."""
+    threads = str(job.settings.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
+
+
+def failure(ranks: Path, codes: Mapping[int, int], stderrs: Mapping[int, str]) -> WorkerFailed:
+    """The first cause, from the exit codes of those ranks that failed (as far as known) and the errors that they wrote down.
+
+    That is a signal that we did not send, else a rank's own error, else a rank that ended without a word, else what
+    the ranks found out about a hang, else a lost connection; the earliest of its kind.
+    """
+    reports = sorted((json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")), key=lambda e: e["time"])
     killed = [rank for rank, code in sorted(codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
         name = signal.Signals(-codes[killed[0]]).name
         return WorkerFailed(killed[0], f"killed by {name}")
-    if errors:
-        return WorkerFailed(errors[0]["rank"], errors[0]["error"], errors[0]["traceback"])
-    rank, code = min(codes.items())
+    own = [report for report in reports if report["kind"] == "error"]
+    # Whoever sees the most of the others knows best.
+    hangs = sorted((r for r in reports if r["kind"] == "hang"), key=lambda r: (r["out"], r["rank"]))
+    silent = {rank for rank, code in codes.items() if -code != signal.SIGTERM} - {report["rank"] for report in reports}
+    if own or (reports and not silent):
+        found = (own or hangs or reports)[0]
+        return WorkerFailed(found["cause"], found["error"], found["traceback"])
+    rank = min(silent or codes)
     path = Path(stderrs.get(rank, os.devnull))
     tail = path.read_text()[-4000:] if path.is_file() else ""
-    return WorkerFailed(rank, f"exit code {code}", tail)
+    return WorkerFailed(rank, f"exit code {codes[rank]}", tail)
 
 
 @dataclass(slots=True)
@@ -105,6 +128,7 @@ class Follower:
     _at: dict[int, int] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
     _pending: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, float] = field(default_factory=dict)
     _reported: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
@@ -141,11 +165,30 @@ class Follower:
                 totals[name] = totals.get(name, 0.0) + value
             return
         step = record["step"]
+        if rank not in self._offsets:
+            self._offsets[rank] = _clock_offset_s(self.folder, rank)
+        start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
         self._done[rank] = step + 1
-        self.starts[step] = min(self.starts.get(step, record["start"]), record["start"])
-        self.ends[step] = max(self.ends.get(step, 0.0), record["end"])
+        self.starts[step] = min(self.starts.get(step, start), start)
+        self.ends[step] = max(self.ends.get(step, end), end)
         if "loss" in record:
             self.losses[step] = self.losses.get(step, 0.0) + record["loss"]
+
+
+def _clock_offset_s(ranks: Path, rank: int) -> float:
+    """What makes a rank's clock rank 0's; 0 on one machine."""
+    path = ranks / f"rank_{rank}.clock.json"
+    return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
+
+
+def _devices(ranks: Path) -> list[dict[str, Any]]:
+    """What each device wrote at its end, in the order of the ranks, on rank 0's clock."""
+    devices = sorted((json.loads(path.read_text()) for path in ranks.glob("device_*.json")), key=lambda record: record["device"])
+    for rank, device in enumerate(devices):
+        if offset_s := _clock_offset_s(ranks, rank):
+            for step in device["steps"]:
+                step["events"] = [[*event[:4], event[4] + offset_s, event[5] + offset_s, *event[6:]] for event in step["events"]]
+    return devices
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
@@ -163,7 +206,7 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     iteration_s = statistics.median(took.values())
-    devices = [json.loads(path.read_text()) for path in sorted((run_dir / "ranks").glob("device_*.json"))]
+    devices = _devices(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - iteration_s))
     # A stage near the sink starts its step early and waits; the step begins with the first thing done.

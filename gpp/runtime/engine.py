@@ -34,10 +34,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Called while a job runs."""
+    """Called while a job runs.
+
+    Args:
+        say: tells the user something that he is to do.
+    """
 
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+    say: Callable[[str], None] = print
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
