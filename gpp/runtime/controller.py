@@ -28,6 +28,9 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_":
 """glibc gives freed activations back to the kernel and faults them in again a micro-batch later; keeping them
 made a step of 3 ms stages a quarter shorter."""
 
+KINDS = ("error", "hang", "lost", "ended")
+"""Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
+
 UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
 
@@ -83,28 +86,30 @@ def environment(job: Job) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
 
-def failure(ranks: Path, codes: Mapping[int, int], stderrs: Mapping[int, str]) -> WorkerFailed:
-    """The first cause, from the exit codes of those ranks that failed (as far as known) and the errors that they wrote down.
+def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, str]) -> WorkerFailed:
+    """The first cause of a failed run.
 
-    That is a signal that we did not send, else a rank's own error, else a rank that ended without a word, else what
-    the ranks found out about a hang, else a lost connection; the earliest of its kind.
+    That is a signal that we did not send, else a rank's own error, else what the ranks found out about a hang, else a
+    rank that ended without a word, else a lost connection or the launcher's signal; the earliest of its kind.
+
+    Args:
+        codes: exit codes of the ranks that failed; None for one that is gone and may have had any.
+        stderrs: rank -> file of its standard error.
     """
-    reports = sorted((json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")), key=lambda e: e["time"])
-    killed = [rank for rank, code in sorted(codes.items()) if code < 0 and -code != signal.SIGTERM]
+    killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
     if killed:
-        name = signal.Signals(-codes[killed[0]]).name
-        return WorkerFailed(killed[0], f"killed by {name}")
-    own = [report for report in reports if report["kind"] == "error"]
-    # Whoever sees the most of the others knows best.
-    hangs = sorted((r for r in reports if r["kind"] == "hang"), key=lambda r: (r["out"], r["rank"]))
-    silent = {rank for rank, code in codes.items() if -code != signal.SIGTERM} - {report["rank"] for report in reports}
-    if own or (reports and not silent):
-        found = (own or hangs or reports)[0]
-        return WorkerFailed(found["cause"], found["error"], found["traceback"])
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
+    reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
+    # Of those that saw a hang, whoever sees the most of the others knows best.
+    reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
+    silent = sorted({rank for rank, code in codes.items() if code != -signal.SIGTERM} - {report["rank"] for report in reports})
+    if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
+        return WorkerFailed(reports[0]["cause"], reports[0]["error"], reports[0]["traceback"])
     rank = min(silent or codes)
     path = Path(stderrs.get(rank, os.devnull))
     tail = path.read_text()[-4000:] if path.is_file() else ""
-    return WorkerFailed(rank, f"exit code {codes[rank]}", tail)
+    code = codes[rank]
+    return WorkerFailed(rank, "ended without a word: killed, or its machine is gone" if code is None else f"exit code {code}", tail)
 
 
 @dataclass(slots=True)

@@ -176,7 +176,8 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
 
     if out:
         rank = first(out)
-        also = f" (so are ranks {', '.join(map(str, out))})" if len(out) > 1 else ""
+        others = [str(other) for other in out if other != rank]
+        also = f", like rank{'s' * (len(others) > 1)} {', '.join(others)}" if others else ""
         why = f"{sights[rank].out}{also}, {programs.where(rank, states[rank])}"
         return Diagnosis(rank=rank, why=why, lines=lines, out=out)
     ends = [rank for rank in ranks if not behind[rank] and (states[rank] is None or _unended(states[rank]))]
@@ -188,8 +189,10 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
     lost = Counter(want.rank for rank in ends for want in wants[rank])
     if lost:
         rank = max(lost, key=lambda r: (lost[r], -r))
-        waiting, want = next((a, w) for a in ends for w in wants[a] if w.rank == rank)
-        why = f"what it sent by {want.action} has not arrived at rank {waiting}: the connection between them is lost"
+        waiting = next(a for a in ends for want in wants[a] if want.rank == rank)
+        # Which of several it is, the program cannot tell.
+        sent = " or ".join(f"{want.action} of rank {want.rank}" for want in wants[waiting])
+        why = f"the message of {sent} was sent and has not arrived at rank {waiting}: the connection between them is lost"
         return Diagnosis(rank=rank, why=why, lines=lines)
     rank = first(ranks)
     return Diagnosis(rank=rank, why=f"waits in a circle, {programs.where(rank, states[rank])}", lines=lines)

@@ -18,7 +18,7 @@ from gpp.runtime.network import program_digest
 from gpp.runtime.slurm import Slurm, finish, word
 from gpp.runtime.status import status_path
 
-GRACE_S = 10.0
+GRACE_S = 5.0
 """How long the other ranks' reports are waited for after the first one: they say together what went wrong."""
 
 SILENCE_S = 60.0
@@ -69,7 +69,7 @@ class Ranks:
 
     def failure(self) -> WorkerFailed:
         """The first cause, where at least one rank has failed or ended without a word."""
-        return failure(self.folder, dict.fromkeys(self.open(), 0), {})
+        return failure(self.folder, dict.fromkeys(self.open()), {})
 
     def check(self) -> None:
         """That those which ended ran this very job.

@@ -1,7 +1,7 @@
 """One worker process: how it begins, connects, writes down what happens, and ends.
 
 ranks/rank_N.status      what it is doing (gpp/runtime/status.py)
-      rank_N.error.json  why it failed: kind `error`, `lost` (the connection to another rank) or `hang`
+      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (the connection to another rank) or `ended` (by SIGTERM)
       rank_N.clock.json  how far its clock is from rank 0's, where they may be on several machines
       rank_N.end.json    that it came to its end, and with which job
 """
@@ -62,6 +62,25 @@ def _keep_alive(status: Status) -> None:
     threading.Thread(target=beat, daemon=True).start()
 
 
+def _note_end(ranks: Path, rank: int) -> None:
+    """Write down that the launcher ends this process (because another one failed), which tells it from one that was killed.
+
+    A handler alone would run when the backend's wait returns, which may be never: a thread reads of the signal.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(read, 1) != bytes([signal.SIGTERM]):
+            pass
+        _report(ranks, rank, WorkerFailed(rank, "ended by its launcher (SIGTERM)"), "ended")
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     """Join the process group of a job; returns where the caller may say what it does.
 
@@ -72,6 +91,8 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     settings, ranks = job.settings, run_dir / "ranks"
     status = Status(status_path(ranks, rank))
     status.enter(STARTING)
+    if settings.launch != "local":
+        _note_end(ranks, rank)
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     store = open_store(job, run_dir, rank, world)
@@ -118,6 +139,7 @@ def _report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any
         "host": socket.gethostname(),
         "error": text,
         "traceback": "" if ours else "".join(traceback.format_exception(error)),
+        "out": 0,
         **more,
     }
     fresh = path.with_suffix(".new")

@@ -115,7 +115,9 @@ class Watch:
             return None
         if look.stopped and seen.stopped_s >= self.timeout_s:
             return look.stopped
-        if self.heard and look.state and seen.silent_s >= self.timeout_s:
+        # Whoever fell silent with the first one to be missed is out as well, if a moment less long.
+        missed = self.heard and max(s.silent_s for s in self._seen.values()) >= self.timeout_s
+        if missed and look.state and seen.silent_s >= self.timeout_s / 2:
             return f"not heard of for {seen.silent_s:.1f} s (stopped, killed or cut off)"
         if phase in (STARTING, CHECKPOINT) and seen.quiet_s >= self.startup_timeout_s:
             name = "importing" if look.state is None else PHASES[phase]
