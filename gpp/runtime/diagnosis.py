@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpp.program import COMPUTE, RECEIVES, SENDS, Action, Program, message_key
-from gpp.runtime.status import ENDED, EVALUATION, FINISHING, PHASES, TRAINING, RankState
+from gpp.runtime.status import ENDED, EVALUATION, FINISHING, PHASES, SILENT, TRAINING, RankState
 
 
 class Want(NamedTuple):
@@ -111,10 +111,10 @@ class Programs:
             return []
         return self._sum(rank, state, action, states)
 
-    def _positions(self, rank: int, phase: int, kinds: Sequence[str]) -> dict[object, int]:
-        """Message -> position of the rank's action of one of `kinds` (sends, or receives) that handles it."""
+    def _sends(self, rank: int, phase: int) -> dict[object, int]:
+        """Message -> position of the rank's action that sends it."""
         device = self.devices[rank]
-        return {message_key(a, device): i for i, a in enumerate(self.actions(rank, phase)) if a.kind in kinds}
+        return {message_key(a, device): i for i, a in enumerate(self.actions(rank, phase)) if a.kind in SENDS}
 
     @staticmethod
     def _past(state: RankState, other: RankState | None, index: int) -> bool:
@@ -131,7 +131,7 @@ class Programs:
                 sender = self._rank[receive.peer_device]
                 if sender == rank:
                     continue  # handed over inside the device
-                at = self._positions(sender, state.phase, SENDS)[message_key(receive, device)]
+                at = self._sends(sender, state.phase)[message_key(receive, device)]
                 text = self.actions(sender, state.phase)[at].text(receive.peer_device)
                 out.append(Want(sender, text, self._past(state, states[sender], at)))
         return out
@@ -149,16 +149,22 @@ class Programs:
         return out
 
     def _unread(self, rank: int, state: RankState, actions: Sequence[Action], states: Sequence[RankState | None]) -> list[Want]:
-        """Who has not taken in yet what the rank sent: a send ends when the receiver has posted its receive."""
+        """Who has not taken in yet what the rank sent: done with it for certain is who has computed on it."""
         device, out = self.devices[rank], []
-        posted = {peer: self._positions(peer, state.phase, RECEIVES) for peer in range(len(self.devices))}
+        readers = {peer: self._readers(peer, state.phase) for peer in range(len(self.devices))}
         for send in actions:
             if send.kind in SENDS and send.peer_device != device:
                 peer = self._rank[send.peer_device]
-                at = posted[peer][message_key(send, device)]
+                at = readers[peer][message_key(send, device)]
                 if not self._past(state, states[peer], at):
                     out.append(Want(peer, self.actions(peer, state.phase)[at].text(send.peer_device), False))
-        return out
+        return list(dict.fromkeys(out))
+
+    def _readers(self, rank: int, phase: int) -> dict[object, int]:
+        """Message -> position of the rank's action that computes on it."""
+        device, actions = self.devices[rank], self.actions(rank, phase)
+        computes = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in COMPUTE}
+        return {message_key(a, device): computes[a.kind[1], a.stage, a.microbatch] for a in actions if a.kind in RECEIVES}
 
 
 def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
@@ -185,6 +191,8 @@ def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:
     if stuck:
         rank = first(stuck)
         why = f"does not go on, {programs.where(rank, states[rank])}: it waits for no other rank and uses no processor time"
+        if all(state is None or state.phase == SILENT for state in states):
+            why = "does not go on, nor does any other: none uses processor time, and workers of this kind do not say what they do"
         return Diagnosis(rank=rank, why=why, lines=lines)
     lost = Counter(want.rank for rank in ends for want in wants[rank])
     if lost:

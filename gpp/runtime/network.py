@@ -30,7 +30,7 @@ from gpp.runtime.interfaces import address_of, check_interface
 from gpp.runtime.job import Job
 
 FAR_S = 7 * 24 * 3600.0
-"""The backend's own timeout. The watch over the ranks knows better when a run hangs, and says why."""
+"""After which a wait inside a worker gives up by itself. The watch over the ranks knows better when a run hangs, and says why."""
 
 
 def interface_of(job: Job) -> str:
@@ -137,20 +137,15 @@ def meet(job: Job, run_dir: Path, store: Store, rank: int, world: int) -> None:
 PINGS = 4
 
 
-def machine() -> str:
-    """What tells machines apart, and one machine from itself after a restart."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def clock_offset_s(store: Store, rank: int, world: int, boot: str, clock: Callable[[], float] = time.perf_counter) -> float:
+def clock_offset_s(store: Store, rank: int, world: int, boot: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """What to add to this rank's performance counter to get rank 0's: every machine counts from its own start.
 
     The quickest of a few exchanges through the store decides, as in NTP; on rank 0's own machine the clocks are one.
 
     Args:
-        boot: what `machine` says here.
+        boot: what tells this machine's clock from others': the first number of `gpp.runtime.rings.place`.
     """
-    store.set(f"gpp/boot/{rank}", boot)
+    store.set(f"gpp/boot/{rank}", str(boot))
     others = [r for r in range(1, world) if store.get(f"gpp/boot/{r}") != store.get("gpp/boot/0")]
     if rank == 0:
         for key in (f"{r}/{i}" for r in others for i in range(PINGS)):

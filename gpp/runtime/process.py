@@ -28,7 +28,8 @@ import torch.distributed as dist
 from gpp.errors import GppError, InvalidConfig, WorkerFailed
 from gpp.runtime.diagnosis import Diagnosis
 from gpp.runtime.job import Job
-from gpp.runtime.network import clock_offset_s, interface_of, join, machine, meet, open_store, program_digest
+from gpp.runtime.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
+from gpp.runtime.rings import place
 from gpp.runtime.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.watchdog import Watchdog
 
@@ -103,7 +104,7 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     join(job, store, rank, world)
     if watchdog:
         watchdog.start()
-        (ranks / f"rank_{rank}.clock.json").write_text(json.dumps({"offset_s": clock_offset_s(store, rank, world, machine())}))
+        (ranks / f"rank_{rank}.clock.json").write_text(json.dumps({"offset_s": clock_offset_s(store, rank, world, place()[0])}))
     status.enter(SILENT)
     return status
 

@@ -125,8 +125,11 @@ class Watch:
         return None
 
     def _frozen(self, state: RankState | None, seen: _Seen) -> bool:
-        if state is None or state.phase in (SILENT, STARTING, CHECKPOINT):
+        if state is None or state.phase in (STARTING, CHECKPOINT):
             return False
+        if state.phase == SILENT:
+            # Where it is, is not known; that it does nothing at all can be seen.
+            return self.cpu_counts and seen.idle_s >= self.timeout_s
         idle = state.waiting or not self.cpu_counts or seen.idle_s >= self.timeout_s
         return seen.quiet_s >= self.timeout_s and idle
 

@@ -116,7 +116,7 @@ def test_clocks_of_other_machines_are_set_right() -> None:
     store = HashStore()
     store.set_timeout(timedelta(seconds=10))
     shifts = {0: 0.0, 1: 0.0, 2: 1234.5, 3: -77.0}
-    boots = {0: "a", 1: "a", 2: "b", 3: "c"}
+    boots = {0: 5, 1: 5, 2: 6, 3: 7}
 
     def measure(rank: int) -> float:
         time.sleep(0.05 * (rank == 0))

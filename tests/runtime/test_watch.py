@@ -82,10 +82,14 @@ def test_an_evaluation_that_moves_is_no_hang_and_one_that_stands_is() -> None:
     assert until(watch(), lambda now: {0: Look(state(0)), 1: Look(state(0))})
 
 
-def test_nothing_is_said_of_workers_that_say_nothing_or_have_ended() -> None:
+def test_workers_that_say_nothing_are_judged_by_what_they_use_and_those_that_ended_not_at_all() -> None:
     silent, ended = RankState(phase=SILENT), RankState(phase=ENDED, passes=9)
     assert until(watch(heard=True), lambda now: {0: Look(ended), 1: Look(ended)}) is None
-    assert until(watch(), lambda now: {0: Look(silent), 1: Look(silent)}) is None
+    assert until(watch(), lambda now: {0: Look(silent, None, now / 5), 1: Look(silent)}) is None
+    assert until(watch(cpu_counts=False), lambda now: {0: Look(silent), 1: Look(silent)}) is None
+    found = until(watch(), lambda now: {0: Look(silent), 1: Look(silent)})
+    assert found
+    assert "do not say what they do" in found[1].why
 
 
 def test_who_is_not_heard_of_is_out() -> None:
