@@ -70,6 +70,9 @@ def refuse_early_loss(job: Job, engine: str) -> None:
     Raises:
         UnsupportedPlan: names the stage that makes it.
     """
+    if "loss" not in job.captured.results:
+        terms = ", ".join(name for name in job.captured.results if name.startswith("loss:"))
+        raise UnsupportedPlan(f"engine={engine} takes one loss, and the model has several terms, {terms}. Fix: engine=distributed")
     stage = stage_of_loss(job)
     last = len(job.plan.stages) - 1
     if stage != last:

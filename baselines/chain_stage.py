@@ -101,10 +101,10 @@ class ChainStage(torch.nn.Module):
             return tensor.clone()
         return tensor
 
-    def take_loss(self) -> Tensor | None:
-        """This step's share of the mean loss; None where another stage makes it."""
+    def take_loss(self) -> dict[str, Tensor]:
+        """This step's share of the mean loss; empty where another stage makes it."""
         loss, self.loss = self.loss, None
-        return loss
+        return {} if loss is None else {"loss": loss}
 
     def empty(self, name: str, samples: int) -> Tensor:
         """An uninitialised tensor like the one called `name`, which requires a gradient if that does."""

@@ -173,7 +173,7 @@ class DeepSpeedPipeline(AbstractShare):
         buffers = self.engine._grad_layer_buf
         return sum(t.numel() * t.element_size() for t in buffers)
 
-    def train_step(self) -> Tensor | None:
+    def train_step(self) -> dict[str, Tensor]:
         self.counts = dict.fromkeys(self.counts, 0)
         self.harness.set_rate(self.optimizer)
         self.shared.renew()

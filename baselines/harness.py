@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,11 +115,11 @@ class Harness:
                 # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
                 self.step, self.events, self.meter = step, [], meter if step == 0 else None
                 start = time.perf_counter()
-                loss = share.train_step()
+                losses = share.train_step()
                 self.sync()
                 end = time.perf_counter()
                 kept.append({"step": step, "start": start, "end": end, "events": self.events})
-                shown = {} if loss is None else {"loss": float(loss)}
+                shown = {name: float(value) for name, value in losses.items()}
                 write_line(out, {"step": step, "start": start, "end": end, **shown})
                 done = step + 1
                 if settings.evaluation_samples and (
@@ -152,8 +152,8 @@ class AbstractShare(ABC):
         """Bytes of message buffers that the engine keeps for good; what lives for one micro-batch is metered."""
 
     @abstractmethod
-    def train_step(self) -> torch.Tensor | float | None:
-        """One optimizer step of `harness.step`; returns this rank's share of the mean loss, None where another rank has it."""
+    def train_step(self) -> Mapping[str, torch.Tensor | float]:
+        """One optimizer step of `harness.step`; returns this rank's share of the mean of every loss term that it computes."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:

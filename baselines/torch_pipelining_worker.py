@@ -122,7 +122,7 @@ class TorchPipeline(AbstractShare):
     def buffer_bytes(self) -> int:
         return sum(pipe.buffer_bytes() for pipe in self.pipes)
 
-    def train_step(self) -> Tensor | None:
+    def train_step(self) -> dict[str, Tensor]:
         harness, first = self.harness, self.stages[0]
         names = {name for stage in self.stages for name in stage.part.inputs}
         found = harness.fetch("train", harness.order(), names)

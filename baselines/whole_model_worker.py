@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from baselines.harness import AbstractShare, Harness
 from gpp.models.losses import loss as loss_named
+from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
 from gpp.routing import pieces
 from gpp.runtime.job import Job
@@ -78,14 +79,15 @@ class WholeModel(AbstractShare):
         # DDP's buckets hold every gradient once more.
         return sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad) if self.parallel else 0
 
-    def train_step(self) -> torch.Tensor:
+    def train_step(self) -> dict[str, torch.Tensor]:
         harness, order = self.harness, self.harness.order()
         harness.set_rate(self.optimizer)
-        total = torch.zeros((), dtype=torch.float64)
+        total: dict[str, torch.Tensor] = {}
         for i, piece in enumerate(self.pieces):
             last = i + 1 == len(self.pieces)
             with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
-                total += self._microbatch(order[piece.lo : piece.hi], piece.microbatch)
+                for name, value in self._microbatch(order[piece.lo : piece.hi], piece.microbatch).items():
+                    total[name] = total[name] + value if name in total else value
         with harness.timed("U", 0, 0):
             if harness.optimizer.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.module.parameters(), harness.optimizer.clip_norm)
@@ -93,14 +95,15 @@ class WholeModel(AbstractShare):
             self.optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _microbatch(self, rows: list[int], microbatch: int) -> torch.Tensor:
-        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean loss."""
+    def _microbatch(self, rows: list[int], microbatch: int) -> dict[str, torch.Tensor]:
+        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean of every loss term."""
         harness, clock = self.harness, time.perf_counter
         share = len(rows) / harness.job.settings.minibatch_size
         with harness.timed("F", 0, microbatch):
             inputs, targets = self._batch("train", rows)
             with harness.saving(0, microbatch):
-                value = self.loss((self.parallel or self.module)(**inputs), targets)
+                terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
+                value = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
             # DDP averages over ranks what is to be added up.
             scaled = value if share * self.world == 1 else value * (share * self.world)
         harness.saved(0, microbatch)
@@ -117,7 +120,7 @@ class WholeModel(AbstractShare):
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)
-        return value.detach().double().cpu() * share
+        return {name: term.detach().double().cpu() * share for name, term in terms.items()}
 
     def _batch(self, split: str, rows: list[int]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         values = self.harness.fetch(split, rows)
@@ -130,12 +133,17 @@ class WholeModel(AbstractShare):
         if not rows:
             return {}
         self.module.eval()
-        inputs, targets = self._batch("test", rows)
-        outputs = self.module(**inputs)
-        share = len(rows) / count
-        found = {"loss": self.loss(outputs, targets).item() * share}
-        if self.metric and self.harness.model is not None:
-            found[f"metric:{self.harness.model.metric}"] = self.metric(outputs, targets).item() * share
+        found: dict[str, float] = {}
+        # In parts of a mini-batch's size: a loss that couples samples is then the same number on every engine.
+        for lo in range(0, len(rows), size := self.harness.job.settings.minibatch_size):
+            part = rows[lo : lo + size]
+            inputs, targets = self._batch("test", part)
+            outputs = self.module(**inputs)
+            values = loss_terms(self.loss(outputs, targets))
+            if self.metric and self.harness.model is not None:
+                values[f"metric:{self.harness.model.metric}"] = self.metric(outputs, targets)
+            for name, value in values.items():
+                found[name] = found.get(name, 0.0) + value.item() * len(part) / count
         self.module.train()
         return found
 

@@ -173,7 +173,12 @@ class Recorder:
             for record in self._records:
                 record.log_eval(values["step"], {name: value for name, value in values.items() if name != "step"})
 
-        return Progress(on_terms=on_terms, on_step=on_step, on_evaluation=on_evaluation)
+        return Progress(
+            on_terms=on_terms,
+            on_step=on_step,
+            on_evaluation=on_evaluation,
+            say=lambda words: self.console.print(Text(words), soft_wrap=True),
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is not None:

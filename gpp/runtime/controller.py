@@ -9,6 +9,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gpp.errors import WorkerFailed
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.watch import LocalWatch, watch_of
 from gpp.simulator import max_in_flight
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
@@ -26,6 +28,9 @@ POLL_S = 0.1
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
 """glibc gives freed activations back to the kernel and faults them in again a micro-batch later; keeping them
 made a step of 3 ms stages a quarter shorter."""
+
+KINDS = ("error", "hang", "lost", "ended")
+"""Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
 
 UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
@@ -38,19 +43,13 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         WorkerFailed: one died; the others have been stopped.
     """
     ranks = run_dir / "ranks"
-    ranks.mkdir(exist_ok=True)
-    for stale in ranks.iterdir():
-        if stale.is_file():
-            stale.unlink()
-    threads = str(job.settings.threads)
+    clear(ranks)
     envs = {
         rank: {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            **KEEP_MEMORY,
+            **environment(job),
         }
         for rank in range(world)
     }
@@ -59,30 +58,59 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
     context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in range(world)}, envs, logs)
     follow = Follower(ranks, world, job.settings.minibatch_size, progress)
+    watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids())
     try:
-        while (result := context.wait(timeout=POLL_S)) is None:
+        while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
             follow.poll()
+            if hang := watch.poll(time.monotonic()):
+                watch.kill(hang.out)
+                raise WorkerFailed(hang.rank, hang.reason)
     finally:
         context.close(signal.SIGTERM, timeout=5)
     follow.poll()
     if result.is_failed():
-        raise _failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+        raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
     return follow
 
 
-def _failure(ranks: Path, codes: dict[int, int], stderrs: dict[int, str]) -> WorkerFailed:
-    """The first cause: a signal that we did not send, else the earliest error that a worker wrote down."""
-    errors = sorted((json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")), key=lambda e: e["time"])
-    killed = [rank for rank, code in sorted(codes.items()) if code < 0 and -code != signal.SIGTERM]
+def clear(ranks: Path) -> None:
+    """An empty folder for what the ranks write."""
+    ranks.mkdir(exist_ok=True)
+    for stale in ranks.iterdir():
+        if stale.is_file():
+            stale.unlink()
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What every worker's process starts with."""
+    threads = str(job.settings.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
+
+
+def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, str]) -> WorkerFailed:
+    """The first cause of a failed run.
+
+    That is a signal that we did not send, else a rank's own error, else what the ranks found out about a hang, else a
+    rank that ended without a word, else a lost connection or the launcher's signal; the earliest of its kind.
+
+    Args:
+        codes: exit codes of the ranks that failed; None for one that is gone and may have had any.
+        stderrs: rank -> file of its standard error.
+    """
+    killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
     if killed:
-        name = signal.Signals(-codes[killed[0]]).name
-        return WorkerFailed(killed[0], f"killed by {name}")
-    if errors:
-        return WorkerFailed(errors[0]["rank"], errors[0]["error"], errors[0]["traceback"])
-    rank, code = min(codes.items())
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
+    reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
+    # Of those that saw a hang, whoever sees the most of the others knows best.
+    reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
+    silent = sorted({rank for rank, code in codes.items() if code != -signal.SIGTERM} - {report["rank"] for report in reports})
+    if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
+        return WorkerFailed(reports[0]["cause"], reports[0]["error"], reports[0]["traceback"])
+    rank = min(silent or codes)
     path = Path(stderrs.get(rank, os.devnull))
     tail = path.read_text()[-4000:] if path.is_file() else ""
-    return WorkerFailed(rank, f"exit code {code}", tail)
+    code = codes[rank]
+    return WorkerFailed(rank, "ended without a word: killed, or its machine is gone" if code is None else f"exit code {code}", tail)
 
 
 @dataclass(slots=True)
@@ -106,6 +134,7 @@ class Follower:
     _at: dict[int, int] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
     _pending: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, float] = field(default_factory=dict)
     _reported: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
@@ -142,9 +171,12 @@ class Follower:
             _add(self.evaluations.setdefault(done, {}), record)
             return
         step = record["step"]
+        if rank not in self._offsets:
+            self._offsets[rank] = _clock_offset_s(self.folder, rank)
+        start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
         self._done[rank] = step + 1
-        self.starts[step] = min(self.starts.get(step, record["start"]), record["start"])
-        self.ends[step] = max(self.ends.get(step, 0.0), record["end"])
+        self.starts[step] = min(self.starts.get(step, start), start)
+        self.ends[step] = max(self.ends.get(step, end), end)
         if losses := {name: value for name, value in record.items() if is_loss(name)}:
             _add(self.losses.setdefault(step, {}), losses)
 
@@ -152,6 +184,22 @@ class Follower:
 def _add(totals: dict[str, float], shares: dict[str, float]) -> None:
     for name, value in shares.items():
         totals[name] = totals.get(name, 0.0) + value
+
+
+def _clock_offset_s(ranks: Path, rank: int) -> float:
+    """What makes a rank's clock rank 0's; 0 on one machine."""
+    path = ranks / f"rank_{rank}.clock.json"
+    return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
+
+
+def _devices(ranks: Path) -> list[dict[str, Any]]:
+    """What each device wrote at its end, in the order of the ranks, on rank 0's clock."""
+    devices = sorted((json.loads(path.read_text()) for path in ranks.glob("device_*.json")), key=lambda record: record["device"])
+    for rank, device in enumerate(devices):
+        if offset_s := _clock_offset_s(ranks, rank):
+            for step in device["steps"]:
+                step["events"] = [[*event[:4], event[4] + offset_s, event[5] + offset_s, *event[6:]] for event in step["events"]]
+    return devices
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
@@ -171,7 +219,7 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     iteration_s = statistics.median(took.values())
-    devices = [json.loads(path.read_text()) for path in sorted((run_dir / "ranks").glob("device_*.json"))]
+    devices = _devices(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - iteration_s))
     # A stage near the sink starts its step early and waits; the step begins with the first thing done.

@@ -43,11 +43,13 @@ class Progress:
 
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
+        say: tells the user something that he is to do.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+    say: Callable[[str], None] = print
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:

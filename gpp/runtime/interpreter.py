@@ -9,6 +9,7 @@ from gpp.program import COMPUTE, RECEIVES, SENDS, Action
 from gpp.runtime.channels import AbstractTransport
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.stage import Span, StageRunner
+from gpp.runtime.status import AbstractStatus, NoStatus
 from gpp.timeline import Event
 
 
@@ -19,6 +20,7 @@ class Interpreter:
         runners: stage -> who runs it, for the stages of this device.
         update: stage -> its optimizer step.
         pending_limit: sends under way at a time; None for no limit.
+        status: is told every action, and every wait for others.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Interpreter:
         gradients: Gradients | None = None,
         update: Callable[[int], None] = lambda stage: None,
         pending_limit: int | None = None,
+        status: AbstractStatus | None = None,
     ) -> None:
         self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
         self.gradients, self.pending_limit = gradients, pending_limit
         self.events: list[Event] = []
         self.waited_s = 0.0
+        self.status = status or NoStatus()
         # The last send of what a compute action made frees it.
         last = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in SENDS}
         self.actions = [(a, last.get((a.kind, a.stage, a.microbatch)) == i) for i, a in enumerate(actions)]
@@ -60,7 +64,9 @@ class Interpreter:
         events: list[Event] = []
         self.events, self.waited_s = events, 0.0
         clock, device, handlers, record = time.perf_counter, self.device_id, self.handlers, events.append
-        for action, last in self.actions:
+        at, waiting = self.status.at, self.status.waiting
+        for index, (action, last) in enumerate(self.actions):
+            at(index)
             kind = action.kind
             if kind in COMPUTE:
                 span = handlers[kind](action, last)
@@ -71,15 +77,20 @@ class Interpreter:
             num_bytes = handlers[kind](action, last)
             if kind not in RECEIVES and isinstance(num_bytes, int):
                 record(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+        at(len(self.actions))
+        waiting(True)
         start = clock()
         self.transport.flush()
         self.waited_s += clock() - start
+        waiting(False)
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, kind = self.runners[action.stage], action.kind
+        self.status.waiting(True)
         start = time.perf_counter()
         runner.arrive(kind, action.microbatch)
         self.waited_s += time.perf_counter() - start
+        self.status.waiting(False)
         return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
 
     def _receive(self, action: Action, last: bool) -> None:
@@ -88,23 +99,29 @@ class Interpreter:
 
     def _send(self, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
+            self.status.waiting(True)
             self.transport.flush(self.pending_limit)
+            self.status.waiting(False)
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
         # Handed over in memory, nothing was sent.
         return self.runners[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None
+        self.status.waiting(True)
         start = time.perf_counter()
         num_bytes = self.gradients.reduce(action.microbatch)
         self.waited_s += time.perf_counter() - start
+        self.status.waiting(False)
         return num_bytes
 
     def _norm(self, action: Action, last: bool) -> int:
         assert self.gradients is not None
+        self.status.waiting(True)
         start = time.perf_counter()
         num_bytes = self.gradients.clip()
         self.waited_s += time.perf_counter() - start
+        self.status.waiting(False)
         return num_bytes
 
     def _update(self, action: Action, last: bool) -> int:

@@ -49,11 +49,14 @@ class Settings:
         train_samples: size of the training set; the order of an epoch follows from it and the seed.
         evaluation_samples: how many held-out samples; 0 for no evaluation.
         threads: CPU threads of a worker.
+        launch: who starts the workers: `local` for the controller; all others may be on several machines.
         interface: network interface to bind; the loopback one unless the user names another.
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: what an engine of its own kind tells its workers.
+        timeout_s: after which a run that stands still has failed.
+        startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
 
     steps: int
@@ -69,8 +72,10 @@ class Settings:
     backend: str = "gloo"
     device_kind: str = "cpu"
     threads: int = 1
+    launch: str = "local"
     interface: str = "lo"
     timeout_s: float = 600.0
+    startup_timeout_s: float = 900.0
     final_weights: bool = True
     autocast: str | None = None
     compile: str | None = None

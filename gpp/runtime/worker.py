@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 
 from gpp.capture.stage import StageModule, build_stage, tie
@@ -29,11 +28,13 @@ from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
 from gpp.runtime.messages import border, ring_sizes
 from gpp.runtime.meter import MemoryMeter
-from gpp.runtime.process import KEPT_STEPS, connect, guarded, write_line
+from gpp.runtime.network import FAR_S
+from gpp.runtime.process import KEPT_STEPS, check_world, connect, disconnect, guarded, write_line
 from gpp.runtime.rings import RingSize
 from gpp.runtime.seeding import pass_seed
 from gpp.runtime.stage import Fetch, StageRunner
 from gpp.runtime.state import Slices, save_final, static_bytes
+from gpp.runtime.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
@@ -49,10 +50,21 @@ class Worker:
         device_id: the device of the plan that this worker is.
         device: the torch device.
         transport: messages to the other devices.
+        status: is told what the worker does.
     """
 
-    def __init__(self, job: Job, run_dir: Path, *, device_id: int, device: torch.device, transport: AbstractTransport) -> None:
+    def __init__(
+        self,
+        job: Job,
+        run_dir: Path,
+        *,
+        device_id: int,
+        device: torch.device,
+        transport: AbstractTransport,
+        status: AbstractStatus | None = None,
+    ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
+        self.status = status or NoStatus()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
         self.modules = self._build(run_dir)
@@ -77,6 +89,7 @@ class Worker:
             device_id=device_id,
             gradients=self.gradients,
             update=self._update,
+            status=self.status,
         )
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
@@ -143,6 +156,7 @@ class Worker:
             device_id=self.device_id,
             # Of small micro-batches, as many as a large one is waiting for.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
+            status=self.status,
         )
 
     def _ring_sizes(self) -> dict[Channel, RingSize]:
@@ -173,6 +187,7 @@ class Worker:
         settings = self.job.settings
         order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
         self._begin(self.training, "train", torch.tensor(order))
+        self.status.begin(TRAINING, step)
         start = time.perf_counter()
         self.training.run()
         end = time.perf_counter()
@@ -204,7 +219,9 @@ class Worker:
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
         assert self.evaluation is not None and self.job.evaluation is not None
+        self.status.enter(STARTING)
         self._begin(self.evaluation, "test", torch.arange(self.job.evaluation.num_samples))
+        self.status.begin(EVALUATION, self.step)
         with torch.no_grad():
             self.evaluation.run()
         return self._results(self.evaluation)
@@ -239,6 +256,7 @@ class Worker:
             done = step + 1
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
+        self.status.enter(CHECKPOINT)
         held = static_bytes(tensors, self.optimizers.values())
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
@@ -250,7 +268,9 @@ class Worker:
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     devices = sorted(job.plan.stage_of_device)
-    connect(job, run_dir, rank, world)
+    check_world(job, world)
+    status = connect(job, run_dir, rank, world)
+    status.enter(STARTING)
     transport = TorchTransport(
         job.plan,
         job.graph,
@@ -258,14 +278,12 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
         rank_of={d: r for r, d in enumerate(devices)},
         backend=job.settings.backend,
         shared_memory=job.settings.shared_memory,
-        timeout_s=job.settings.timeout_s,
+        timeout_s=FAR_S,
     )
-    worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport)
+    worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport, status=status)
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
         worker.run(out)
-    # Nobody closes a connection that another rank still reads from.
-    dist.barrier()
-    dist.destroy_process_group()
+    disconnect(status)
 
 
 if __name__ == "__main__":

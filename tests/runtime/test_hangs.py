@@ -1,0 +1,245 @@
+"""Real workers that stop answering: on one machine, on two (network namespaces), under Slurm's stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpp.errors import WorkerFailed
+from gpp.report.trace import check_trace
+from gpp.runtime.engine import Progress
+from gpp.runtime.follow import follow, run_slurm
+from gpp.runtime.job import Job
+from gpp.runtime.slurm import Slurm
+from gpp.runtime.status import read_state
+from tests.cli import ROOT, start
+from tests.runtime.machines import Machine, two_machines, why_not
+
+pytestmark = pytest.mark.dist
+
+COMMON = [
+    "logger=none",
+    "cost=analytical",
+    "cluster.num_devices=4",
+    "strategy.planner.replication=false",
+    "microbatch_size=8",
+    "dtype=float64",
+    "evaluate_every=0",
+]
+STEPS = 6
+FOR_EVER = 1_000_000
+TIMEOUT_S = 4.0
+
+
+def workers(run_dir: Path) -> list[int]:
+    """Processes that belong to a run."""
+    found = []
+    for proc in Path("/proc").iterdir():
+        if proc.name.isdigit():
+            try:
+                words = (proc / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
+                found.append(int(proc.name))
+    return found
+
+
+def wait_for_steps(run_dir: Path, steps: int = STEPS) -> None:
+    """Until every rank has done so many."""
+    logs = [run_dir / "ranks" / f"rank_{rank}.jsonl" for rank in range(4)]
+    until = time.monotonic() + 120
+    while not all(log.exists() and log.read_bytes().count(b"\n") >= steps for log in logs):
+        assert time.monotonic() < until, "the workers do not start"
+        time.sleep(0.1)
+
+
+def pid_of(run_dir: Path, rank: int) -> int:
+    state = read_state(run_dir / "ranks" / f"rank_{rank}.status")
+    assert state is not None
+    return state.pid
+
+
+@dataclass
+class Stopped:
+    """A run one of whose ranks was stopped."""
+
+    code: int
+    out: str
+    took_s: float
+    run_dir: Path
+    pids: list[int]
+    started_late_s: float
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """One machine: a slow start (rank 1 stands still while it imports), some steps, then SIGSTOP for rank 2."""
+    run_dir = tmp_path_factory.mktemp("stopped")
+    process = start(run_dir, *COMMON, f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
+    until = time.monotonic() + 120
+    while not (run_dir / "ranks" / "rank_1.status").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    late = pid_of(run_dir, 1)
+    os.kill(late, signal.SIGSTOP)
+    began = time.monotonic()
+    time.sleep(TIMEOUT_S * 0.6)
+    os.kill(late, signal.SIGCONT)
+    held_s = time.monotonic() - began
+    wait_for_steps(run_dir)
+    pids = workers(run_dir)
+    os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
+    began = time.monotonic()
+    out, _ = process.communicate(timeout=90)
+    return Stopped(process.returncode, out, time.monotonic() - began, run_dir, pids, held_s)
+
+
+def test_a_stopped_rank_ends_the_run_and_is_named(stopped: Stopped) -> None:
+    assert stopped.code == 1
+    assert len(stopped.pids) == 4
+    assert TIMEOUT_S - 1 < stopped.took_s < TIMEOUT_S + 12
+    assert not workers(stopped.run_dir)
+    result = json.loads((stopped.run_dir / "result.json").read_text())
+    first, *lines = result["reason"].splitlines()
+    assert result["status"] == "failed"
+    assert first.startswith("worker 2 failed: stopped by a signal (SIGSTOP or SIGTSTP), ")
+    assert len(lines) == 4
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"  rank {rank} (")
+        assert ("stopped by a signal" if rank == 2 else "waits for s") in line
+    # Follow the waits: they all lead to rank 2.
+    assert sum("of rank 2" in line for line in lines) >= 1
+    assert first.split(", ")[1].split(" of step")[0].removeprefix("in ") in lines[2]
+
+
+@dataclass
+class External:
+    """A run that two machines did."""
+
+    code: int
+    out: str
+    run_dir: Path
+    commands: list[str]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Machine, Machine]]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with two_machines() as found:
+        yield found
+
+
+def start_on(pair: tuple[Machine, Machine], commands: list[str]) -> list[subprocess.Popen[str]]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    launcher = f"{sys.executable} -m torch.distributed.run"
+    return [
+        machine.start(command.replace("torchrun", launcher), cwd=ROOT, env=env)
+        for machine, command in zip(pair, commands, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def external(pair: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFactory) -> External:
+    """run.py prints what to type on each machine; it is typed there; run.py follows to the end."""
+    run_dir = tmp_path_factory.mktemp("external")
+    process = start(
+        run_dir,
+        *COMMON,
+        f"steps={STEPS}",
+        "engine.launch=external",
+        "engine.nodes=2",
+        "engine.interface=gpp0",
+        f"engine.master_addr={pair[0].address}",
+    )
+    assert process.stdout is not None
+    said, commands = [], []
+    for line in process.stdout:
+        said.append(line)
+        commands += [line.strip()] if "torchrun" in line else []
+        if "waiting for 4 workers" in line:
+            break
+    launchers = start_on(pair, commands)
+    out, _ = process.communicate(timeout=120)
+    for launcher in launchers:
+        launcher.communicate(timeout=60)
+    return External(process.returncode, "".join(said) + out, run_dir, commands)
+
+
+def test_two_machines_train_to_the_losses_of_one(external: External, stopped: Stopped) -> None:
+    assert external.code == 0, external.out
+    assert len(external.commands) == 2
+    result = json.loads((external.run_dir / "result.json").read_text())
+    one = json.loads((stopped.run_dir / "result.json").read_text())
+    assert len(result["loss"]) == STEPS
+    assert result["loss"] == one["loss"][:STEPS]
+    assert result["measured"]["iteration_s"] > 0
+    assert not check_trace(json.loads((external.run_dir / "trace.json").read_text()))
+    assert (external.run_dir / "checkpoints" / "final" / "stage_0.safetensors").exists()
+
+
+def again(external: External, run_dir: Path, **settings: object) -> Job:
+    """The same job once more in another folder, under other settings."""
+    (run_dir / "ranks").mkdir(parents=True)
+    (run_dir / "job").symlink_to(external.run_dir / "job") if not settings else (run_dir / "job").mkdir()
+    if settings:
+        for path in (external.run_dir / "job").iterdir():
+            if path.name != "settings.json":
+                (run_dir / "job" / path.name).symlink_to(path)
+        values = json.loads((external.run_dir / "job" / "settings.json").read_text())
+        (run_dir / "job" / "settings.json").write_text(json.dumps({**values, **settings}))
+    return Job.load(run_dir)
+
+
+def test_a_link_that_goes_down_ends_the_run_on_both_sides(
+    pair: tuple[Machine, Machine], external: External, tmp_path: Path
+) -> None:
+    job = again(external, tmp_path / "cut", steps=FOR_EVER, timeout_s=TIMEOUT_S)
+    commands = [command.replace(str(external.run_dir), str(tmp_path / "cut")) for command in external.commands]
+    launchers = start_on(pair, commands)
+    wait_for_steps(tmp_path / "cut")
+    pair[1].cut()
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed) as failed:
+        follow(job, tmp_path / "cut", Progress())
+    assert time.monotonic() - began < TIMEOUT_S + 20
+    # Seen from rank 0's machine, it is the other one that is cut off.
+    assert failed.value.rank in (2, 3)
+    first, *lines = failed.value.reason.splitlines()
+    assert "not heard of for" in first
+    assert [("not heard of" in line) for line in lines] == [False, False, True, True]
+    assert all("waits for" in line for line in lines[:2])
+    for launcher in launchers:
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == 1
+    assert not workers(tmp_path / "cut")
+
+
+def test_a_wrong_number_of_workers_is_refused_with_the_reason(external: External, tmp_path: Path) -> None:
+    again(external, tmp_path / "two")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "2"}
+    words = [sys.executable, "-m", "gpp.runtime.worker", str(tmp_path / "two")]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "error: WORLD_SIZE=2: the plan has 4 devices, and every one is a worker. "
+        "Fix: start 4 workers in all (torchrun: --nnodes, --nproc-per-node)."
+    )
+
+
+def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(external: External, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    slurm = Slurm(executor="local", time_min=5)
+    job = again(external, tmp_path / "slurm", interface="lo")
+    logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (4,))
+    assert [logs.losses[step] for step in range(STEPS)] == json.loads((external.run_dir / "result.json").read_text())["loss"]
+    assert not workers(tmp_path / "slurm")

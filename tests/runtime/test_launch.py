@@ -1,0 +1,173 @@
+"""Workers that others start: what is printed, what is refused, what is made of what they leave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpp.data.digits import Digits as DigitsData
+from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.optimizers import SGD
+from gpp.plan import make_plan
+from gpp.runtime.controller import failure
+from gpp.runtime.distributed import Distributed
+from gpp.runtime.engine import Progress
+from gpp.runtime.follow import Ranks, commands, follow, gather, machines
+from gpp.runtime.job import Job
+from gpp.runtime.network import program_digest
+from gpp.runtime.process import guarded
+from gpp.runtime.slurm import Slurm
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.runtime import inprocess
+from tests.runtime.test_in_process import random_partition
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, torch.Tensor]]:
+    """A job of two devices, one step."""
+    import random
+
+    model, cap, weights = inprocess.captured_named("digits")
+    problem = inprocess.problem_of(cap, 2, 16)
+    plan = make_plan(problem, "test", [(mask, 1) for mask in random_partition(problem.graph, 2, random.Random(3))], 8)
+    job = inprocess.make_job(
+        cap, problem, plan, OneFOneB(), model=model, data=DigitsData(), optimizer=SGD(lr=0.1), steps=2, dtype="float64"
+    )
+    return job, weights
+
+
+def saved(prepared: tuple[Job, Any], run_dir: Path, **settings: Any) -> Job:
+    job, weights = prepared
+    job = replace(job, settings=replace(job.settings, **settings))
+    job.save(run_dir, weights)
+    (run_dir / "ranks").mkdir(exist_ok=True)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, collect"),
+        ({"nodes": 0}, "engine.nodes=0"),
+        ({"master_port": 99999}, "engine.master_port"),
+        ({"startup_timeout_s": 0.0}, "engine.startup_timeout_s"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidConfig, match=says):
+        Distributed(**settings)
+
+
+def test_bad_settings_of_slurm_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"engine.slurm.executor=pbs"):
+        Slurm(executor="pbs")
+    with pytest.raises(InvalidConfig, match=r"engine.slurm.time_min"):
+        Slurm(time_min=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"nodes": 2}, "engine.interface=lo: the loopback interface does not join 2 machines"),
+        ({"nodes": 2, "interface": "eth0"}, "engine.master_addr=null: 2 machines meet at the address of the first"),
+        ({"nodes": 3, "interface": "eth0", "master_addr": "10.0.0.1"}, "engine.nodes=3: there are 2 workers"),
+    ],
+)
+def test_what_does_not_join_the_machines_is_refused(
+    prepared: tuple[Job, Any], tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=says):
+        Distributed(launch="external", **settings).execute(saved(prepared, tmp_path), tmp_path, Progress())
+
+
+def test_an_interface_that_is_not_here_is_refused_before_anything_starts(prepared: tuple[Job, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=r"engine.interface=eth99"):
+        Distributed(interface="eth99").check(prepared[0].plan)
+    assert Distributed(interface="eth99", launch="external").check(prepared[0].plan) == ()
+
+
+def test_the_commands_are_exact(prepared: tuple[Job, Any], tmp_path: Path) -> None:
+    job = saved(prepared, tmp_path)
+    assert machines(job, None) == (2,)
+    assert machines(job, 2) == (1, 1)
+    first, second = commands(job, tmp_path, (1, 1), "10.0.0.1", 29501)
+    assert first.endswith(
+        "torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29501 "
+        f"-m gpp.runtime.worker {tmp_path}"
+    )
+    assert first.startswith("OMP_NUM_THREADS=1 ")
+    assert second == first.replace("--node-rank 0", "--node-rank 1")
+
+
+def test_a_worker_without_a_launcher_or_a_job_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match=r"torchrun --nproc-per-node N -m gpp.runtime.worker RUN_DIR"):
+        guarded(tmp_path, lambda *place: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="holds no job"):
+        guarded(tmp_path, lambda *place: None)
+
+
+def report(run_dir: Path, rank: int, kind: str, **more: Any) -> None:
+    values = {"rank": rank, "cause": rank, "kind": kind, "time": 1.0 * rank, "error": kind, "traceback": "", "out": 0, **more}
+    (run_dir / "ranks" / f"rank_{rank}.error.json").write_text(json.dumps(values))
+
+
+def end(job: Job, run_dir: Path, rank: int, digest: str | None = None) -> None:
+    (run_dir / "ranks" / f"rank_{rank}.end.json").write_text(json.dumps({"rank": rank, "job": digest or program_digest(run_dir)}))
+
+
+def test_what_is_collected_must_be_there_and_be_this_job(prepared: tuple[Job, Any], tmp_path: Path) -> None:
+    job = saved(prepared, tmp_path)
+    end(job, tmp_path, 0)
+    with pytest.raises(WorkerFailed, match=r"worker 1 failed: has not ended.*rank_1.end.json"):
+        gather(job, tmp_path, Progress())
+    end(job, tmp_path, 1, "another")
+    with pytest.raises(WorkerFailed, match="worker 1 failed: ran another job"):
+        gather(job, tmp_path, Progress())
+    end(job, tmp_path, 1)
+    assert gather(job, tmp_path, Progress()).losses == {}
+    assert follow(job, tmp_path, Progress()).losses == {}
+
+
+def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    report(tmp_path, 0, "lost")
+    report(tmp_path, 3, "ended")
+    # Without better knowledge, who said nothing was killed.
+    assert failure(ranks, {1: None, 2: None}, {}).rank == 1
+    assert "ended without a word" in str(failure(ranks, {1: None}, {}))
+    assert failure(ranks, {}, {}).rank == 0
+    report(tmp_path, 4, "hang", cause=2, out=3)
+    report(tmp_path, 5, "hang", cause=1, out=1)
+    assert failure(ranks, {1: None, 2: None}, {}).rank == 1
+    report(tmp_path, 6, "error")
+    assert failure(ranks, {1: None, 0: 1}, {}).rank == 6
+    # A signal that nobody here sent comes before all else; ours does not count.
+    assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL"
+
+
+def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(
+    prepared: tuple[Job, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["gpp.runtime.follow"]
+    monkeypatch.setattr(module, "GRACE_S", 0.3)
+    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+    job = saved(prepared, tmp_path, timeout_s=0.2)
+    with pytest.raises(WorkerFailed, match="worker 0 failed: the job 7 is over"):
+        follow(job, tmp_path, Progress(), over=lambda: "the job 7 is over")
+    (tmp_path / "ranks" / "rank_0.status").write_bytes(b"a sign of life")
+    with pytest.raises(WorkerFailed, match="no worker has given a sign of life"):
+        follow(job, tmp_path, Progress())
+    report(tmp_path, 1, "error", error="ValueError: x")
+    with pytest.raises(WorkerFailed, match="worker 1 failed: ValueError: x"):
+        follow(job, tmp_path, Progress())
+    assert Ranks(job, tmp_path).open() == [0]
