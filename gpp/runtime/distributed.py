@@ -82,6 +82,8 @@ class Distributed(AbstractEngine):
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
+        if self.compile is not None:
+            _check_backend(self.compile)
         if self.launch == "slurm":
             self.slurm.check()
         if self.launch != "local":
@@ -121,3 +123,12 @@ class Distributed(AbstractEngine):
         if len(counts) > 1 and self.launch == "external" and self.master_addr is None:
             rule = f"{len(counts)} machines meet at the address of the first"
             raise InvalidConfig("engine.master_addr", "null", rule, "set engine.master_addr to its address on engine.interface")
+
+
+def _check_backend(name: str) -> None:
+    import torch
+
+    # The short list, without what is for debugging; that may be named too.
+    known = torch.compiler.list_backends()
+    if name not in torch.compiler.list_backends(exclude_tags=()):
+        raise InvalidConfig("engine.compile", name, f"must be one of {', '.join(known)}, or null", "set engine.compile=inductor")

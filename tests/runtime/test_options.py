@@ -1,0 +1,57 @@
+"""Settings of the engine that change how a stage computes: autocast and torch.compile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.data.synthetic import Synthetic
+from gpp.errors import InvalidConfig
+from gpp.optimizers import SGD
+from gpp.plan import make_plan
+from gpp.runtime.distributed import Distributed, _check_backend
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.runtime import inprocess
+from tests.runtime.test_in_process import random_partition
+
+
+def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[str, torch.Tensor], list]:
+    """Two branches on three devices, two steps."""
+    model, _, _ = inprocess.captured_named("mmt_small")
+    cap, weights = inprocess.capture(model, dtype)
+    problem = inprocess.problem_of(cap, 3, 8)
+    parts = [(mask, 1) for mask in random_partition(problem.graph, 3, random.Random(2))]
+    plan = make_plan(problem, "test", parts, 4)
+    data, optimizer = Synthetic(num_samples=16, num_test_samples=8), SGD(lr=0.05)
+    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=2, dtype=dtype)
+    return inprocess.run(replace(job, settings=replace(job.settings, **settings)), tmp_path, weights)
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_weights_and_messages(tmp_path: Path) -> None:
+    plain, _, _ = trained(tmp_path / "plain", "float32")
+    losses, state, workers = trained(tmp_path / "cast", "float32", autocast="bfloat16")
+    assert losses != plain
+    assert losses == pytest.approx(plain, rel=0.03)
+    assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float32}
+    specs = [spec for worker in workers for runner in worker.training.runners.values() for spec in runner._specs.values()]
+    assert {spec.dtype for spec in specs} == {torch.float32}
+
+
+def test_compiled_stages_train_alike(tmp_path: Path) -> None:
+    plain, state, _ = trained(tmp_path / "plain", "float64")
+    losses, compiled, workers = trained(tmp_path / "compiled", "float64", compile="aot_eager")
+    assert losses == pytest.approx(plain, abs=1e-9)
+    assert all(torch.allclose(state[name], compiled[name], rtol=0, atol=1e-9) for name in state)
+    assert all(hasattr(module._run, "_torchdynamo_orig_callable") for worker in workers for module in worker.modules.values())
+
+
+def test_unknown_types_and_compilers_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"engine\.compile=fast: .*inductor"):
+        _check_backend("fast")
+    _check_backend("aot_eager")
+    with pytest.raises(InvalidConfig, match=r"engine\.autocast"):
+        Distributed(autocast="int8")
