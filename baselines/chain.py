@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
+from gpp.graph.captured import is_loss
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.runtime.engine import Outcome, refuse_what_does_not_run
@@ -32,6 +33,11 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
     """
     refuse_what_does_not_run(plan)
     sizes = [stage.microbatch_size for stage in plan.stages]
+    if plan.minibatch_size % sizes[0]:
+        raise UnsupportedPlan(
+            f"micro-batches of {sizes[0]} samples leave a smaller one over from {plan.minibatch_size}: engine={engine} has one "
+            "size for all. Fix: a microbatch_size that divides minibatch_size"
+        )
     for s, stage in enumerate(plan.stages):
         if len(stage.devices) > 1:
             raise UnsupportedPlan(
@@ -41,7 +47,7 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
         if stage.microbatch_size != sizes[0]:
             raise UnsupportedPlan(
                 f"stage {s} runs micro-batches of {stage.microbatch_size} samples, stage 0 of {sizes[0]}: engine={engine} has one "
-                "size for all. Fix: strategy.planner.per_stage=false"
+                "size for all. Fix: strategy.planner.per_stage=false, loss.scope=microbatch"
             )
         if stage.k > 1:
             raise UnsupportedPlan(
@@ -65,28 +71,19 @@ def refuse_shared_devices(plan: Plan, engine: str) -> None:
 
 
 def refuse_early_loss(job: Job, engine: str) -> None:
-    """The loss must be made by the last stage: the other systems start their backward there.
+    """Every loss must be made by the last stage: the other systems start their backward there.
 
     Raises:
-        UnsupportedPlan: names the stage that makes it.
+        UnsupportedPlan: names the loss and the stage that makes it.
     """
-    if "loss" not in job.captured.results:
-        terms = ", ".join(name for name in job.captured.results if name.startswith("loss:"))
-        raise UnsupportedPlan(f"engine={engine} takes one loss, and the model has several terms, {terms}. Fix: engine=distributed")
-    stage = stage_of_loss(job)
     last = len(job.plan.stages) - 1
-    if stage != last:
-        raise UnsupportedPlan(
-            f"stage {stage} makes the loss, but stage {last} is the chain's last: engine={engine} takes the loss from the last "
-            "stage only. Fix: engine=distributed"
-        )
-
-
-def stage_of_loss(job: Job) -> int:
-    """The stage whose operators hold the loss."""
-    node = job.captured.results["loss"]
-    op = next(i for i, op in enumerate(job.graph.ops) if node in op.nodes)
-    return next(s for s, stage in enumerate(job.plan.stages) if op in stage.ops)
+    owner = {node: s for s, stage in enumerate(job.plan.stages) for op in stage.ops for node in job.graph.ops[op].nodes}
+    for name, node in sorted(job.captured.results.items()):
+        if is_loss(name) and owner[node] != last:
+            raise UnsupportedPlan(
+                f"stage {owner[node]} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
+                "last stage only. Fix: engine=distributed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

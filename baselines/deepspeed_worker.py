@@ -178,14 +178,14 @@ class DeepSpeedPipeline(AbstractShare):
         self.harness.set_rate(self.optimizer)
         self.shared.renew()
         self.engine.train_batch(self._batches())
-        return self.stage.take_loss()
+        return self.stage.take_losses()
 
     def _batches(self) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
         """Micro-batches as DeepSpeed wants them, (inputs of the first stage, inputs of the last one); other stages read none."""
         order, size, stage = self.harness.order(), self.stage.size, self.stage
+        rows = self.harness.rows("train", order, {*(self.layer.read if stage.index == 0 else ()), *self._labels()})
         for lo in range(0, len(order), size):
-            rows = order[lo : lo + size]
-            found = self.harness.fetch("train", rows, {*(self.layer.read if stage.index == 0 else ()), *self._labels()})
+            found = rows(lo, lo + size)
             first = tuple(found[name] for name in self.layer.read) if stage.index == 0 else ()
             yield first, tuple(found[name] for name in self._labels())
 

@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from gpp.data.sampler import minibatch
 from gpp.runtime.job import Job, restore
 from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, write_line
+from gpp.runtime.stage import Fetch
 from gpp.runtime.state import save_final, static_bytes
 from gpp.timeline import Event
 
@@ -57,12 +58,22 @@ class Harness:
         """The named inputs and targets (None: all) of samples of a split, on the worker's device."""
         if names is not None and not names:
             return {}
+        found = self._loaded(split).fetch(indices, names)
+        return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
+
+    def _loaded(self, split: str) -> Samples:
         if split not in self._samples:
             # Only the ranks that read user inputs, and only the splits that they come to.
             settings = self.job.settings
             self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
-        found = self._samples[split].fetch(indices, names)
-        return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
+        return self._samples[split]
+
+    def rows(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> Fetch:
+        """A function (lo, hi) -> the named tensors of the samples at `indices[lo:hi]`; rows in memory are fetched at once."""
+        if (names is not None and not names) or not self._loaded(split).in_memory:
+            return lambda lo, hi: self.fetch(split, indices[lo:hi], names)
+        whole = self.fetch(split, indices, names)
+        return lambda lo, hi: {name: tensor[lo:hi] for name, tensor in whole.items()}
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimizer the learning rate of the present step."""
@@ -119,7 +130,7 @@ class Harness:
                 self.sync()
                 end = time.perf_counter()
                 kept.append({"step": step, "start": start, "end": end, "events": self.events})
-                shown = {name: float(value) for name, value in losses.items()}
+                shown = {name: value.item() for name, value in losses.items()}
                 write_line(out, {"step": step, "start": start, "end": end, **shown})
                 done = step + 1
                 if settings.evaluation_samples and (
@@ -152,8 +163,8 @@ class AbstractShare(ABC):
         """Bytes of message buffers that the engine keeps for good; what lives for one micro-batch is metered."""
 
     @abstractmethod
-    def train_step(self) -> Mapping[str, torch.Tensor | float]:
-        """One optimizer step of `harness.step`; returns this rank's share of the mean of every loss term that it computes."""
+    def train_step(self) -> dict[str, torch.Tensor]:
+        """One optimizer step of `harness.step`; returns this rank's share of the mean of each loss, by the name of its result."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:

@@ -138,7 +138,7 @@ class TorchPipeline(AbstractShare):
                 harness.set_rate(self.optimizer)
                 self.optimizer.step()
                 self.shared.gradients.clear()
-        return self.stages[-1].take_loss()
+        return self.stages[-1].take_losses()
 
     def evaluate(self) -> dict[str, float]:
         return evaluate(self.harness, self.stages, self.chain.rank_of)

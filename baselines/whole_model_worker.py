@@ -14,12 +14,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines.harness import AbstractShare, Harness
+from gpp.data.base import TARGET
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
-from gpp.routing import pieces
+from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job
 from gpp.runtime.process import connect, guarded
+from gpp.runtime.seeding import pass_seed
+from gpp.runtime.stage import Fetch
 from gpp.runtime.state import copy_into
 from gpp.timeline import Event
 
@@ -39,9 +42,6 @@ class WholeModel(AbstractShare):
         torch.set_default_dtype(getattr(torch, settings.dtype))
         self.module: torch.nn.Module = model.build().train()
         torch.set_default_dtype(default)
-        if harness.rank:
-            # Dropout must not hide the same units on every rank.
-            torch.manual_seed(hash((settings.seed, harness.rank)))
         copy_into(self.module, load_file(harness.run_dir / "job" / "weights.safetensors"))
         self.module.to(harness.device)
         self.loss = loss_named(model.loss)
@@ -80,30 +80,34 @@ class WholeModel(AbstractShare):
         return sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad) if self.parallel else 0
 
     def train_step(self) -> dict[str, torch.Tensor]:
-        harness, order = self.harness, self.harness.order()
+        harness = self.harness
         harness.set_rate(self.optimizer)
-        total: dict[str, torch.Tensor] = {}
+        rows = harness.rows("train", harness.order())
+        totals: dict[str, torch.Tensor] = {}
         for i, piece in enumerate(self.pieces):
             last = i + 1 == len(self.pieces)
             with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
-                for name, value in self._microbatch(order[piece.lo : piece.hi], piece.microbatch).items():
-                    total[name] = total[name] + value if name in total else value
+                for name, value in self._microbatch(rows, piece).items():
+                    totals[name] = totals[name] + value if name in totals else value
         with harness.timed("U", 0, 0):
             if harness.optimizer.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.module.parameters(), harness.optimizer.clip_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return total
+        return totals
 
-    def _microbatch(self, rows: list[int], microbatch: int) -> dict[str, torch.Tensor]:
-        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean of every loss term."""
-        harness, clock = self.harness, time.perf_counter
-        share = len(rows) / harness.job.settings.minibatch_size
+    def _microbatch(self, rows: Fetch, piece: Piece) -> dict[str, torch.Tensor]:
+        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean of each loss."""
+        harness, clock, microbatch = self.harness, time.perf_counter, piece.microbatch
+        settings = harness.job.settings
+        share = (piece.hi - piece.lo) / settings.minibatch_size
+        torch.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
         with harness.timed("F", 0, microbatch):
-            inputs, targets = self._batch("train", rows)
+            inputs, targets = _split(rows(piece.lo, piece.hi))
             with harness.saving(0, microbatch):
                 terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
-                value = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
+            first, *more = terms.values()
+            value = sum(more, start=first)
             # DDP averages over ranks what is to be added up.
             scaled = value if share * self.world == 1 else value * (share * self.world)
         harness.saved(0, microbatch)
@@ -120,30 +124,23 @@ class WholeModel(AbstractShare):
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)
-        return {name: term.detach().double().cpu() * share for name, term in terms.items()}
-
-    def _batch(self, split: str, rows: list[int]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        values = self.harness.fetch(split, rows)
-        inputs = {name: t for name, t in values.items() if not name.startswith("target:")}
-        return inputs, {name.removeprefix("target:"): t for name, t in values.items() if name.startswith("target:")}
+        return {name: term.detach().double() * share for name, term in terms.items()}
 
     def evaluate(self) -> dict[str, float]:
-        count, rank = self.harness.job.settings.evaluation_samples, self.harness.rank
-        rows = list(range(count * rank // self.world, count * (rank + 1) // self.world))
-        if not rows:
-            return {}
+        harness, stage, found = self.harness, self.harness.job.plan.stages[0], dict[str, float]()
+        count = harness.job.settings.evaluation_samples
         self.module.eval()
-        found: dict[str, float] = {}
-        # In parts of a mini-batch's size: a loss that couples samples is then the same number on every engine.
-        for lo in range(0, len(rows), size := self.harness.job.settings.minibatch_size):
-            part = rows[lo : lo + size]
-            inputs, targets = self._batch("test", part)
+        # In parts as large as in training, so that a loss that couples samples means the same.
+        for piece in pieces(stage.devices, stage.microbatch_size, count):
+            if piece.device != harness.device_id:
+                continue
+            inputs, targets = _split(harness.fetch("test", range(piece.lo, piece.hi)))
             outputs = self.module(**inputs)
-            values = loss_terms(self.loss(outputs, targets))
-            if self.metric and self.harness.model is not None:
-                values[f"metric:{self.harness.model.metric}"] = self.metric(outputs, targets)
-            for name, value in values.items():
-                found[name] = found.get(name, 0.0) + value.item() * len(part) / count
+            results = loss_terms(self.loss(outputs, targets))
+            if self.metric and harness.model is not None:
+                results[f"metric:{harness.model.metric}"] = self.metric(outputs, targets)
+            for name, value in results.items():
+                found[name] = found.get(name, 0.0) + value.item() * (piece.hi - piece.lo) / count
         self.module.train()
         return found
 
@@ -151,6 +148,12 @@ class WholeModel(AbstractShare):
         if self.harness.rank:
             return {}
         return {0: {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}}
+
+
+def _split(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs and targets, each by its own name."""
+    inputs = {name: tensor for name, tensor in values.items() if not name.startswith(TARGET)}
+    return inputs, {name.removeprefix(TARGET): tensor for name, tensor in values.items() if name.startswith(TARGET)}
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

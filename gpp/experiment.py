@@ -117,6 +117,9 @@ class Experiment:
             raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
         if self.loss_scope not in SCOPES:
             raise InvalidConfig("loss.scope", self.loss_scope, f"must be one of {', '.join(SCOPES)}", "set loss.scope=microbatch")
+        if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
+            rule = "has the loss on each device's share of the mini-batch only"
+            raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
         if self.engine.planner is not None:
             # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
@@ -254,12 +257,17 @@ class Experiment:
             cluster=self.cluster,
             cost=cost,
             minibatch_size=self.minibatch_size,
-            microbatch_size=captured.batch if fixed else self.microbatch_size,
+            microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.clip_norm is not None,
         )
+
+    @property
+    def _imposed(self) -> int | None:
+        """The micro-batch size that planners are held to: none where a model in one piece is to see whole mini-batches."""
+        return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
         device = self.cluster.devices[0].kind

@@ -83,6 +83,8 @@ def test_what_an_engine_of_chains_refuses() -> None:
             engine.check(replace(uneven, stages=(*uneven.stages[:2], replace(uneven.stages[2], k=2))))
         with pytest.raises(UnsupportedPlan, match="device 0 runs stages 0, 2"):
             engine.check(plan_of(4, devices=[0, 1, 0, 1]))
+        with pytest.raises(UnsupportedPlan, match="4 samples leave a smaller one over from 18"):
+            engine.check(replace(uneven, minibatch_size=18))
         assert isinstance(engine.check(plan_of(2)), tuple)
 
 
@@ -112,7 +114,7 @@ def test_the_loss_must_be_at_the_end(tmp_path: Path) -> None:
     refuse_early_loss(job, "deepspeed")
     first, *rest = job.plan.stages
     swapped = replace(job.plan, stages=(replace(first, ops=rest[-1].ops), *rest[:-1], replace(rest[-1], ops=first.ops)))
-    with pytest.raises(UnsupportedPlan, match="stage 0 makes the loss, but stage 2 is the chain's last"):
+    with pytest.raises(UnsupportedPlan, match="stage 0 makes loss, but stage 2 is the chain's last"):
         refuse_early_loss(replace(job, plan=swapped), "deepspeed")
 
 
