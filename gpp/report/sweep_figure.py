@@ -61,9 +61,11 @@ class SweepFigure:
         order: series in the order of the legend; series that are not listed follow.
         better: whether `higher` or `lower` values are.
         normalise: y is shown relative to the best of these series at the same place; above 1 is better.
+        multiple_of: y is shown as a multiple of the best of these series' at the same place, whichever way is better.
         gain: series whose advantage over the best of `over` is listed; above 1 is better.
         published: panel -> series -> x -> number, or [low, high]; without panels series -> x -> number.
-        source: where the published numbers are from.
+        reference: what the published numbers are called, where they are something else.
+        source: where they are from.
         notes: sentences below the figure.
     """
 
@@ -81,9 +83,11 @@ class SweepFigure:
     order: Sequence[str] = ()
     better: str = "higher"
     normalise: Sequence[str] = ()
+    multiple_of: Sequence[str] = ()
     gain: str | None = None
     over: Sequence[str] = ()
     published: Mapping[Any, Any] | None = None
+    reference: str = "published"
     source: str = ""
     notes: Sequence[str] = ()
 
@@ -91,6 +95,10 @@ class SweepFigure:
         for name, known in (("chart", CHARTS), ("x_scale", SCALES), ("y_scale", SCALES), ("better", ("higher", "lower"))):
             if getattr(self, name) not in known:
                 raise InvalidConfig(f"{FIELD}.{name}", getattr(self, name), f"must be one of {', '.join(known)}", f"use {known[0]}")
+        if self.normalise and self.multiple_of:
+            raise InvalidConfig(
+                f"{FIELD}.multiple_of", list(self.multiple_of), "stands in place of `normalise`", "give one of them"
+            )
         if (self.gain is None) != (not self.over):
             raise InvalidConfig(
                 f"{FIELD}.over", list(self.over), "must name the series that `gain` is measured against", "give both"
@@ -147,10 +155,15 @@ class SweepFigure:
         return Point(statistics.median(values) if values else None, len(values), status)
 
     def _normalised(self, points: dict[Key, Point]) -> dict[Key, Point]:
-        if not self.normalise:
-            return points
         higher = self.better == "higher"
-        return {key: point._replace(value=advantage(points, key, self.normalise, higher)) for key, point in points.items()}
+        if self.normalise:
+            return {key: point._replace(value=advantage(points, key, self.normalise, higher)) for key, point in points.items()}
+        if self.multiple_of:
+            shares = {key: advantage(points, key, self.multiple_of, higher) for key in points}
+            return {
+                key: point._replace(value=shares[key] if higher else quotient(1.0, shares[key])) for key, point in points.items()
+            }
+        return points
 
     def _published_points(self) -> dict[Key, Range]:
         out: dict[Key, Range] = {}
@@ -212,7 +225,7 @@ class FigureData:
         figure = self.figure
         if figure.gain is None:
             return []
-        higher = figure.better == "higher" or bool(figure.normalise)
+        higher = figure.better == "higher" or bool(figure.normalise)  # of a multiple, lower stays better where it was
         printed = {key: Point(middle(value), 1, "ok") for key, value in self.published.items()}
         places = [Key(panel, figure.gain, x) for panel in self.panels for x in self.places(panel)]
         return [
@@ -227,7 +240,7 @@ class FigureData:
         out: dict[str, Any] = {
             "title": figure.title,
             "y": figure.y,
-            "relative_to": list(figure.normalise) or None,
+            "relative_to": list(figure.normalise or figure.multiple_of) or None,
             "points": [self._summary_of(key) for key in keys],
         }
         if figure.gain is not None:

@@ -60,7 +60,7 @@ def figure_svg(data: FigureData, *, heading: bool = True) -> str:
 
 def shown(figure: SweepFigure) -> Callable[[float | None], str]:
     """How the figure's values are written."""
-    if figure.normalise:
+    if figure.normalise or figure.multiple_of:
         return text.ratio
     return (
         text.seconds
@@ -81,7 +81,7 @@ def _legend(data: FigureData, y: float) -> tuple[list[str], float]:
         marks = [line(x, y + 5.5, x + 22, y + 5.5, MUTED, 1.6, stroke_dasharray="4 3")]
         if data.figure.chart == "lines":
             marks.append(element("circle", cx=x + 11, cy=y + 5.5, r=3.2, fill="#ffffff", stroke=MUTED, stroke_width=1.4))
-        words = f"published{f': {data.figure.source}' if data.figure.source else ''}"
+        words = f"{data.figure.reference}{f': {data.figure.source}' if data.figure.source else ''}"
         out += [*marks, label(x + 28, y + 9.5, words, 11.5, INK)]
         x += 40 + 6.4 * len(words)
     return out, x
@@ -95,7 +95,7 @@ def _panel(data: FigureData, panel: str, width: float) -> list[str]:
         out.append(label((LEFT + width - RIGHT) / 2, 16, panel, 12.5, INK, "middle", font_weight="600"))
     out.append(label(8, 16, figure.y_name or figure.y, 11, MUTED))
     out.append(label(width - RIGHT, HEIGHT - 8, figure.x_name or figure.x, 11, MUTED, "end"))
-    if figure.normalise and y.low < 1 < y.high:
+    if (figure.normalise or figure.multiple_of) and y.low < 1 < y.high:
         out.append(line(LEFT, y.at(1), width - RIGHT, y.at(1), MUTED, 1.4))
     draw = {"lines": _lines, "bars": _bars, "sorted": _sorted}[figure.chart]
     return out + draw(data, panel, places, y, width)

@@ -52,7 +52,7 @@ def _cell(data: FigureData, key: Key) -> str:
         return own
     words = show(printed[0]) if printed[0] == printed[1] else f"{show(printed[0])} to {show(printed[1])}"
     share = text.quotient(value, middle(printed))
-    return _below(own, f"published {words}" + (f", ours {text.ratio(share)}" if share is not None else ""))
+    return _below(own, f"{data.figure.reference} {words}" + (f", ours {text.ratio(share)}" if share is not None else ""))
 
 
 def _below(own: str, small: str | None) -> str:

@@ -90,6 +90,24 @@ def test_normalised_values_above_one_are_better(jobs: list[Job], better: str) ->
     assert [gain.ours for gain in data.gains] == pytest.approx([1.5, 1.5, 1.8, 1.8])
 
 
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_multiples_are_as_large_as_the_values(jobs: list[Job], better: str) -> None:
+    y = "predicted.throughput_samples_per_s" if better == "higher" else "predicted.iteration_s"
+    words = {"y": y, "better": better, "multiple_of": ["pipedream", "piper"], "reference": "ideal"}
+    figure = SweepFigure.of({**DECLARED, **words})
+    data, advantages = (
+        figure.evaluate(jobs),
+        SweepFigure.of({**DECLARED, "y": y, "better": better, "normalise": ["pipedream", "piper"]}),
+    )
+    share = advantages.evaluate(jobs).value("mmt", "graphpipe", "4")
+    assert share is not None and share > 1
+    assert data.value("mmt", "graphpipe", "4") == pytest.approx(share if better == "higher" else 1 / share)
+    assert [gain.ours for gain in data.gains] == pytest.approx([gain.ours for gain in advantages.evaluate(jobs).gains])
+    assert "ideal: a paper" in figure_svg(data) and "published: a paper" not in figure_svg(data)
+    with pytest.raises(InvalidConfig, match="in place of `normalise`"):
+        SweepFigure.of({**DECLARED, **words, "normalise": ["piper"]})
+
+
 @pytest.mark.parametrize("chart", ["lines", "bars", "sorted"])
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_picture_and_table(jobs: list[Job], chart: str, scale: str) -> None:
