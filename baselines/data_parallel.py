@@ -11,6 +11,7 @@ from gpp.plan import Plan
 from gpp.planners import data_parallel
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
 
 
@@ -39,6 +40,7 @@ class DataParallel(AbstractEngine):
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_several_stages(plan, self.name)
+        check_interface(self.interface)
         return crowded(plan)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:

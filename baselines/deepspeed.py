@@ -13,6 +13,7 @@ from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program import reduce_groups
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
 
 
@@ -44,6 +45,7 @@ class DeepSpeed(AbstractEngine):
             raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install 'gpp[deepspeed]'")
         refuse_what_is_no_chain(plan, self.name)
         refuse_shared_devices(plan, "DeepSpeed")
+        check_interface(self.interface)
         return crowded(plan)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:

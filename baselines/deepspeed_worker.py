@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from baselines.chain import Chain
@@ -17,7 +16,7 @@ from baselines.chain_stage import ChainStage, SharedGradients, evaluate, inputs_
 from baselines.harness import AbstractShare, Harness
 from baselines.packing import Packing
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, guarded
+from gpp.runtime.process import connect, disconnect, guarded
 
 NEVER = 1 << 60
 """Steps between two of DeepSpeed's own reports."""
@@ -208,13 +207,11 @@ def carried_inputs(job: Job, chain: Chain) -> list[tuple[str, ...]]:
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    connect(job, run_dir, rank, world)
+    status = connect(job, run_dir, rank, world)
     chain = Chain.of(job.plan, job.graph)
     harness = Harness(job, run_dir, rank=rank, device_id=chain.devices[rank], device=device)
     harness.run(DeepSpeedPipeline(harness, chain, rank))
-    # Nobody closes a connection that another rank still reads from.
-    dist.barrier()
-    dist.destroy_process_group()
+    disconnect(status)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
@@ -65,6 +66,7 @@ class TorchPipelining(AbstractEngine):
                 f"torch's {self.schedule} runs {max(1, count // len(devices))} rounds of equally many micro-batches, "
                 f"and there are {count}. Fix: another microbatch_size"
             )
+        check_interface(self.interface)
         return crowded(plan)
 
     def _check_placement(self, plan: Plan, wanted: list[int], how: str) -> None:

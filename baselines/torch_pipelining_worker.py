@@ -18,7 +18,7 @@ from baselines.chain_stage import ChainStage, SharedGradients, evaluate
 from baselines.harness import AbstractShare, Harness
 from gpp.capture.stage import tie
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, guarded
+from gpp.runtime.process import connect, disconnect, guarded
 from gpp.timeline import Event
 
 SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble")
@@ -148,13 +148,11 @@ class TorchPipeline(AbstractShare):
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    connect(job, run_dir, rank, world)
+    status = connect(job, run_dir, rank, world)
     chain = Chain.of(job.plan, job.graph)
     harness = Harness(job, run_dir, rank=rank, device_id=chain.devices[rank], device=device)
     harness.run(TorchPipeline(harness, chain))
-    # Nobody closes a connection that another rank still reads from.
-    dist.barrier()
-    dist.destroy_process_group()
+    disconnect(status)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +19,7 @@ from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, guarded
+from gpp.runtime.process import connect, disconnect, guarded
 from gpp.runtime.seeding import pass_seed
 from gpp.runtime.stage import Fetch
 from gpp.runtime.state import copy_into
@@ -157,14 +156,11 @@ def _split(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], di
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    if world > 1:
-        connect(job, run_dir, rank, world)
+    status = connect(job, run_dir, rank, world) if world > 1 else None
     harness = Harness(job, run_dir, rank=rank, device_id=job.plan.stages[0].devices[rank], device=device)
     harness.run(WholeModel(harness, world))
-    if world > 1:
-        # Nobody closes a connection that another rank still reads from.
-        dist.barrier()
-        dist.destroy_process_group()
+    if status is not None:
+        disconnect(status)
 
 
 if __name__ == "__main__":
