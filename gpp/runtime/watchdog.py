@@ -55,9 +55,12 @@ class Watchdog:
 
     def _exchange(self) -> None:
         keys = [self._key(rank) for rank in range(self._world)]
-        while not self._ended():
+        while True:
+            ended = self._ended()
             try:
                 self._store.set(self._key(self._rank), self._status.encode())
+                if ended:
+                    return
                 for rank, record in enumerate(self._store.multi_get(keys)):
                     self._seen[rank] = RankState.decode(record)
             except (dist.DistError, RuntimeError):

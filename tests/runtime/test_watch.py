@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +129,22 @@ def test_a_status_reads_back_and_two_objects_are_one(tmp_path: Path) -> None:
     # The index stays, so that the pass counts as done.
     assert state is not None
     assert (state.phase, state.index, state.waiting) == (CHECKPOINT, 23, False)
+
+
+def test_the_kernel_says_who_is_stopped_and_who_computes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        until_s = time.monotonic() + 20
+        while (seen := process(child.pid)) and seen.cpu_s < 0.1 and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert seen
+        assert seen.cpu_s >= 0.1
+        os.kill(child.pid, signal.SIGSTOP)
+        while (seen := process(child.pid)) and seen.letter != "T" and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert seen
+        assert seen.letter == "T"
+    finally:
+        child.kill()
+        child.wait()
+    assert process(child.pid) is None
