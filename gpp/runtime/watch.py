@@ -94,8 +94,9 @@ class Watch:
             if rank not in self._seen:
                 self._seen[rank] = _Seen(mark_s=now_s, mark_cpu_s=look.cpu_s)
             self._seen[rank].update(look, now_s, gap_s, slice_s)
-        out = {rank: why for rank, look in looks.items() if (why := self._out(look, self._seen[rank]))}
         going = [rank for rank, look in looks.items() if look.state is None or look.state.phase != ENDED]
+        missed = any(self._seen[rank].silent_s >= self.timeout_s for rank in going)
+        out = {rank: why for rank in going if (why := self._out(looks[rank], self._seen[rank], missed))}
         if not out and not (going and all(self._frozen(looks[rank].state, self._seen[rank]) for rank in going)):
             return None
         sights = {
@@ -109,15 +110,13 @@ class Watch:
         }
         return diagnose(self.programs, sights)
 
-    def _out(self, look: Look, seen: _Seen) -> str | None:
+    def _out(self, look: Look, seen: _Seen, missed: bool) -> str | None:
+        """Why a rank cannot run, if it cannot; `missed` says whether any rank has not been heard of."""
         phase = look.state.phase if look.state else STARTING
-        if phase == ENDED:
-            return None
         if look.stopped and seen.stopped_s >= self.timeout_s:
             return look.stopped
         # Whoever fell silent with the first one to be missed is out as well, if a moment less long.
-        missed = self.heard and max(s.silent_s for s in self._seen.values()) >= self.timeout_s
-        if missed and look.state and seen.silent_s >= self.timeout_s / 2:
+        if self.heard and look.state and seen.silent_s >= (self.timeout_s / 2 if missed else self.timeout_s):
             return f"not heard of for {seen.silent_s:.1f} s (stopped, killed or cut off)"
         if phase in (STARTING, CHECKPOINT) and seen.quiet_s >= self.startup_timeout_s:
             name = "importing" if look.state is None else PHASES[phase]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -70,7 +71,8 @@ class Watchdog:
 
     def _judge(self) -> None:
         while not self._ended():
-            states = {**self._seen, self._rank: self._state()}
+            # Whoever judges is alive.
+            states = {**self._seen, self._rank: replace(self._state(), beat_ns=time.monotonic_ns())}
             looks = {rank: Look(state, None, state.cpu_ns * 1e-9) for rank, state in sorted(states.items())}
             diagnosis = self._watch.look(time.monotonic(), looks)
             if diagnosis and not self._ended():

@@ -50,7 +50,7 @@ class Pair:
     def _beat(self) -> None:
         step = 0
         while self.on:
-            for rank in self.beating:
+            for rank in sorted(self.beating):
                 self.status[rank].beat()
                 self.status[rank].begin(TRAINING, step := step + 1)
             time.sleep(0.05)
