@@ -29,12 +29,14 @@ BUSY_SHARE = 0.01
 class Look(NamedTuple):
     """One rank at one time.
 
-    `stopped` says why it cannot run, if that is seen; `cpu_s` is the processor time that it has used so far.
+    `stopped` says why it cannot run, if that is seen; `cpu_s` is the processor time that it has used so far; `runs`,
+    that it asks for a processor right now, whether it gets one or not.
     """
 
     state: RankState | None
     stopped: str | None = None
     cpu_s: float = 0.0
+    runs: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Seen:
     idle_s: float = 0.0
     mark_s: float = 0.0
     mark_cpu_s: float = 0.0
+    ran: bool = False
 
     def update(self, look: Look, now_s: float, gap_s: float, slice_s: float) -> None:
         state = look.state
@@ -58,12 +61,13 @@ class _Seen:
         beat = state.beat_ns if state else 0
         self.silent_s = self.silent_s + gap_s if beat == self.beat else 0.0
         self.key, self.beat = key, beat
+        self.ran = self.ran or look.runs
         past_s = now_s - self.mark_s
         if past_s >= slice_s:
             # Two ticks of the kernel's clock at least: one is what rounding makes of nothing.
-            busy = look.cpu_s - self.mark_cpu_s >= max(0.02, BUSY_SHARE * past_s)
+            busy = self.ran or look.cpu_s - self.mark_cpu_s >= max(0.02, BUSY_SHARE * past_s)
             self.idle_s = 0.0 if busy else self.idle_s + min(past_s, slice_s + MAX_GAP_S)
-            self.mark_s, self.mark_cpu_s = now_s, look.cpu_s
+            self.mark_s, self.mark_cpu_s, self.ran = now_s, look.cpu_s, False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,7 +186,8 @@ class LocalWatch:
         for rank, pid in self.pids.items():
             found = process(pid)
             stopped = "stopped by a signal (SIGSTOP or SIGTSTP)" if found and found.letter == "T" else None
-            looks[rank] = Look(read_state(status_path(self.ranks, rank)), stopped, found.cpu_s if found else 0.0)
+            state, cpu_s = read_state(status_path(self.ranks, rank)), found.cpu_s if found else 0.0
+            looks[rank] = Look(state, stopped, cpu_s, found is not None and found.letter == "R")
         return self.watch.look(now_s, looks)
 
     def kill(self, ranks: Iterable[int]) -> None:

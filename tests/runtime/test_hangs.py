@@ -241,7 +241,6 @@ def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(externa
     slurm = Slurm(executor="local", time_min=5)
     job = again(external, tmp_path / "slurm", interface="lo")
     logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (4,))
-    assert [logs.losses[step]["loss"] for step in range(STEPS)] == json.loads((external.run_dir / "result.json").read_text())[
-        "loss"
-    ]
+    one = json.loads((external.run_dir / "result.json").read_text())
+    assert [logs.losses[step]["loss"] for step in range(STEPS)] == one["loss"]
     assert not workers(tmp_path / "slurm")

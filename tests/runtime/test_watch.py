@@ -51,6 +51,8 @@ def test_who_moves_or_computes_hangs_not() -> None:
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(moving(now))}) is None
     # Half a processor, in an operator that takes longer than the whole test.
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now / 2)}) is None
+    # Not a hundredth of one, on a machine that is busy with something else.
+    assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now / 1000, now % 1 == 0)}) is None
     # A thread that waits for a GPU spins: there, time means nothing.
     assert until(watch(cpu_counts=False), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now)})
     # One that waits computes nothing, whatever its other threads do.
