@@ -43,7 +43,7 @@ class Progress:
 
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
-        say: tells the user something that he is to do.
+        say: tells the user something that is theirs to do.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)

@@ -36,7 +36,7 @@ from gpp.runtime.watchdog import Watchdog
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
 
-BEAT_S = 1.0
+BEAT_S = 0.25
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 

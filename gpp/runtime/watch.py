@@ -29,12 +29,14 @@ BUSY_SHARE = 0.01
 class Look(NamedTuple):
     """One rank at one time.
 
-    `stopped` says why it cannot run, if that is seen; `cpu_s` is the processor time that it has used so far.
+    `stopped` says why it cannot run, if that is seen; `cpu_s` is the processor time that it has used so far; `runs`,
+    that it asks for a processor right now, whether it gets one or not.
     """
 
     state: RankState | None
     stopped: str | None = None
     cpu_s: float = 0.0
+    runs: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Seen:
     idle_s: float = 0.0
     mark_s: float = 0.0
     mark_cpu_s: float = 0.0
+    ran: bool = False
 
     def update(self, look: Look, now_s: float, gap_s: float, slice_s: float) -> None:
         state = look.state
@@ -58,12 +61,13 @@ class _Seen:
         beat = state.beat_ns if state else 0
         self.silent_s = self.silent_s + gap_s if beat == self.beat else 0.0
         self.key, self.beat = key, beat
+        self.ran = self.ran or look.runs
         past_s = now_s - self.mark_s
         if past_s >= slice_s:
             # Two ticks of the kernel's clock at least: one is what rounding makes of nothing.
-            busy = look.cpu_s - self.mark_cpu_s >= max(0.02, BUSY_SHARE * past_s)
+            busy = self.ran or look.cpu_s - self.mark_cpu_s >= max(0.02, BUSY_SHARE * past_s)
             self.idle_s = 0.0 if busy else self.idle_s + min(past_s, slice_s + MAX_GAP_S)
-            self.mark_s, self.mark_cpu_s = now_s, look.cpu_s
+            self.mark_s, self.mark_cpu_s, self.ran = now_s, look.cpu_s, False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,8 +98,9 @@ class Watch:
             if rank not in self._seen:
                 self._seen[rank] = _Seen(mark_s=now_s, mark_cpu_s=look.cpu_s)
             self._seen[rank].update(look, now_s, gap_s, slice_s)
-        out = {rank: why for rank, look in looks.items() if (why := self._out(look, self._seen[rank]))}
         going = [rank for rank, look in looks.items() if look.state is None or look.state.phase != ENDED]
+        missed = any(self._seen[rank].silent_s >= self.timeout_s for rank in going)
+        out = {rank: why for rank in going if (why := self._out(looks[rank], self._seen[rank], missed))}
         if not out and not (going and all(self._frozen(looks[rank].state, self._seen[rank]) for rank in going)):
             return None
         sights = {
@@ -109,15 +114,13 @@ class Watch:
         }
         return diagnose(self.programs, sights)
 
-    def _out(self, look: Look, seen: _Seen) -> str | None:
+    def _out(self, look: Look, seen: _Seen, missed: bool) -> str | None:
+        """Why a rank cannot run, if it cannot; `missed` says whether any rank has not been heard of."""
         phase = look.state.phase if look.state else STARTING
-        if phase == ENDED:
-            return None
         if look.stopped and seen.stopped_s >= self.timeout_s:
             return look.stopped
         # Whoever fell silent with the first one to be missed is out as well, if a moment less long.
-        missed = self.heard and max(s.silent_s for s in self._seen.values()) >= self.timeout_s
-        if missed and look.state and seen.silent_s >= self.timeout_s / 2:
+        if self.heard and look.state and seen.silent_s >= (self.timeout_s / 2 if missed else self.timeout_s):
             return f"not heard of for {seen.silent_s:.1f} s (stopped, killed or cut off)"
         if phase in (STARTING, CHECKPOINT) and seen.quiet_s >= self.startup_timeout_s:
             name = "importing" if look.state is None else PHASES[phase]
@@ -183,7 +186,8 @@ class LocalWatch:
         for rank, pid in self.pids.items():
             found = process(pid)
             stopped = "stopped by a signal (SIGSTOP or SIGTSTP)" if found and found.letter == "T" else None
-            looks[rank] = Look(read_state(status_path(self.ranks, rank)), stopped, found.cpu_s if found else 0.0)
+            state, cpu_s = read_state(status_path(self.ranks, rank)), found.cpu_s if found else 0.0
+            looks[rank] = Look(state, stopped, cpu_s, found is not None and found.letter == "R")
         return self.watch.look(now_s, looks)
 
     def kill(self, ranks: Iterable[int]) -> None:

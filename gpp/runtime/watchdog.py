@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -55,9 +56,12 @@ class Watchdog:
 
     def _exchange(self) -> None:
         keys = [self._key(rank) for rank in range(self._world)]
-        while not self._ended():
+        while True:
+            ended = self._ended()
             try:
                 self._store.set(self._key(self._rank), self._status.encode())
+                if ended:
+                    return
                 for rank, record in enumerate(self._store.multi_get(keys)):
                     self._seen[rank] = RankState.decode(record)
             except (dist.DistError, RuntimeError):
@@ -67,7 +71,8 @@ class Watchdog:
 
     def _judge(self) -> None:
         while not self._ended():
-            states = {**self._seen, self._rank: self._state()}
+            # Whoever judges is alive.
+            states = {**self._seen, self._rank: replace(self._state(), beat_ns=time.monotonic_ns())}
             looks = {rank: Look(state, None, state.cpu_ns * 1e-9) for rank, state in sorted(states.items())}
             diagnosis = self._watch.look(time.monotonic(), looks)
             if diagnosis and not self._ended():

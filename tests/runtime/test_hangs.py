@@ -78,12 +78,14 @@ class Stopped:
     took_s: float
     run_dir: Path
     pids: list[int]
-    started_late_s: float
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    """One machine: a slow start (rank 1 stands still while it imports), some steps, then SIGSTOP for rank 2."""
+    """One machine: rank 1 stands still for a while as it loads, then come some steps, then SIGSTOP for rank 2.
+
+    Four workers take longer than the timeout to start in any case, which must not end the run.
+    """
     run_dir = tmp_path_factory.mktemp("stopped")
     process = start(run_dir, *COMMON, f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
     until = time.monotonic() + 120
@@ -91,16 +93,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
         time.sleep(0.01)
     late = pid_of(run_dir, 1)
     os.kill(late, signal.SIGSTOP)
-    began = time.monotonic()
     time.sleep(TIMEOUT_S * 0.6)
     os.kill(late, signal.SIGCONT)
-    held_s = time.monotonic() - began
     wait_for_steps(run_dir)
     pids = workers(run_dir)
     os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
     began = time.monotonic()
     out, _ = process.communicate(timeout=90)
-    return Stopped(process.returncode, out, time.monotonic() - began, run_dir, pids, held_s)
+    return Stopped(process.returncode, out, time.monotonic() - began, run_dir, pids)
 
 
 def test_a_stopped_rank_ends_the_run_and_is_named(stopped: Stopped) -> None:
@@ -241,5 +241,6 @@ def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(externa
     slurm = Slurm(executor="local", time_min=5)
     job = again(external, tmp_path / "slurm", interface="lo")
     logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (4,))
-    assert [logs.losses[step] for step in range(STEPS)] == json.loads((external.run_dir / "result.json").read_text())["loss"]
+    one = json.loads((external.run_dir / "result.json").read_text())
+    assert [logs.losses[step]["loss"] for step in range(STEPS)] == one["loss"]
     assert not workers(tmp_path / "slurm")

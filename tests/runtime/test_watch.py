@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +51,8 @@ def test_who_moves_or_computes_hangs_not() -> None:
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(moving(now))}) is None
     # Half a processor, in an operator that takes longer than the whole test.
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now / 2)}) is None
+    # Not a hundredth of one, on a machine that is busy with something else.
+    assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now / 1000, now % 1 == 0)}) is None
     # A thread that waits for a GPU spins: there, time means nothing.
     assert until(watch(cpu_counts=False), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now)})
     # One that waits computes nothing, whatever its other threads do.
@@ -124,3 +131,22 @@ def test_a_status_reads_back_and_two_objects_are_one(tmp_path: Path) -> None:
     # The index stays, so that the pass counts as done.
     assert state is not None
     assert (state.phase, state.index, state.waiting) == (CHECKPOINT, 23, False)
+
+
+def test_the_kernel_says_who_is_stopped_and_who_computes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        until_s = time.monotonic() + 20
+        while (seen := process(child.pid)) and seen.cpu_s < 0.1 and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert seen
+        assert seen.cpu_s >= 0.1
+        os.kill(child.pid, signal.SIGSTOP)
+        while (seen := process(child.pid)) and seen.letter != "T" and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert seen
+        assert seen.letter == "T"
+    finally:
+        child.kill()
+        child.wait()
+    assert process(child.pid) is None
