@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
+from gpp.graph.captured import loss_nodes
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.runtime.engine import Outcome, refuse_what_does_not_run
@@ -70,11 +71,7 @@ def refuse_early_loss(job: Job, engine: str) -> None:
     Raises:
         UnsupportedPlan: names the stage that makes it.
     """
-    if "loss" not in job.captured.results:
-        terms = ", ".join(name for name in job.captured.results if name.startswith("loss:"))
-        raise UnsupportedPlan(f"engine={engine} takes one loss, and the model has several terms, {terms}. Fix: engine=distributed")
-    stage = stage_of_loss(job)
-    last = len(job.plan.stages) - 1
+    stage, last = first_stage_of_loss(job), len(job.plan.stages) - 1
     if stage != last:
         raise UnsupportedPlan(
             f"stage {stage} makes the loss, but stage {last} is the chain's last: engine={engine} takes the loss from the last "
@@ -82,11 +79,11 @@ def refuse_early_loss(job: Job, engine: str) -> None:
         )
 
 
-def stage_of_loss(job: Job) -> int:
-    """The stage whose operators hold the loss."""
-    node = job.captured.results["loss"]
-    op = next(i for i, op in enumerate(job.graph.ops) if node in op.nodes)
-    return next(s for s, stage in enumerate(job.plan.stages) if op in stage.ops)
+def first_stage_of_loss(job: Job) -> int:
+    """The first stage whose operators hold the loss, or a term of it."""
+    nodes = set(loss_nodes(job.captured.results))
+    ops = {i for i, op in enumerate(job.graph.ops) if nodes & set(op.nodes)}
+    return min(s for s, stage in enumerate(job.plan.stages) if ops & set(stage.ops))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,12 @@ from torch import Tensor
 from baselines.chain import Chain
 from baselines.harness import Harness
 from gpp.capture.stage import StageModule, build_stage
+from gpp.graph.captured import is_loss
 from gpp.program import reduce_groups
 from gpp.runtime.channels import TorchTransport
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.job import Job
+from gpp.runtime.seeding import pass_seed
 from gpp.runtime.state import Slices
 from gpp.timeline import Event
 
@@ -71,7 +73,7 @@ class ChainStage(torch.nn.Module):
         self.share = self.size / harness.job.settings.minibatch_size
         self.num_microbatches = harness.job.settings.minibatch_size // self.size
         self.microbatch = 0
-        self.loss: Tensor | None = None
+        self.losses: dict[str, Tensor | float] = {}
         self.evaluation = self.part.eval_module() if harness.job.settings.evaluation_samples else None
 
     def forward(self, *arriving: Tensor, **inputs: Tensor) -> tuple[Tensor, ...] | Tensor:
@@ -82,15 +84,16 @@ class ChainStage(torch.nn.Module):
                 harness.meter.own.add(tensor.untyped_storage().data_ptr())
         if self.part.has_random:
             seed = harness.job.settings.seed
-            torch.manual_seed(hash((seed, harness.step, self.index, self.microbatch, harness.device_id)))
+            # No stage has replicas here.
+            torch.manual_seed(pass_seed(seed, harness.step, self.index, self.microbatch, 0))
         with harness.saving(self.index, self.microbatch):
             values.update(self.part(self.size, values))
         if self.last:
-            loss = values["loss"]
-            share = loss.detach().double() * self.share
-            self.loss = share if self.loss is None else self.loss + share
+            terms = {name: value for name, value in values.items() if is_loss(name)}
+            for name, value in terms.items():
+                self.losses[name] = self.losses.get(name, 0.0) + value.detach().double() * self.share
             harness.saved(self.index, self.microbatch)
-            return loss * self.scale
+            return torch.stack(list(terms.values())).sum() * self.scale
         outputs = tuple(self._leaving(values[name], arriving) for name in self.outgoing)
         harness.saved(self.index, self.microbatch, (*arriving, *outputs))
         return outputs
@@ -101,10 +104,10 @@ class ChainStage(torch.nn.Module):
             return tensor.clone()
         return tensor
 
-    def take_loss(self) -> dict[str, Tensor]:
-        """This step's share of the mean loss; empty where another stage makes it."""
-        loss, self.loss = self.loss, None
-        return {} if loss is None else {"loss": loss}
+    def take_losses(self) -> dict[str, Tensor | float]:
+        """This step's share of the mean loss, or of each of its terms; empty where another stage makes them."""
+        losses, self.losses = self.losses, {}
+        return losses
 
     def empty(self, name: str, samples: int) -> Tensor:
         """An uninitialised tensor like the one called `name`, which requires a gradient if that does."""

@@ -173,12 +173,12 @@ class DeepSpeedPipeline(AbstractShare):
         buffers = self.engine._grad_layer_buf
         return sum(t.numel() * t.element_size() for t in buffers)
 
-    def train_step(self) -> dict[str, Tensor]:
+    def train_step(self) -> dict[str, Tensor | float]:
         self.counts = dict.fromkeys(self.counts, 0)
         self.harness.set_rate(self.optimizer)
         self.shared.renew()
         self.engine.train_batch(self._batches())
-        return self.stage.take_loss()
+        return self.stage.take_losses()
 
     def _batches(self) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
         """Micro-batches as DeepSpeed wants them, (inputs of the first stage, inputs of the last one); other stages read none."""

@@ -122,7 +122,7 @@ class TorchPipeline(AbstractShare):
     def buffer_bytes(self) -> int:
         return sum(pipe.buffer_bytes() for pipe in self.pipes)
 
-    def train_step(self) -> dict[str, Tensor]:
+    def train_step(self) -> dict[str, Tensor | float]:
         harness, first = self.harness, self.stages[0]
         names = {name for stage in self.stages for name in stage.part.inputs}
         found = harness.fetch("train", harness.order(), names)
@@ -138,7 +138,7 @@ class TorchPipeline(AbstractShare):
                 harness.set_rate(self.optimizer)
                 self.optimizer.step()
                 self.shared.gradients.clear()
-        return self.stages[-1].take_loss()
+        return self.stages[-1].take_losses()
 
     def evaluate(self) -> dict[str, float]:
         return evaluate(self.harness, self.stages, self.chain.rank_of)
