@@ -20,6 +20,7 @@ from gpp.models.losses import metric as metric_named
 from gpp.routing import pieces
 from gpp.runtime.job import Job
 from gpp.runtime.process import connect, guarded
+from gpp.runtime.seeding import pass_seed
 from gpp.runtime.state import copy_into
 from gpp.timeline import Event
 
@@ -39,9 +40,6 @@ class WholeModel(AbstractShare):
         torch.set_default_dtype(getattr(torch, settings.dtype))
         self.module: torch.nn.Module = model.build().train()
         torch.set_default_dtype(default)
-        if harness.rank:
-            # Dropout must not hide the same units on every rank.
-            torch.manual_seed(hash((settings.seed, harness.rank)))
         copy_into(self.module, load_file(harness.run_dir / "job" / "weights.safetensors"))
         self.module.to(harness.device)
         self.loss = loss_named(model.loss)
@@ -72,6 +70,11 @@ class WholeModel(AbstractShare):
     def tensors(self) -> list[torch.Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
 
+    def named(self) -> dict[str, torch.Tensor]:
+        aliases = self.harness.job.captured.aliases
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {aliases.get(name, name): tensor for name, tensor in tensors}
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
 
@@ -98,6 +101,8 @@ class WholeModel(AbstractShare):
     def _microbatch(self, rows: list[int], microbatch: int) -> dict[str, torch.Tensor]:
         """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean of every loss term."""
         harness, clock = self.harness, time.perf_counter
+        # Dropout must not hide the same units on every rank, and must go on in a resumed run as it would have.
+        torch.manual_seed(pass_seed(harness.job.settings.seed, harness.step, 0, microbatch, harness.rank))
         share = len(rows) / harness.job.settings.minibatch_size
         with harness.timed("F", 0, microbatch):
             inputs, targets = self._batch("train", rows)

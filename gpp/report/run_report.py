@@ -145,9 +145,10 @@ def _memory(run: RunRecord) -> str:
 def _training(run: RunRecord) -> str:
     charts = []
     if run.losses:
+        losses = [(float(i), float("nan") if v is None else v) for i, v in enumerate(run.losses, run.first_step)]
         charts.append(
             line_chart(
-                [("training loss", MEASURED, [(float(i), float("nan") if v is None else v) for i, v in enumerate(run.losses)])],
+                [("training loss", MEASURED, losses)],
                 title="Training loss over steps",
             )
         )
