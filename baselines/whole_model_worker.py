@@ -73,7 +73,7 @@ class WholeModel(AbstractShare):
     def named(self) -> dict[str, torch.Tensor]:
         aliases = self.harness.job.captured.aliases
         tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {aliases.get(name, name): tensor for name, tensor in tensors}
+        return {aliases.get(str(name), str(name)): tensor for name, tensor in tensors}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
