@@ -119,6 +119,10 @@ class ChainStage(torch.nn.Module):
         shape.insert(spec.batch_dim, samples)
         return torch.empty(shape, dtype=spec.dtype, device=self.harness.device, requires_grad=spec.differentiable)
 
+    def named(self) -> dict[str, Tensor]:
+        """Its parameters and buffers by full name."""
+        return {**dict(self.part.named_parameters()), **dict(self.part.named_buffers())}
+
     def held(self) -> list[Tensor]:
         """Parameters and buffers."""
         return [*self.part.parameters(), *self.part.buffers()]

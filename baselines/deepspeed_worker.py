@@ -164,6 +164,9 @@ class DeepSpeedPipeline(AbstractShare):
     def tensors(self) -> list[Tensor]:
         return self.stage.held()
 
+    def named(self) -> dict[str, Tensor]:
+        return self.stage.named()
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
 

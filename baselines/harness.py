@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpp.data.sampler import minibatch
+from gpp.runtime.checkpoint import Checkpointer, owned_names
 from gpp.runtime.job import Job, restore
 from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.process import KEPT_STEPS, write_line
@@ -121,10 +122,20 @@ class Harness:
         if self.device.type == "cpu":
             meter = MemoryMeter({t.untyped_storage().data_ptr() for t in share.tensors()})
         kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+        checkpoints = Checkpointer(
+            self.job,
+            self.run_dir,
+            rank=self.rank,
+            world=len(self.job.plan.stage_of_device),
+            weights=share.named(),
+            optimizers=share.optimizers(),
+            owned=owned_names(self.job, self.device_id, share.named()),
+        )
+        checkpoints.restore()
         with open(ranks / f"rank_{self.rank}.jsonl", "w") as out:
-            for step in range(settings.steps):
+            for step in range(settings.first_step, settings.steps):
                 # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
-                self.step, self.events, self.meter = step, [], meter if step == 0 else None
+                self.step, self.events, self.meter = step, [], meter if step == settings.first_step else None
                 start = time.perf_counter()
                 losses = share.train_step()
                 self.sync()
@@ -138,6 +149,9 @@ class Harness:
                 ):
                     with torch.no_grad():
                         write_line(out, {"evaluated": done, **share.evaluate()})
+                if checkpoints.due(done):
+                    checkpoints.save(done)
+        checkpoints.wait()
         held = static_bytes(share.tensors(), share.optimizers()) + share.buffer_bytes()
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
@@ -153,6 +167,10 @@ class AbstractShare(ABC):
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers that the worker holds."""
+
+    @abstractmethod
+    def named(self) -> dict[str, torch.Tensor]:
+        """The same by the full names that count in the captured model."""
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -116,6 +116,9 @@ class TorchPipeline(AbstractShare):
     def tensors(self) -> list[Tensor]:
         return list(dict.fromkeys(tensor for stage in self.stages for tensor in stage.held()))
 
+    def named(self) -> dict[str, Tensor]:
+        return {name: tensor for stage in self.stages for name, tensor in stage.named().items()}
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer] if self.optimizer else []
 

@@ -71,6 +71,11 @@ class WholeModel(AbstractShare):
     def tensors(self) -> list[torch.Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
 
+    def named(self) -> dict[str, torch.Tensor]:
+        aliases = self.harness.job.captured.aliases
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {aliases.get(str(name), str(name)): tensor for name, tensor in tensors}
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
 
@@ -100,6 +105,7 @@ class WholeModel(AbstractShare):
         harness, clock, microbatch = self.harness, time.perf_counter, piece.microbatch
         settings = harness.job.settings
         share = (piece.hi - piece.lo) / settings.minibatch_size
+        # Dropout must not hide the same units on every rank, and must go on in a resumed run as it would have.
         torch.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
         with harness.timed("F", 0, microbatch):
             inputs, targets = _split(rows(piece.lo, piece.hi))

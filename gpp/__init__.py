@@ -11,6 +11,7 @@ from gpp.optimizers import SGD, Adam, LearningRate
 from gpp.planners.even import Even
 from gpp.planners.graphpipe import GraphPipe
 from gpp.planners.sequential import Sequential
+from gpp.runtime.resume import Checkpoints
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -19,6 +20,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Analytical",
+    "Checkpoints",
     "Cluster",
     "Device",
     "Even",

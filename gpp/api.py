@@ -28,6 +28,7 @@ from gpp.plan import Plan
 from gpp.runtime.distributed import Distributed
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import assemble
+from gpp.runtime.resume import Checkpoints, find, training_of
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -107,14 +108,19 @@ def train(
     evaluate_every: int = 0,
     engine: AbstractEngine | None = None,
     progress: Progress | None = None,
+    checkpoint: Checkpoints | None = None,
+    resume: str | Path | None = None,
 ) -> Outcome:
     """Train `model` under `plan` on worker processes; its parameters hold the result when this returns.
 
     Args:
         data, held_out: tensors [num_samples, ...].
-        run_dir: gets the job, the ranks' logs and the final weights.
+        run_dir: gets the job, the ranks' logs, the checkpoints and the final weights.
+        resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
+            the weights that it had then.
 
     Raises:
+        InvalidConfig: the data is too small; `resume` has no checkpoint, or another training's.
         WorkerFailed: a worker died; its own traceback is in the error.
     """
     from gpp.capture.stage import initial_state
@@ -133,6 +139,7 @@ def train(
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
         )
+    resumed = find(resume, steps) if resume is not None else None
     floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
     job = assemble(
         captured,
@@ -148,8 +155,11 @@ def train(
         train_samples=sizes["train"],
         held_out=sizes["test"],
         evaluate_every=evaluate_every,
+        **(checkpoint or Checkpoints()).settings(resumed),
         **engine.worker_settings,
     )
+    if resumed is not None:
+        resumed.refuse_another(training_of(job.settings, captured))
     job.save(run_dir, initial_state(model, captured))
     outcome = engine.execute(job, run_dir, progress or Progress())
     copy_into(model, load_final(run_dir))

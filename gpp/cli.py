@@ -224,10 +224,13 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
         command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
+        # From its first step on, as a run whose controller is killed is to be found under outputs/latest too.
+        on_start=lambda: None if multirun else _latest(run_dir),
     )
     with recorder:
         story(experiment, recorder)
-    if not multirun:
+    # A refused command has made nothing: the same words, corrected, may say resume=outputs/latest again.
+    if not multirun and recorder.exit_code != 2:
         _latest(run_dir)
     return recorder.exit_code
 

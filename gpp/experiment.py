@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from gpp.explain.what_if import Shape, WhatIf
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loss_scope import SCOPES, coarsen_for, loss_mask
-from gpp.models.base import AbstractModel
+from gpp.models.base import AbstractModel, describe
 from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
@@ -36,6 +36,7 @@ from gpp.planners.sequential import Sequential
 from gpp.planners.single import Single
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
+from gpp.runtime.resume import Checkpoints, Found, Training, find, training_of
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -63,6 +64,8 @@ class Experiment:
         graph: `max_ops`, the number of operators to coarsen to.
         loss: `scope`, what the loss function is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
+        checkpoint: when to save what a run needs to go on.
+        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first step.
         cache_dir: where captured graphs and profiles are kept.
     """
 
@@ -86,6 +89,8 @@ class Experiment:
     graph: Mapping[str, int] | None = None
     loss: Mapping[str, str] | None = None
     plan: str | None = None
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    resume: str | None = None
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: float = 5.0
@@ -157,8 +162,11 @@ class Experiment:
         """What can be refused before anything is captured or measured.
 
         Raises:
-            InvalidConfig: no such plan; the data cannot feed the model, or holds less than a mini-batch.
+            InvalidConfig: no such plan; no checkpoint to go on from, or another training's; the data cannot feed the
+                model, or holds less than a mini-batch.
         """
+        if self.resume is not None and not self.trains:
+            raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
         if self.plan is not None and not Path(self.plan).is_file():
             raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
         if isinstance(self.model, Profile):
@@ -182,6 +190,22 @@ class Experiment:
                     f"must be at most the number of training samples, {num_train}",
                     f"set minibatch_size={num_train} or less, or use more data",
                 )
+            if self.resumed is not None:
+                self.resumed.refuse_another(
+                    Training(
+                        model=describe(self.model),
+                        dtype=self.dtype,
+                        minibatch_size=self.minibatch_size,
+                        seed=self.seed,
+                        train_samples=num_train,
+                        optimizer=describe(self.optimizer)["_target_"],
+                    )
+                )
+
+    @cached_property
+    def resumed(self) -> Found | None:
+        """The checkpoint that this run goes on from."""
+        return None if self.resume is None else find(self.resume, self.steps)
 
     @cached_property
     def _num_samples(self) -> dict[str, int]:
@@ -311,6 +335,8 @@ class Experiment:
                 f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
                 "batch statistics differ from those of the whole mini-batch"
             )
+        if self.resumed:
+            out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
         return tuple(out)
 
     def bound(self, problem: Problem) -> Bound | None:
@@ -373,7 +399,7 @@ class Experiment:
         """Everything the workers need."""
         sizes = self._num_samples
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
-        return assemble(
+        job = assemble(
             captured,
             problem,
             plan,
@@ -388,8 +414,12 @@ class Experiment:
             held_out=held_out,
             evaluate_every=self.evaluate_every,
             final_weights=self.final_weights,
+            **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
+        if self.resumed:
+            self.resumed.refuse_another(training_of(job.settings, captured))
+        return job
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,7 @@ class Recorder:
         config: the resolved configuration, for the tracker.
         command: the command line that reproduces the run.
         group: the sweep's name, None outside one.
+        on_start: called when the training begins.
     """
 
     experiment: Experiment
@@ -66,6 +67,7 @@ class Recorder:
     config: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     group: str | None = None
+    on_start: Callable[[], None] = lambda: None
     exit_code: int = 0
     status: Status = "ok"
     reason: str | None = None
@@ -81,6 +83,7 @@ class Recorder:
     planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _records: list[AbstractRecord] = field(default_factory=list)
+    _first_step: int = 0
     _losses: list[float] = field(default_factory=list)
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
 
@@ -147,8 +150,12 @@ class Recorder:
 
     def progress(self) -> Progress:
         """Start the trackers and the progress bar; what it returns is called while the job runs."""
+        self.on_start()
+        resumed = self.experiment.resumed
+        self._first_step = resumed.manifest.step if resumed else 0
         info = RunInfo(
             run_dir=self.run_dir,
+            first_step=self._first_step,
             name=self.experiment.name,
             config=self.config,
             group=self.group,
@@ -206,6 +213,7 @@ class Recorder:
         """result.json."""
         e, losses = self.experiment, list(self.outcome.losses) or self._losses
         num_ops = self.graph.num_ops if self.graph else None
+        resumed = e.resumed if losses else None
         best = best_of(self.attempts)
         evaluations = list(self.outcome.evaluations) or self._evaluations
         final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
@@ -227,6 +235,7 @@ class Recorder:
             bound=self.bound,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
             planning_peak_bytes=self.planning_peak_bytes,
+            resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,
         )
 
     def _run(self) -> RunRecord:
@@ -239,6 +248,7 @@ class Recorder:
             predicted=self.predicted,
             measured=self.outcome.measured,
             losses=list(self.outcome.losses) or self._losses,
+            first_step=self._first_step,
             evals=list(self.outcome.evaluations) or self._evaluations,
             warnings=tuple(self.warnings),
             command=self.command,

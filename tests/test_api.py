@@ -49,6 +49,7 @@ def test_train_from_python(tmp_path: Path) -> None:
         steps=10,
         run_dir=tmp_path,
         optimizer=optimizer,
+        checkpoint=gpp.Checkpoints(every=4),
     )
 
     torch_optimizer = optimizer.build(reference.parameters())
@@ -63,6 +64,22 @@ def test_train_from_python(tmp_path: Path) -> None:
     assert outcome.evaluations[-1]["loss"] == pytest.approx(loss(reference(**inputs), targets).item(), abs=1e-9)
     assert outcome.measured is not None
     assert outcome.measured.metrics.iteration_s > 0
+
+    other = TwoTowers().double()
+    resumed = gpp.train(
+        other,
+        captured,
+        problem,
+        strategy,
+        plan,
+        data=(inputs, targets),
+        steps=10,
+        run_dir=tmp_path / "resumed",
+        optimizer=optimizer,
+        resume=tmp_path,
+    )
+    assert resumed.losses == outcome.losses[8:]
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
 
 
 def test_every_public_name_is_listed_and_sorted() -> None:

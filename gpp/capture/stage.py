@@ -279,6 +279,11 @@ def tie(modules: Iterable[StageModule]) -> None:
         known = {**own, **known}
 
 
+def leaves_of(captured: Captured, nodes: Iterable[str]) -> frozenset[str]:
+    """Full names of the parameters, buffers and constants that the stage of `nodes` holds; nothing is built."""
+    return frozenset(node.target for node in _Cut(captured, nodes, torch.device("meta"), {}).leaves)
+
+
 def _fill(tensor: Tensor, node: Node, data: str) -> None:
     if not data:  # a tensor without elements
         return

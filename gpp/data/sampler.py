@@ -28,6 +28,11 @@ def minibatch(step: int, minibatch_size: int, num_samples: int, seed: int) -> li
     if not 1 <= minibatch_size <= num_samples:
         rule = f"must be in 1 .. {num_samples}, the number of samples"
         raise InvalidConfig("minibatch_size", minibatch_size, rule, "a smaller mini-batch, or more samples")
-    epoch, position = divmod(step, num_samples // minibatch_size)
-    start = position * minibatch_size
+    epoch, start = position(step, minibatch_size, num_samples)
     return epoch_order(num_samples, seed, epoch)[start : start + minibatch_size].tolist()
+
+
+def position(step: int, minibatch_size: int, num_samples: int) -> tuple[int, int]:
+    """(epoch, place in its order) at which a step begins, all counted from 0."""
+    epoch, steps = divmod(step, num_samples // minibatch_size)
+    return epoch, steps * minibatch_size

@@ -25,6 +25,7 @@ class RunInfo:
         config: the resolved configuration in plain dicts and lists.
         group: one name for all jobs of a sweep; None outside one.
         tags: short words to filter by.
+        first_step: steps that came before, in the run that this one resumes.
     """
 
     run_dir: Path
@@ -32,6 +33,7 @@ class RunInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     group: str | None = None
     tags: tuple[str, ...] = ()
+    first_step: int = 0
 
 
 class AbstractRecord(ABC):

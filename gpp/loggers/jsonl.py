@@ -15,12 +15,14 @@ from gpp.report.result import finite
 class JsonlRecord(AbstractRecord):
     """Lines such as `{"step": 3, "loss": 1.2}`, and `{"step": 3, "eval": {"accuracy": 0.9}}` for an evaluation."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_step: int = 0) -> None:
         self._warnings: list[str] = []
         self._file = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            kept = _before(path, first_step)
             self._file = path.open("w", buffering=1, encoding="utf-8")
+            self._file.writelines(kept)
         except OSError as error:
             self._warnings.append(f"metrics are not written: {error}")
 
@@ -65,11 +67,26 @@ class JsonlRecord(AbstractRecord):
                 self._warnings.append(f"metrics may be incomplete: {error}")
 
 
+def _before(path: Path, first_step: int) -> list[str]:
+    """Lines of an earlier attempt in the same directory up to the step from which this one goes on."""
+    if not first_step or not path.is_file():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # half a line, of a run that was killed
+        if line.endswith("\n") and record["step"] < first_step + ("eval" in record):
+            kept.append(line)
+    return kept
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jsonl(AbstractLogger):
-    """`name` in the run directory; a file from an earlier attempt is replaced."""
+    """`name` in the run directory; of a file from an earlier attempt, the steps that this run goes on from stay."""
 
     name: str = "metrics.jsonl"
 
     def start(self, run: RunInfo) -> JsonlRecord:
-        return JsonlRecord(run.run_dir / self.name)
+        return JsonlRecord(run.run_dir / self.name, run.first_step)

@@ -21,7 +21,7 @@ class RunRecord:
     Args:
         result: the contract's result.json as a dict (see `gpp.report.result`).
         branches: for each operator the branch it lies in, None for the trunk; () where unknown.
-        losses: one value per step.
+        losses: one value per step, from `first_step` on.
         evals: `{"step": int, name: value, ...}` for every evaluation.
         command: the command line that reproduces the run.
         baseline_predicted: other strategies' predictions for the same problem, `sequential` first of all.
@@ -38,6 +38,7 @@ class RunRecord:
     predicted: Timeline | None = None
     measured: Timeline | None = None
     losses: list[float] = field(default_factory=list)
+    first_step: int = 0
     evals: list[dict[str, float]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
     command: str = ""

@@ -38,6 +38,7 @@ def result_dict(
     bound: Bound | None = None,
     compared: list[dict[str, Any]] | None = None,
     planning_peak_bytes: int | None = None,
+    resumed: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -46,14 +47,17 @@ def result_dict(
         plan, predicted: None where the run ended before there was one; null in the file.
         num_ops: operators of the graph that was planned.
         planning_peak_bytes: most memory of this process until there was a plan and its prediction.
-        loss: one value per step.
+        loss: one value per step; of a resumed run, those that it did itself.
         loss_terms: likewise for each term of a loss that has several; the key is left out of other runs.
+        resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if loss_terms:
         more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
+    if resumed is not None:
+        more["resumed"] = resumed
     return finite(
         {
             "status": status,

@@ -143,16 +143,16 @@ def _memory(run: RunRecord) -> str:
     return scroll(chart)
 
 
-def _over_steps(values: Sequence[float | None]) -> list[tuple[float, float]]:
-    return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values)]
+def _over_steps(values: Sequence[float | None], first: int) -> list[tuple[float, float]]:
+    return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values, first)]
 
 
 def _training(run: RunRecord) -> str:
     charts = []
     if run.losses:
-        lines = [("training loss", MEASURED, _over_steps(run.losses))]
+        lines = [("training loss", MEASURED, _over_steps(run.losses, run.first_step))]
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
-            lines.append((name, tone(i + 1).dark, _over_steps(values)))
+            lines.append((name, tone(i + 1).dark, _over_steps(values, run.first_step)))
         charts.append(line_chart(lines, title="Training loss over steps"))
     names = sorted({name for entry in run.evals for name in entry if name != "step"})
     for name in names:

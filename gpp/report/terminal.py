@@ -180,7 +180,8 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
         console.print(table)
     known = [v for v in run.losses if v is not None]
     if known:
-        console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps")
+        since = f", from step {run.first_step} on" if run.first_step else ""
+        console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps{since}")
     for name, value in run.result.get("final_metric", {}).items():
         console.print(f"{escape(name)} {text.significant(value, 4)}")
     for warning in run.warnings:

@@ -20,6 +20,7 @@ from gpp.errors import WorkerFailed
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.resume import make_room
 from gpp.runtime.watch import LocalWatch, watch_of
 from gpp.simulator import max_in_flight
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
@@ -43,7 +44,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         WorkerFailed: one died; the others have been stopped.
     """
     ranks = run_dir / "ranks"
-    clear(ranks)
+    clear(run_dir, job.settings.first_step)
     envs = {
         rank: {
             "RANK": str(rank),
@@ -57,7 +58,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
     context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in range(world)}, envs, logs)
-    follow = Follower(ranks, world, job.settings.minibatch_size, progress)
+    follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids())
     try:
         while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
@@ -73,8 +74,10 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     return follow
 
 
-def clear(ranks: Path) -> None:
-    """An empty folder for what the ranks write."""
+def clear(run_dir: Path, first_step: int) -> None:
+    """Room for what the ranks write: an empty folder, and of an earlier run's checkpoints those that this one goes on from."""
+    make_room(run_dir, first_step)
+    ranks = run_dir / "ranks"
     ranks.mkdir(exist_ok=True)
     for stale in ranks.iterdir():
         if stale.is_file():
@@ -118,6 +121,7 @@ class Follower:
     """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
 
     Args:
+        first_step: of this run; the steps before it are another run's.
         losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
         evaluations: steps done -> result -> value, likewise.
         starts, ends: step -> when the first rank began it and the last one ended it.
@@ -127,6 +131,7 @@ class Follower:
     world: int
     minibatch_size: int
     progress: Progress
+    first_step: int = 0
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
@@ -137,6 +142,9 @@ class Follower:
     _offsets: dict[int, float] = field(default_factory=dict)
     _reported: int = 0
     _since: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._reported = self.first_step
 
     def poll(self) -> None:
         """Read what is new; call the progress for every step that has become complete."""
@@ -151,7 +159,7 @@ class Follower:
                         break
                     self._at[rank] = self._at.get(rank, 0) + len(line)
                     self._take(rank, json.loads(line))
-        complete = min((self._done.get(rank, 0) for rank in range(self.world)), default=0)
+        complete = min((self._done.get(rank, self.first_step) for rank in range(self.world)), default=self.first_step)
         now = time.perf_counter()
         for step in range(self._reported, complete):
             rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
@@ -215,7 +223,8 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
 
 def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], evaluated: set[int]) -> Timeline:
     # A step that follows an evaluation waits for it; from end to end is the period of all others.
-    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= UNTIMED_STEPS and step not in evaluated}
+    first = job.settings.first_step
+    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= first + UNTIMED_STEPS and step not in evaluated}
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     iteration_s = statistics.median(took.values())

@@ -97,7 +97,7 @@ def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
         which = ", ".join(f"ranks/rank_{rank}.end.json" for rank in missing)
         raise WorkerFailed(missing[0], f"has not ended, or its files are not here. Fix: copy every machine's ranks/ here ({which})")
     ranks.check()
-    follow = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress)
+    follow = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     follow.poll()
     return follow
 
@@ -112,7 +112,7 @@ def follow(job: Job, run_dir: Path, progress: Progress, over: Callable[[], str |
         WorkerFailed: one failed, or none gives a sign of life.
     """
     ranks = Ranks(job, run_dir)
-    logs = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress)
+    logs = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     limit_s = job.settings.timeout_s + SILENCE_S
     signs, heard_s, first_s = ranks.signs(), time.monotonic(), None
     while True:
@@ -144,7 +144,7 @@ def run_external(job: Job, run_dir: Path, progress: Progress, counts: Sequence[i
     Raises:
         WorkerFailed: one failed, or none gives a sign of life.
     """
-    clear(run_dir / "ranks")
+    clear(run_dir, job.settings.first_step)
     lines = commands(job, run_dir, counts, address, port)
     progress.say("start the workers:" if len(lines) == 1 else f"start the workers, one command on each of {len(lines)} machines:")
     for line in lines:
@@ -159,7 +159,7 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     Raises:
         WorkerFailed: one failed, or the job is over before they ended.
     """
-    clear(run_dir / "ranks")
+    clear(run_dir, job.settings.first_step)
     settings = job.settings
     cuda = settings.device_kind == "cuda"
     submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job))

@@ -55,6 +55,9 @@ class Settings:
         shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: what an engine of its own kind tells its workers.
+        checkpoint_every, checkpoint_keep: see `gpp.runtime.resume.Checkpoints`.
+        resume: folder of the checkpoint to go on from, absolute; None to start anew.
+        first_step: the first step to do, 0 unless resumed.
         timeout_s: after which a run that stands still has failed.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
@@ -81,6 +84,10 @@ class Settings:
     compile: str | None = None
     shared_memory: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
+    checkpoint_every: int = 0
+    checkpoint_keep: int = 2
+    resume: str | None = None
+    first_step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

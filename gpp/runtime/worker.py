@@ -23,6 +23,7 @@ from gpp.data.sampler import minibatch
 from gpp.program import Program, reduce_groups
 from gpp.routing import pieces
 from gpp.runtime.channels import AbstractTransport, Channel, TorchTransport
+from gpp.runtime.checkpoint import Checkpointer, owned_names
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
@@ -94,7 +95,18 @@ class Worker:
         )
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
-        self.step = 0
+        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        self.checkpoints = Checkpointer(
+            job,
+            run_dir,
+            rank=sorted(plan.stage_of_device).index(device_id),
+            world=plan.num_devices,
+            weights=weights,
+            optimizers=list(self.optimizers.values()),
+            owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
+        )
+        self.checkpoints.restore()
+        self.step = settings.first_step
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
 
     def _build(self, run_dir: Path) -> dict[int, StageModule]:
@@ -249,15 +261,19 @@ class Worker:
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
         meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
-        for step in range(settings.steps):
+        for step in range(settings.first_step, settings.steps):
             for runner in self.training.runners.values():
                 # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
-                runner.meter = meter if step == 0 else None
+                runner.meter = meter if step == settings.first_step else None
             write_line(out, self.train_step(step))
             done = step + 1
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
+            if self.checkpoints.due(done):
+                self.status.enter(CHECKPOINT)
+                self.checkpoints.save(done)
         self.status.enter(CHECKPOINT)
+        self.checkpoints.wait()
         held = static_bytes(tensors, self.optimizers.values())
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}

@@ -42,15 +42,26 @@ CASES = [
 ]
 
 
+RESUMED = [case for case in CASES if case.clip_norm or case.name == "mlp"]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
     """All cases, run by the same three processes."""
     folder = tmp_path_factory.mktemp("baselines")
-    jobs = []
+    jobs, later = [], []
     for i, case in enumerate(CASES):
-        make(case, folder / str(i))
         worker = "whole_model_worker" if case.engine == "data_parallel" else f"{case.engine}_worker"
-        jobs.append((f"baselines.{worker}", folder / str(i)))
+        run_dir = folder / str(i)
+        job = make(case, run_dir)
+        jobs.append((f"baselines.{worker}", run_dir))
+        if case in RESUMED:
+            replace(job, settings=replace(job.settings, checkpoint_every=2)).save(run_dir)
+            make(case, run_dir / "resumed")
+            source = str(run_dir / "checkpoints" / "step_2")
+            replace(job, settings=replace(job.settings, resume=source, first_step=2)).save(run_dir / "resumed")
+            later.append((f"baselines.{worker}", run_dir / "resumed"))
+    jobs += later
     session.run_all(folder, jobs, WORLD)
     return {case: folder / str(i) for i, case in enumerate(CASES)}
 
@@ -78,6 +89,15 @@ def test_losses_weights_and_buffers_of_one_device(case: Case, runs: dict[Case, P
     assert state.keys() <= reference.keys() and len(state) > 2
     for name, tensor in state.items():
         torch.testing.assert_close(tensor, reference[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case.id)
+def test_each_goes_on_from_its_checkpoint(case: Case, runs: dict[Case, Path]) -> None:
+    whole, again = logs(runs[case], WORLD), logs(runs[case] / "resumed", WORLD)
+    assert again.losses == {step: whole.losses[step] for step in range(2, STEPS)}
+    state, same = final(runs[case]), final(runs[case] / "resumed")
+    assert state.keys() == same.keys()
+    assert all(torch.equal(state[name], same[name]) for name in state)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

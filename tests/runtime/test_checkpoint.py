@@ -1,0 +1,343 @@
+"""A training goes on from its checkpoints: bit for bit under the same plan, to 1e-9 under any other."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from baselines.harness import Harness
+from baselines.whole_model_worker import WholeModel
+from gpp.errors import InvalidConfig
+from gpp.loggers.base import RunInfo
+from gpp.loggers.jsonl import Jsonl
+from gpp.optimizers import SGD, Adam, LearningRate
+from gpp.plan import make_plan
+from gpp.program import reduce_groups
+from gpp.runtime.channels import FakeNetwork, FakeTransport
+from gpp.runtime.checkpoint import Checkpointer, owned_names
+from gpp.runtime.job import Job
+from gpp.runtime.resume import Checkpoints, Found, find, make_room, steps_in, training_of
+from gpp.runtime.state import load_final
+from gpp.runtime.worker import Worker
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.runtime import inprocess
+from tests.runtime.test_in_process import data_of, random_partition
+
+STEPS, MINIBATCH = 6, 16
+RATE = LearningRate(shape="cosine", warmup_steps=2)
+
+
+def random_job(
+    name: str, optimizer: Any, rng: random.Random, *overrides: str, one: bool = False
+) -> tuple[Job, dict[str, torch.Tensor]]:
+    """Some plan for the model, with replicas and unequal micro-batches; or `one` stage on one device."""
+    model, cap, weights = inprocess.captured_named(name, *overrides)
+    schedule = rng.choice([OneFOneB(), GPipe()])
+    problem = inprocess.problem_of(cap, 8, MINIBATCH, max_ops=rng.choice([16, 24]), in_flight=schedule.in_flight)
+    parts = random_partition(problem.graph, 1 if one else rng.randint(2, 4), rng)
+    replicas = [1 if one else rng.choice([1, 1, 2]) for _ in parts]
+    plan = make_plan(problem, "test", list(zip(parts, replicas, strict=True)), [rng.choice([4, 8]) for _ in parts])
+    job = inprocess.make_job(
+        cap, problem, plan, schedule, model=model, data=data_of(model), optimizer=optimizer, steps=STEPS, dtype="float64"
+    )
+    return job, weights
+
+
+def train(
+    job: Job, run_dir: Path, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoints, resumed: Found | None = None
+) -> tuple[dict[int, float], dict[str, torch.Tensor]]:
+    """The whole of every worker's run, one thread a worker: loss of each step, final parameters and buffers."""
+    job = replace(job, settings=replace(job.settings, **checkpoint.settings(resumed), timeout_s=60.0))
+    job.save(run_dir, weights)
+    (run_dir / "ranks").mkdir(exist_ok=True)
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
+    workers = [
+        Worker(job, run_dir, device_id=d, device=torch.device("cpu"), transport=FakeTransport(network, d))
+        for d in sorted(job.plan.stage_of_device)
+    ]
+    outs = [io.StringIO() for _ in workers]
+    inprocess.in_threads([lambda w=w, out=out: w.run(out) for w, out in zip(workers, outs, strict=True)])
+    losses: dict[int, float] = {}
+    for out in outs:
+        for record in map(json.loads, out.getvalue().splitlines()):
+            losses[record["step"]] = losses.get(record["step"], 0.0) + record.get("loss", 0.0)
+    state = {name: t for w in reversed(workers) for module in w.modules.values() for name, t in module.state_dict().items()}
+    return losses, state
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "overrides"),
+    [
+        ("digits", 0, ()),
+        ("digits", 1, ()),
+        ("gpt_small", 2, ("model.dropout=0.1",)),
+        ("dlrm_small", 3, ()),
+        ("gpt_small", 4, ()),
+        ("inception_small", 5, ("model.norm=batch",)),
+        ("llava_small", 6, ("model.frozen=towers",)),
+    ],
+)
+def test_goes_on_under_the_same_plan_and_under_others(name: str, seed: int, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    rng = random.Random(f"{name}{seed}")
+    optimizer = rng.choice([SGD(lr=0.05, learning_rate=RATE), Adam(lr=1e-3, learning_rate=RATE, clip_norm=0.5), Adam(lr=1e-3)])
+    # Threads share one generator of random numbers, processes do not.
+    job, weights = random_job(name, optimizer, rng, *overrides, one="model.dropout=0.1" in overrides)
+    losses, state = train(job, tmp_path / "a", weights, Checkpoints(every=3))
+    assert sorted(step for step, _ in steps_in(tmp_path / "a")) == [3, 6]
+    found = find(tmp_path / "a", STEPS)
+    assert found.manifest.step == 3
+    _saved_once(found.folder, job)
+
+    again, same = train(job, tmp_path / "b", weights, Checkpoints(), found)
+    assert again == {step: losses[step] for step in (3, 4, 5)}
+    assert all(torch.equal(same[key], state[key]) for key in state)
+
+    if not overrides:
+        # Dropout draws by micro-batch and device, batch norm sees micro-batches: other plans train otherwise.
+        other, _ = random_job(name, optimizer, rng)
+        moved, there = train(other, tmp_path / "c", weights, Checkpoints(), found)
+        assert moved == pytest.approx({step: losses[step] for step in (3, 4, 5)}, abs=1e-9)
+        for key in state:
+            torch.testing.assert_close(there[key], state[key], rtol=0, atol=1e-8)
+
+
+def _saved_once(folder: Path, job: Job) -> None:
+    """Every parameter and its state in exactly one file, and nothing in the folder but safetensors and JSON."""
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+    names: list[str] = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names += file.keys()
+    assert len(names) == len(set(names))
+    params = job.captured.graph.param_of
+    assert {name for name in names if name.startswith("weights.")} >= {f"weights.{name}" for name in params}
+    trained = {name.removeprefix("optimizer.").rpartition(".")[0] for name in names if name.startswith("optimizer.")}
+    assert trained == {name for name, param in params.items() if param.trainable}
+
+
+def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, weights = random_job("dlrm_small", Adam(lr=1e-3), random.Random(11))
+    train(job, tmp_path, weights, Checkpoints(every=3))
+    read: list[set[str]] = []
+    original = HuggingFaceStorageReader.read_data
+
+    def spy(self: HuggingFaceStorageReader, plan: Any, planner: Any) -> Any:
+        read.append({item.storage_index.fqn for item in plan.items})
+        return original(self, plan, planner)
+
+    monkeypatch.setattr(HuggingFaceStorageReader, "read_data", spy)
+    resumed = replace(job, settings=replace(job.settings, **Checkpoints().settings(find(tmp_path, STEPS))))
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), job.plan.num_devices)
+    for device in sorted(job.plan.stage_of_device):
+        worker = Worker(resumed, tmp_path, device_id=device, device=torch.device("cpu"), transport=FakeTransport(network, device))
+        keys = read.pop()
+        assert {key for key in keys if key.startswith("weights.")} >= {f"weights.{name}" for name in worker.params}
+        held = {*worker.params, *(name for module in worker.modules.values() for name, _ in module.named_buffers())}
+        mine = {f"weights.{name}" for name in held} | {
+            f"optimizer.{n}.{s}" for n in held for s in ("step", "exp_avg", "exp_avg_sq")
+        }
+        assert keys <= mine
+
+
+def test_one_device_and_stages_go_on_from_each_other(tmp_path: Path) -> None:
+    job, weights = random_job("digits", Adam(lr=1e-3), random.Random(3))
+    losses, state = train(job, tmp_path / "stages", weights, Checkpoints(every=3))
+    whole_job, _ = random_job("digits", Adam(lr=1e-3), random.Random(4), one=True)
+
+    def single(
+        name: str, checkpoint: Checkpoints, resumed: Found | None = None
+    ) -> tuple[dict[int, float], dict[str, torch.Tensor]]:
+        run_dir = tmp_path / name
+        alone = replace(whole_job, settings=replace(whole_job.settings, **checkpoint.settings(resumed)))
+        alone.save(run_dir, weights)
+        (run_dir / "ranks").mkdir()
+        harness = Harness(alone, run_dir, rank=0, device_id=0, device=torch.device("cpu"))
+        harness.run(WholeModel(harness, world=1))
+        records = [json.loads(line) for line in (run_dir / "ranks" / "rank_0.jsonl").read_text().splitlines()]
+        return {record["step"]: record["loss"] for record in records}, load_final(run_dir)
+
+    whole, final = single("single", Checkpoints(every=3))
+    again, same = single("again", Checkpoints(), find(tmp_path / "single", STEPS))
+    assert again == {step: whole[step] for step in (3, 4, 5)}
+    assert all(torch.equal(same[key], final[key]) for key in final)
+    from_stages, _ = single("from_stages", Checkpoints(), find(tmp_path / "stages", STEPS))
+    assert from_stages == pytest.approx({step: losses[step] for step in (3, 4, 5)}, abs=1e-9)
+    from_single, there = train(job, tmp_path / "from_single", weights, Checkpoints(), find(tmp_path / "single", STEPS))
+    assert from_single == pytest.approx({step: losses[step] for step in (3, 4, 5)}, abs=1e-9)
+    for key in state:
+        torch.testing.assert_close(there[key], state[key], rtol=0, atol=1e-8)
+
+
+class Rank(Checkpointer):
+    """One of two ranks of a tiny training that needs no network."""
+
+    def __init__(self, run_dir: Path, rank: int, keep: int = 3) -> None:
+        job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
+        job = replace(job, settings=replace(job.settings, checkpoint_every=1, checkpoint_keep=keep, timeout_s=30.0))
+        self.value = torch.zeros(3)
+        name = f"tensor_{rank}"
+        super().__init__(job, run_dir, rank=rank, world=2, weights={name: self.value}, optimizers=[], owned=frozenset([name]))
+
+
+def test_a_checkpoint_is_whole_only_when_every_rank_has_written(tmp_path: Path) -> None:
+    first, second = Rank(tmp_path, 0), Rank(tmp_path, 1)
+    first.save(1)
+    first.value += 1.0  # the copy was made before
+    waiting = threading.Thread(target=first.save, args=(2,))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()  # one at a time
+    assert not steps_in(tmp_path)
+    with pytest.raises(InvalidConfig, match="no whole checkpoint"):
+        find(tmp_path, STEPS)
+    second.save(1)
+    waiting.join(30)
+    assert [step for step, _ in steps_in(tmp_path)] == [1]
+    with safe_open(find(tmp_path, STEPS).folder / "rank_0.safetensors", framework="pt") as file:
+        assert file.get_tensor("weights.tensor_0").tolist() == [0.0, 0.0, 0.0]
+    second.save(2)
+    for rank in (first, second):
+        rank.wait()
+    assert find(tmp_path, STEPS).manifest.step == 2
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_only_the_latest_are_kept(tmp_path: Path) -> None:
+    ranks = [Rank(tmp_path, rank, keep=3) for rank in (0, 1)]
+    for done in range(1, 13):
+        for rank in ranks:
+            rank.save(done)
+    for rank in ranks:
+        rank.wait()
+    assert sorted(step for step, _ in steps_in(tmp_path)) == [10, 11, 12]
+
+
+def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
+    rank = Rank(tmp_path, 1)
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    rank.save(1)
+    with pytest.raises(RuntimeError, match="could not be written"):
+        rank.save(2)
+
+
+def made(run_dir: Path, done: int) -> Path:
+    """A checkpoint of two ranks."""
+    ranks = [Rank(run_dir, 0), Rank(run_dir, 1)]
+    for rank in ranks:
+        rank.save(done)
+    for rank in ranks:
+        rank.wait()
+    return run_dir / "checkpoints" / f"step_{done}"
+
+
+def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> None:
+    made(tmp_path, 1)
+    last = made(tmp_path, 2)
+    (last / "rank_1.safetensors").write_bytes(b"half")
+    found = find(tmp_path, STEPS)
+    assert (found.manifest.step, found.damaged) == (1, (last,))
+    assert "damaged" in found.warnings(STEPS, LearningRate())[0]
+    with pytest.raises(InvalidConfig, match="steps=1: counts all steps"):
+        find(tmp_path, 1)
+    ended = find(made(tmp_path, 3).parent.parent, 3)
+    assert (ended.manifest.step, ended.ended) == (1, tmp_path / "checkpoints" / "step_3")
+    assert "more steps train on" in ended.warnings(3, LearningRate())[-1]
+    assert "decays over steps=9" in ended.warnings(9, RATE)[-1]
+
+
+def test_a_run_without_a_checkpoint_hands_on_what_it_went_on_from(tmp_path: Path) -> None:
+    folder = made(tmp_path / "a", 2)
+    for name, source in (("b", folder), ("c", tmp_path / "b")):
+        (tmp_path / name / "job").mkdir(parents=True)
+        (tmp_path / name / "job" / "settings.json").write_text(json.dumps({"resume": str(source)}))
+    assert find(tmp_path / "c", STEPS).folder == folder
+    assert find(folder, STEPS).folder == folder
+    with pytest.raises(InvalidConfig, match="must be a run directory"):
+        find(tmp_path / "d", STEPS)
+
+
+def test_names_in_a_manifest_do_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    folder = made(tmp_path, 2)
+    path = folder / "checkpoint.json"
+    content = json.loads(path.read_text())
+    outside = tmp_path / "outside.safetensors"
+    outside.write_bytes(b"12345678")
+    content["files"]["../../outside.safetensors"] = 8
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidConfig, match="no whole checkpoint"):
+        find(tmp_path, STEPS)
+
+
+def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
+    job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
+    made(tmp_path, 2)
+    found, mine = find(tmp_path, STEPS), training_of(job.settings, job.captured)
+    found.refuse_another(mine)
+    found.refuse_another(replace(mine, model={}, weights=""))
+    found.refuse_another(replace(mine, model={**mine.model, "name": "mine", "metric": None}))
+    for other, field, fix in [
+        ({"dtype": "float32"}, "dtype", "set dtype=float64"),
+        ({"minibatch_size": 8}, "minibatch_size", "set minibatch_size=16"),
+        ({"seed": 1}, "seed", "set seed=0"),
+        ({"train_samples": 10}, "data", "use the same data"),
+        ({"optimizer": "gpp.optimizers.Adam"}, "optimizer", "set optimizer=sgd"),
+        ({"weights": "1" * 16}, "model", "use that model"),
+        ({"model": {**mine.model, "hidden": 7}}, "model.hidden", "set model.hidden=192"),
+        ({"model": {**mine.model, "_target_": "gpp.models.mmt.MMT"}}, "model", "use that model"),
+    ]:
+        with pytest.raises(InvalidConfig, match=r"as in the checkpoint|that they have in") as caught:
+            found.refuse_another(replace(mine, **other))
+        assert caught.value.field == field
+        assert fix in caught.value.fix
+
+
+def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
+    """What it goes on from stays; what it does not is put aside; halves are dropped; metrics go on."""
+    for done in (1, 2):
+        made(tmp_path, done)
+    (tmp_path / "checkpoints" / ".step_3").mkdir()
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 0, "loss": 3}\n{"step": 1, "eval": {}}\n{"step": 1, "loss": 2}\n{"step": 2, "eval": {}}\n{"st')
+    make_room(tmp_path, 1)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["earlier", "step_1"]
+    with Jsonl().start(RunInfo(run_dir=tmp_path, name="test", first_step=1)) as record:
+        record.log(1, {"loss": 5.0})
+    assert [json.loads(line) for line in metrics.read_text().splitlines()] == [
+        {"step": 0, "loss": 3},
+        {"step": 1, "eval": {}},
+        {"step": 1, "loss": 5.0},
+    ]
+    make_room(tmp_path, 0)
+    assert not steps_in(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints" / "earlier").iterdir()] == ["step_1"]
+
+
+def test_a_weight_that_stages_share_has_one_owner() -> None:
+    job, _ = random_job("gpt_small", SGD(lr=0.1), random.Random(1))
+    owners: dict[str, list[int]] = {}
+    for device in sorted(job.plan.stage_of_device):
+        names = {
+            name for s in job.plan.stages_of_device[device] for op in job.plan.stages[s].ops for name in job.graph.ops[op].params
+        }
+        for name in owned_names(job, device, names):
+            owners.setdefault(name, []).append(device)
+    assert owners.keys() == job.graph.param_of.keys()
+    assert all(len(devices) == 1 for devices in owners.values())
+
+
+@pytest.mark.parametrize(("settings", "field"), [({"every": -1}, "every"), ({"every": True}, "every"), ({"keep": 0}, "keep")])
+def test_bad_settings_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"checkpoint.{field}"):
+        Checkpoints(**settings)

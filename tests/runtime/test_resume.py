@@ -1,0 +1,59 @@
+"""Real runs that are killed, and go on by the same command, under another strategy, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.check_kills import WORDS, Attempt, attempt, run
+from tests.cli import run as run_command
+
+STEPS, EVERY = 20, 5
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = attempt(folder / "run", f"steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep=9")
+    assert done.code == 0, done.out
+    assert sorted(path.name for path in (done.run_dir / "checkpoints").iterdir()) == [
+        "final",
+        "step_10",
+        "step_15",
+        "step_20",
+        "step_5",
+    ]
+    return done
+
+
+def test_three_kills_change_nothing(undisturbed: Attempt, tmp_path: Path) -> None:
+    tally = run(3, STEPS, EVERY, tmp_path, seed=1, expected=undisturbed)
+    assert not tally.bad
+    assert tally.kills == 3
+
+
+def test_four_workers_of_a_graph_go_on_as_two_of_a_chain(undisturbed: Attempt, tmp_path: Path) -> None:
+    words = [word for word in WORDS if not word.startswith("cluster.")]
+    source = undisturbed.run_dir / "checkpoints" / "step_10"
+    done = run_command(tmp_path, *words, f"steps={STEPS}", f"resume={source}", "strategy=sequential", "cluster.num_devices=2")
+    assert done.code == 0, done.out
+    assert done.result["resumed"] == {"step": 10, "checkpoint": str(source)}
+    assert done.result["plan"]["num_devices"] == 2
+    losses = undisturbed.losses
+    assert done.result["loss"] == pytest.approx([losses[step] for step in range(10, STEPS)], abs=1e-9)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "loss" in line]
+    assert sorted(set(steps)) == list(range(10, STEPS + 1))  # the last one is the evaluation's
+
+
+def test_another_training_is_refused_before_any_process_starts(undisturbed: Attempt, tmp_path: Path) -> None:
+    words = [word for word in WORDS if not word.startswith("minibatch_size")]
+    done = run_command(tmp_path, *words, f"steps={STEPS}", f"resume={undisturbed.run_dir}", "minibatch_size=24")
+    assert done.code == 2
+    assert "minibatch_size=24: must be 48, as in the checkpoint" in " ".join(done.out.split())
+    assert "set minibatch_size=48" in " ".join(done.out.split())
+    assert not (tmp_path / "ranks").exists()
+    assert not (tmp_path / "job").exists()
