@@ -43,6 +43,23 @@ class Timeline:
     events: tuple[Event, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """How a step was emulated.
+
+    Args:
+        time_scale: seconds of this machine for one second of the cluster described.
+        virtual_iteration_s: a step by the clock that the messages carried: exact, without overhead.
+        unpaced_s: seconds that a step took here without waiting for any clock: the runtime's own work.
+        step_s: each paced step, in seconds of the cluster.
+    """
+
+    time_scale: float
+    virtual_iteration_s: float
+    unpaced_s: float
+    step_s: tuple[float, ...]
+
+
 COMPUTE = frozenset({"F", "B", "I", "W"})
 
 

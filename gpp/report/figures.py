@@ -9,6 +9,9 @@ from gpp.report import text
 from gpp.report.record import RunRecord
 from gpp.timeline import COMPUTE, Metrics, Timeline
 
+WORTH_SAYING = 0.05
+"""Share of an emulated step that the runtime takes by itself, from which on the user should know."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -56,6 +59,25 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Fi
 def run_figures(run: RunRecord) -> tuple[Figure, ...]:
     """The key figures of a run."""
     return key_figures(run.predicted.metrics if run.predicted else None, run.measured.metrics if run.measured else None)
+
+
+def emulation_words(run: RunRecord) -> str:
+    """How the measured step of an emulated run came about, as a sentence; empty for others."""
+    found = run.emulation
+    if found is None:
+        return ""
+    spread = " and ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))
+    share = text.quotient(found.unpaced_s, found.virtual_iteration_s * found.time_scale)
+    more = (
+        ""
+        if share is None or share < WORTH_SAYING
+        else f", {text.percent(share)} of a step: a larger engine.budget_s makes that less"
+    )
+    return (
+        f"Emulated: {text.significant(found.time_scale)} s here for 1 s on the cluster, steps of {spread}; "
+        f"by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}, and the runtime alone, with nothing to "
+        f"wait for, {text.seconds(found.unpaced_s)} here{more}."
+    )
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
