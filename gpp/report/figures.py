@@ -9,8 +9,8 @@ from gpp.report import text
 from gpp.report.record import RunRecord
 from gpp.timeline import COMPUTE, Metrics, Timeline
 
-WORTH_SAYING = 0.05
-"""Share of an emulated step that the runtime takes by itself, from which on the user should know."""
+WORTH_SAYING = 0.03
+"""Share by which an emulated step is longer than its virtual time, from which on the user is told what helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +66,13 @@ def emulation_words(run: RunRecord) -> str:
     found = run.emulation
     if found is None:
         return ""
-    spread = " and ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))
-    share = text.quotient(found.unpaced_s, found.virtual_iteration_s * found.time_scale)
-    more = (
-        ""
-        if share is None or share < WORTH_SAYING
-        else f", {text.percent(share)} of a step: a larger engine.budget_s makes that less"
-    )
+    spread = " to ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))
+    longer = (text.quotient(run.measured.metrics.iteration_s if run.measured else None, found.virtual_iteration_s) or 1.0) - 1.0
+    more = f", {text.percent(longer)} longer than that: a larger engine.budget_s makes it less" if longer > WORTH_SAYING else ""
     return (
-        f"Emulated: {text.significant(found.time_scale)} s here for 1 s on the cluster, steps of {spread}; "
-        f"by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}, and the runtime alone, with nothing to "
-        f"wait for, {text.seconds(found.unpaced_s)} here{more}."
+        f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}; measured {spread}{more}. "
+        f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, takes "
+        f"{text.seconds(found.unpaced_s)} a step."
     )
 
 
