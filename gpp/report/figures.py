@@ -71,8 +71,8 @@ def emulation_words(run: RunRecord) -> str:
     more = f", {text.percent(longer)} longer than that: a larger engine.budget_s makes it less" if longer > WORTH_SAYING else ""
     return (
         f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}; measured {spread}{more}. "
-        f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, takes "
-        f"{text.seconds(found.unpaced_s)} a step."
+        f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, "
+        f"takes {text.seconds(found.unpaced_s)} a step."
     )
 
 
