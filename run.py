@@ -44,7 +44,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     job = experiment.job(captured, problem, plan)
     job.save(recorder.run_dir, experiment.weights(captured) if experiment.trains else None)
 
-    if experiment.trains:
+    if experiment.runs:
         recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
 
 

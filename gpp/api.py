@@ -128,6 +128,8 @@ def train(
 
     run_dir = Path(run_dir)
     optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
+    if not engine.needs_weights:
+        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
     if engine.planner is not None:
         raise InvalidConfig(
             "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"

@@ -139,9 +139,20 @@ class Experiment:
         return (self.loss or {}).get("scope", "microbatch")
 
     @property
+    def runs(self) -> bool:
+        """Whether an engine is to run the plan."""
+        return self.mode == "train" and self.engine.runs
+
+    @property
     def trains(self) -> bool:
-        """Whether an engine is to run the plan for real."""
-        return self.mode == "train" and self.engine.needs_weights
+        """Whether that is training, with weights and data."""
+        return self.runs and self.engine.needs_weights
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine runs."""
+        most = self.engine.max_steps
+        return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
     def _whole(self) -> bool:
@@ -320,7 +331,7 @@ class Experiment:
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """What a user should know of this plan before it runs."""
-        out = list(self.engine.check(plan)) if self.trains else []
+        out = list(self.engine.check(plan)) if self.runs else []
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
         smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
         whole_model = self.engine.planner is not None
@@ -407,7 +418,7 @@ class Experiment:
             optimizer=self.optimizer,
             data=self.data,
             model=self.model,
-            steps=self.steps,
+            steps=self.num_steps,
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],

@@ -162,18 +162,19 @@ class Recorder:
             tags=(self.experiment.model.name, self.experiment.strategy.name),
         )
         self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
-        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.steps))
+        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
 
         terms: dict[str, float] = {}
 
         def on_terms(values: Mapping[str, float]) -> None:
             terms.update(values)
 
-        def on_step(step: int, loss: float, samples_per_s: float) -> None:
-            self._losses.append(loss)
+        def on_step(step: int, loss: float | None, samples_per_s: float | None) -> None:
+            self._losses += [] if loss is None else [loss]
             bar.update(step, loss, samples_per_s)
+            known = {"loss": loss, **terms, "samples_per_s": samples_per_s}
             for record in self._records:
-                record.log(step - 1, {"loss": loss, **terms, "samples_per_s": samples_per_s})
+                record.log(step - 1, {name: value for name, value in known.items() if value is not None})
 
         def on_evaluation(values: dict[str, Any]) -> None:
             self._evaluations.append(values)
@@ -236,6 +237,7 @@ class Recorder:
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,
+            emulation=self.outcome.emulation,
         )
 
     def _run(self) -> RunRecord:
@@ -256,6 +258,7 @@ class Recorder:
             bound=self.bound,
             explanation=self.explanation,
             compared=self.attempts,
+            emulation=self.outcome.emulation,
         )
 
     def _write(self) -> None:

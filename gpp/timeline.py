@@ -23,7 +23,11 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """METRICS of the run contract, the same for predicted and measured."""
+    """METRICS of the run contract, the same for predicted and measured.
+
+    `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own time for each
+    compute action, neither computing nor waiting for messages.
+    """
 
     iteration_s: float
     throughput_samples_per_s: float
@@ -32,6 +36,7 @@ class Metrics:
     communication_bytes: int
     max_in_flight_samples: dict[int, int]
     weight_versions: dict[int, int]
+    overhead_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,23 @@ class Timeline:
     source: str
     metrics: Metrics
     events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """How a step was emulated.
+
+    Args:
+        time_scale: seconds of this machine for one second of the cluster described.
+        virtual_iteration_s: a step by the clock that the messages carried: exact, without overhead.
+        unpaced_s: seconds that a step took here without waiting for any clock: the runtime's own work.
+        step_s: each paced step, in seconds of the cluster.
+    """
+
+    time_scale: float
+    virtual_iteration_s: float
+    unpaced_s: float
+    step_s: tuple[float, ...]
 
 
 COMPUTE = frozenset({"F", "B", "I", "W"})

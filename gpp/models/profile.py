@@ -65,7 +65,7 @@ class Profile(AbstractModel):
             "model",
             self.name,
             "is a profile, which can be planned and simulated but has no network to train",
-            "set mode=plan, or engine=simulate",
+            "set mode=plan, engine=simulate or engine=emulate",
         )
 
     def build(self) -> nn.Module:

@@ -9,6 +9,9 @@ from gpp.report import text
 from gpp.report.record import RunRecord
 from gpp.timeline import COMPUTE, Metrics, Timeline
 
+WORTH_SAYING = 0.03
+"""Share by which an emulated step is longer than its virtual time, from which on the user is told what helps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -56,6 +59,21 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Fi
 def run_figures(run: RunRecord) -> tuple[Figure, ...]:
     """The key figures of a run."""
     return key_figures(run.predicted.metrics if run.predicted else None, run.measured.metrics if run.measured else None)
+
+
+def emulation_words(run: RunRecord) -> str:
+    """How the measured step of an emulated run came about, as a sentence; empty for others."""
+    found = run.emulation
+    if found is None:
+        return ""
+    spread = " to ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))
+    longer = (text.quotient(run.measured.metrics.iteration_s if run.measured else None, found.virtual_iteration_s) or 1.0) - 1.0
+    more = f", {text.percent(longer)} longer than that: a larger engine.budget_s makes it less" if longer > WORTH_SAYING else ""
+    return (
+        f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}; measured {spread}{more}. "
+        f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, "
+        f"takes {text.seconds(found.unpaced_s)} a step."
+    )
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:

@@ -11,7 +11,7 @@ from gpp.explain.explanation import Explanation
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.planners.lower_bound import Bound
-from gpp.timeline import Metrics, Timeline
+from gpp.timeline import Emulation, Metrics, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class RunRecord:
         bound: no plan for the problem is faster.
         explanation: why the plan takes what it takes.
         compared: of several strategies on one problem, what each made of it; `plan` and `predicted` are the best one's.
+        emulation: of emulated devices, how `measured` came about.
     """
 
     result: dict[str, Any]
@@ -46,3 +47,4 @@ class RunRecord:
     bound: Bound | None = None
     explanation: Explanation | None = None
     compared: tuple[Attempt, ...] = ()
+    emulation: Emulation | None = None

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpp.plan import Plan
 from gpp.planners.lower_bound import Bound
-from gpp.timeline import Metrics
+from gpp.timeline import Emulation, Metrics
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 
@@ -39,6 +39,7 @@ def result_dict(
     compared: list[dict[str, Any]] | None = None,
     planning_peak_bytes: int | None = None,
     resumed: dict[str, Any] | None = None,
+    emulation: Emulation | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -52,12 +53,15 @@ def result_dict(
         resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
+        emulation: of emulated devices; the key is left out of other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if loss_terms:
         more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
     if resumed is not None:
         more["resumed"] = resumed
+    if emulation is not None:
+        more["emulation"] = asdict(emulation)
     return finite(
         {
             "status": status,
@@ -70,12 +74,20 @@ def result_dict(
             "plan": None if plan is None else plan_dict(plan, num_ops, predicted, bound),
             "predicted": None if predicted is None else asdict(predicted),
             "measured": None if measured is None else asdict(measured),
+            "prediction_error": prediction_error(predicted, measured),
             "loss": loss or [],
             "final_metric": final_metric or {},
             **more,
             "planning_peak_bytes": planning_peak_bytes,
         }
     )
+
+
+def prediction_error(predicted: Metrics | None, measured: Metrics | None) -> float | None:
+    """How much longer than predicted a step takes, as a share of the prediction; None where either is not known."""
+    if predicted is None or measured is None or not predicted.iteration_s > 0:
+        return None
+    return measured.iteration_s / predicted.iteration_s - 1.0
 
 
 def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gpp.report import text
 from gpp.report.charts import grouped_bars, line_chart
 from gpp.report.comparison import certificate
 from gpp.report.explain_page import explanation_section
-from gpp.report.figures import pass_seconds, run_figures, stage_memory
+from gpp.report.figures import emulation_words, pass_seconds, run_figures, stage_memory
 from gpp.report.page import Column, bullets, link, page, scroll, section, table
 from gpp.report.palette import MEASURED, PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
@@ -93,6 +93,8 @@ def _cards(run: RunRecord) -> str:
         out.append(f'<div class="card"><h3>{escape(figure.name)}</h3><dl>{lines}</dl></div>')
     words = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.bound)
     line = f'<p class="sub">As predicted, {escape(words)}.</p>' if words else ""
+    emulated = emulation_words(run)
+    line += f'<p class="sub">{escape(emulated)}</p>' if emulated else ""
     return f'<div class="cards">{"".join(out)}</div>{line}'
 
 

@@ -75,7 +75,8 @@ def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
 
     A setup is (model, strategy, cluster, engine) and every other override but seeds. `speedup_over_sequential` is
     sequential's median iteration time divided by the group's, of the same model, cluster, engine and overrides (of
-    another engine where a strategy brings its own), so above 1 is faster.
+    another engine where a strategy brings its own), so above 1 is faster. `errors` says how far the measured groups are from
+    what was predicted, as shares: of the iteration time, and of that speed-up where it is not the chain's own.
     """
     varied = [
         key
@@ -92,7 +93,21 @@ def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
     ]
     for group in groups:
         group["speedup_over_sequential"] = _speedup(group, groups)
-    return finite({"num_jobs": len(jobs), "counts": _counts(jobs), "groups": groups})
+    errors = {
+        "iteration_s": _spread(group["prediction_error"] for group in groups),
+        "speedup_over_sequential": _spread(
+            None if (of := quotient(both["measured"], both["predicted"])) is None else of - 1.0
+            for group in groups
+            if group["strategy"] != "sequential" and (both := group["speedup_over_sequential"])
+        ),
+    }
+    return finite({"num_jobs": len(jobs), "counts": _counts(jobs), "errors": errors, "groups": groups})
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Median and largest of absolute values."""
+    known = [abs(value) for value in values if value is not None]
+    return {"median": statistics.median(known) if known else None, "max": max(known, default=None)}
 
 
 def _counts(jobs: Sequence[Job]) -> dict[str, int]:
@@ -110,6 +125,7 @@ def _group(setup: dict[str, Any], settings: dict[str, str | None], jobs: list[Jo
             max(_numbers((part.get("peak_memory_bytes") or {}).values()), default=None) for part in parts
         )
         out[source] = medians if parts else None
+    out["prediction_error"] = _median(job.result.get("prediction_error") for job in jobs if job.ok)
     reasons = [str(job.result.get("reason")) for job in jobs if not job.ok and job.result.get("reason")]
     out["reason"] = reasons[0] if reasons else None
     return out

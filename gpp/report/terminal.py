@@ -20,7 +20,7 @@ from rich.text import Text
 
 from gpp.report import text
 from gpp.report.comparison import certificate
-from gpp.report.figures import pass_seconds, run_figures, stage_memory
+from gpp.report.figures import emulation_words, pass_seconds, run_figures, stage_memory
 from gpp.report.record import RunRecord
 from gpp.report.stage_graph import module_names, run_words
 
@@ -178,6 +178,8 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
             measured = [Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio)] if run.measured else []
             table.add_row(figure.name, figure.show(figure.predicted), *measured)
         console.print(table)
+    if words := emulation_words(run):
+        console.print(words)
     known = [v for v in run.losses if v is not None]
     if known:
         since = f", from step {run.first_step} on" if run.first_step else ""

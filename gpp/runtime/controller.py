@@ -21,9 +21,9 @@ from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.runtime.resume import make_room
-from gpp.runtime.watch import LocalWatch, watch_of
+from gpp.runtime.watch import LocalWatch, said_pids, watch_of
 from gpp.simulator import max_in_flight
-from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
 
 POLL_S = 0.1
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
@@ -37,8 +37,11 @@ UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
 
 
-def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress) -> Follower:
+def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
     """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended; returns what they logged.
+
+    Args:
+        processes: how many to start, where they are not one for each rank.
 
     Raises:
         WorkerFailed: one died; the others have been stopped.
@@ -52,17 +55,19 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             "WORLD_SIZE": str(world),
             **environment(job),
         }
-        for rank in range(world)
+        for rank in range(processes or world)
     }
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
-    context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in range(world)}, envs, logs)
+    context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in envs}, envs, logs)
     follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
-    watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids())
+    watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids() if processes is None else {})
     try:
         while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
             follow.poll()
+            if len(watch.pids) < world:
+                watch.pids = said_pids(ranks, world)
             if hang := watch.poll(time.monotonic()):
                 watch.kill(hang.out)
                 raise WorkerFailed(hang.rank, hang.reason)
@@ -163,9 +168,9 @@ class Follower:
         now = time.perf_counter()
         for step in range(self._reported, complete):
             rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
-            losses = with_total(self.losses.get(step, {LOSS: float("nan")}))
+            losses = with_total(self.losses[step]) if step in self.losses else {}
             self.progress.on_terms({name: value for name, value in losses.items() if name != LOSS})
-            self.progress.on_step(step + 1, losses[LOSS], rate)
+            self.progress.on_step(step + 1, losses.get(LOSS), rate)
         if complete > self._reported:
             self._reported, self._since = complete, now
         for done in sorted(step for step, count in self._pending.items() if count == self.world):
@@ -200,7 +205,7 @@ def _clock_offset_s(ranks: Path, rank: int) -> float:
     return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
 
 
-def _devices(ranks: Path) -> list[dict[str, Any]]:
+def devices_of(ranks: Path) -> list[dict[str, Any]]:
     """What each device wrote at its end, in the order of the ranks, on rank 0's clock."""
     devices = sorted((json.loads(path.read_text()) for path in ranks.glob("device_*.json")), key=lambda record: record["device"])
     for rank, device in enumerate(devices):
@@ -212,25 +217,31 @@ def _devices(ranks: Path) -> list[dict[str, Any]]:
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     """What the ranks measured: losses, evaluations, and the timeline of a typical step."""
+    # A step that follows an evaluation waits for it; from end to end is the period of all others.
+    starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
+    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
+    if not took:
+        took = {step: ends[step] - starts[step] for step in ends}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
     return Outcome(
-        measured=_timeline(job, run_dir, logs.starts, logs.ends, set(logs.evaluations)),
+        measured=timeline(job, run_dir, took),
         losses=tuple(losses[LOSS] for losses in steps),
         terms={name: tuple(losses[name] for losses in steps) for name in (steps[0] if steps else ()) if name != LOSS},
         evaluations=tuple({"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())),
     )
 
 
-def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int, float], evaluated: set[int]) -> Timeline:
-    # A step that follows an evaluation waits for it; from end to end is the period of all others.
-    first = job.settings.first_step
-    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= first + UNTIMED_STEPS and step not in evaluated}
-    if not took:
-        took = {step: ends[step] - starts[step] for step in ends}
-    iteration_s = statistics.median(took.values())
-    devices = _devices(run_dir / "ranks")
+def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float = 1.0) -> Timeline:
+    """The measured timeline of a typical step.
+
+    Args:
+        took: step -> seconds of every step that counts.
+        seconds: what one second of the workers' clocks stands for.
+    """
+    median_s = statistics.median(took.values())
+    devices = devices_of(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
-    typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - iteration_s))
+    typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
     # A stage near the sink starts its step early and waits; the step begins with the first thing done.
     zero = min(
         event[4] for device in devices for record in device["steps"] if record["step"] == typical for event in record["events"]
@@ -238,7 +249,7 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
     events = tuple(
         sorted(
             (
-                Event(d, kind, stage, mb, start - zero, end - zero, num_bytes)
+                Event(d, kind, stage, mb, (start - zero) * seconds, (end - zero) * seconds, num_bytes)
                 for device in devices
                 for record in device["steps"]
                 if record["step"] == typical
@@ -248,14 +259,33 @@ def _timeline(job: Job, run_dir: Path, starts: dict[int, float], ends: dict[int,
         )
     )
     ids = [device["device"] for device in devices]
+    iteration_s = median_s * seconds
+    period_s = took[typical] * seconds if typical in took else max(e.end_s for e in events)
     sent = sum(e.num_bytes for e in events if e.kind in ("SF", "SB", "R"))
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
-        bubble_fraction=bubble_fraction(events, ids, took[typical] if typical in took else ends[typical] - zero),
+        bubble_fraction=bubble_fraction(events, ids, period_s),
         peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
         communication_bytes=round(sent),
         max_in_flight_samples=max_in_flight(job.program, job.plan),
         weight_versions=dict.fromkeys(range(len(job.plan.stages)), 1),
+        overhead_s=_overhead_s(devices),
     )
     return Timeline(source="measured", metrics=metrics, events=events)
+
+
+def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
+    """Median over devices and steps of the time for a compute action that is neither computing nor waiting.
+
+    None where the engine does not say how long its workers waited.
+    """
+    found = []
+    for device in devices:
+        for record in device["steps"]:
+            busy = [event for event in record["events"] if event[1] in COMPUTE or event[1] == "U"]
+            count = sum(event[1] in COMPUTE for event in busy)
+            if "waited_s" in record and count:
+                wall_s = record["end"] - record["start"] - record["waited_s"]
+                found.append((wall_s - sum(event[5] - event[4] for event in busy)) / count)
+    return statistics.median(found) if found else None

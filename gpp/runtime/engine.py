@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from gpp.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
-    from gpp.timeline import Timeline
+    from gpp.timeline import Emulation, Timeline
 
-OnStep = Callable[[int, float, float], None]
-"""(steps done, loss, samples per second)."""
+OnStep = Callable[[int, float | None, float | None], None]
+"""(steps done, loss, samples per second); None for what there is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,14 @@ class Outcome:
         losses: of every step.
         terms: `loss:NAME` -> its value in every step, for a loss of several terms.
         evaluations: one {"step": steps done, name: value} for each evaluation.
+        emulation: of emulated devices, how.
     """
 
     measured: Timeline | None = None
     losses: tuple[float, ...] = ()
     terms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
+    emulation: Emulation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ def refuse_what_does_not_run(plan: Plan) -> None:
         if what is not None:
             raise UnsupportedPlan(
                 f"stage {s} asks for {what}, which is planned and simulated but cannot run yet. Fix: plan without it "
-                "(strategy.planner.recompute=false, strategy.planner.tensor_parallel=false), or engine=simulate"
+                "(strategy.planner.recompute=false, strategy.planner.tensor_parallel=false), or engine=emulate"
             )
 
 
@@ -90,8 +92,13 @@ class AbstractEngine(ABC):
 
     name: str
 
+    max_steps: int | None = None
+    """At most so many steps are run, two at least; None for as many as the user asks for."""
+
+    runs: ClassVar[bool] = True
+    """Whether there is anything to execute."""
     needs_weights: ClassVar[bool]
-    """Whether the job must hold initial weights, hence a model that is really built."""
+    """Whether it trains: the job must hold initial weights, hence a model that is really built, and there must be data."""
     planner: ClassVar[AbstractPlanner | None]
     """Cuts in place of the strategy's planner, for an engine that runs the user's own module whole; None for all others."""
 

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from gpp.program import COMPUTE, RECEIVES, SENDS, Action
 from gpp.runtime.channels import AbstractTransport
-from gpp.runtime.gradients import Gradients
-from gpp.runtime.stage import Span, StageRunner
+from gpp.runtime.stage import Span
 from gpp.runtime.status import AbstractStatus, NoStatus
 from gpp.timeline import Event
 
 
-class Interpreter:
+class Runner(Protocol):
+    """A stage on a device, as the interpreter sees it; `gpp.runtime.stage.StageRunner` has the contract."""
+
+    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None: ...
+    def arrive(self, direction: str, microbatch: int) -> None: ...
+    def forward(self, microbatch: int) -> Span | None: ...
+    def backward(self, microbatch: int) -> Span | None: ...
+    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int: ...
+
+
+class Sums(Protocol):
+    """What devices add up before the update; `gpp.runtime.gradients.Gradients` has the contract."""
+
+    def reduce(self, group: int) -> int: ...
+    def clip(self) -> int: ...
+
+
+R = TypeVar("R", bound=Runner)
+
+
+class Interpreter(Generic[R]):
     """Runs a device's actions of one program.
 
     Args:
@@ -26,11 +46,11 @@ class Interpreter:
     def __init__(
         self,
         actions: Sequence[Action],
-        runners: Mapping[int, StageRunner],
+        runners: Mapping[int, R],
         transport: AbstractTransport,
         *,
         device_id: int,
-        gradients: Gradients | None = None,
+        gradients: Sums | None = None,
         update: Callable[[int], None] = lambda stage: None,
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,

@@ -3,7 +3,8 @@
 RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, backend
             model.json      the captured model      graph.json   its (coarsened) operator graph
             cluster.json    plan.json               program.txt  evaluation.txt
-            weights.safetensors                     initial weights, by full parameter name
+            costs.json              what the cost model gives each stage
+            weights.safetensors     initial weights, by full parameter name
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.program import Program
+from gpp.runtime.stage_costs import StageCost, stage_costs
 from gpp.strategy import Strategy
 from gpp.values import from_json, to_json
 
@@ -92,7 +94,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All values of a run; `save` and `load` are inverse to each other."""
+    """All values of a run; `save` and `load` are inverse to each other.
+
+    Args:
+        costs: of each stage, by the cost model that planned.
+    """
 
     settings: Settings
     captured: Captured
@@ -100,13 +106,14 @@ class Job:
     cluster: Cluster
     plan: Plan
     program: Program
+    costs: tuple[StageCost, ...] = ()
     evaluation: Program | None = None
 
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
         folder = run_dir / "job"
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("settings", "captured", "graph", "cluster", "plan"):
+        for name in FILES:
             (folder / FILES[name]).write_text(to_json(getattr(self, name)))
         (folder / "program.txt").write_text(self.program.to_text())
         if self.evaluation:
@@ -120,7 +127,14 @@ class Job:
     def load(cls, run_dir: Path) -> Job:
         """The job that `save` wrote below `run_dir`."""
         folder = run_dir / "job"
-        types = {"settings": Settings, "captured": Captured, "graph": OpGraph, "cluster": Cluster, "plan": Plan}
+        types: dict[str, Any] = {
+            "settings": Settings,
+            "captured": Captured,
+            "graph": OpGraph,
+            "cluster": Cluster,
+            "plan": Plan,
+            "costs": tuple[StageCost, ...],
+        }
         values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
         evaluation = folder / "evaluation.txt"
         return cls(
@@ -153,7 +167,7 @@ def assemble(
         train_samples, held_out: sizes of the two splits; without held-out samples nothing is evaluated.
         settings: further fields of `Settings`.
     """
-    kind = problem.cluster.devices[0].kind
+    kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
     return Job(
         settings=Settings(
             steps=steps,
@@ -174,6 +188,7 @@ def assemble(
         cluster=problem.cluster,
         plan=plan,
         program=strategy.lower(plan, problem.graph, global_norm=optimizer.clip_norm is not None),
+        costs=stage_costs(problem, plan),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
 
@@ -184,4 +199,5 @@ FILES = {
     "graph": "graph.json",
     "cluster": "cluster.json",
     "plan": "plan.json",
+    "costs": "costs.json",
 }

@@ -47,12 +47,17 @@ def write_line(out: TextIO, record: dict[str, Any]) -> None:
     out.flush()
 
 
+def die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent, even if it is stopped."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _keep_alive(status: Status) -> None:
     """Give signs of life, and end this process when its launcher is gone, so that no orphan stays behind."""
     parent = os.getppid()
-    # The kernel ends even a process that is stopped; where it cannot be asked, the thread below does the rest.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Where the kernel cannot be asked, the thread below does the rest.
+    die_with_parent()
 
     def beat() -> None:
         while os.getppid() == parent:
@@ -76,7 +81,7 @@ def _note_end(ranks: Path, rank: int) -> None:
     def watch() -> None:
         while os.read(read, 1) != bytes([signal.SIGTERM]):
             pass
-        _report(ranks, rank, WorkerFailed(rank, "ended by its launcher (SIGTERM)"), "ended")
+        report(ranks, rank, WorkerFailed(rank, "ended by its launcher (SIGTERM)"), "ended")
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -120,19 +125,19 @@ def disconnect(status: AbstractStatus) -> None:
 
 def _hang(ranks: Path, rank: int, diagnosis: Diagnosis) -> None:
     error = WorkerFailed(diagnosis.rank, diagnosis.reason)
-    _report(ranks, rank, error, "hang", out=len(diagnosis.out))
+    report(ranks, rank, error, "hang", out=len(diagnosis.out))
     print(f"error: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def _report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any) -> None:
+def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any) -> None:
     """Write down why this rank fails; the first report stays."""
     path = ranks / f"rank_{rank}.error.json"
     if path.exists():
         return
     ours = isinstance(error, GppError)
     text = error.reason if isinstance(error, WorkerFailed) else str(error) if ours else f"{type(error).__name__}: {error}"
-    report = {
+    found = {
         "rank": rank,
         "cause": error.rank if isinstance(error, WorkerFailed) else rank,
         "kind": kind,
@@ -144,7 +149,7 @@ def _report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any
         **more,
     }
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(report))
+    fresh.write_text(json.dumps(found))
     os.replace(fresh, path)
 
 
@@ -178,8 +183,12 @@ def check_world(job: Job, world: int) -> None:
         raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
 
 
-def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None]) -> None:
-    """Run this process's share of a job and end the process; what goes wrong is written down for the controller."""
+def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:
+    """Run this process's share of a job and end the process; what goes wrong is written down for the controller.
+
+    Args:
+        job: None to read it from `run_dir`.
+    """
     rank, world = _place()
     if not (run_dir / "job" / "settings.json").is_file():
         sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
@@ -190,7 +199,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
     _keep_alive(Status(status_path(ranks, rank)))
     code = 0
     try:
-        job = Job.load(run_dir)
+        job = job or Job.load(run_dir)
         torch.set_num_threads(job.settings.threads)
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
@@ -200,7 +209,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
         (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))
     except Exception as error:
-        _report(ranks, rank, error, _kind(error))
+        report(ranks, rank, error, _kind(error))
         if isinstance(error, GppError):
             print(f"error: {error}", file=sys.stderr)
         else:

@@ -17,6 +17,7 @@ from gpp.runtime.job import Job
 class Simulate(AbstractEngine):
     """Predicts only."""
 
+    runs: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "simulate"

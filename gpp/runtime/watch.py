@@ -164,6 +164,12 @@ def process(pid: int) -> Process | None:
     return Process(words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"))
 
 
+def said_pids(ranks: Path, world: int) -> dict[int, int]:
+    """rank -> process, of those that have said so: for workers that were not started one by one."""
+    states = {rank: read_state(status_path(ranks, rank)) for rank in range(world)}
+    return {rank: state.pid for rank, state in states.items() if state and state.pid}
+
+
 @dataclass(slots=True, kw_only=True)
 class LocalWatch:
     """The controller's look at workers of its own machine.

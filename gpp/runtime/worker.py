@@ -157,7 +157,7 @@ class Worker:
             )
         return out
 
-    def _evaluation(self) -> Interpreter:
+    def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
@@ -208,7 +208,7 @@ class Worker:
         self.kept.append({"step": step, "start": start, "end": end, "waited_s": waited, "events": events})
         return {"step": step, "start": start, "end": end, **self._results(self.training)}
 
-    def _begin(self, interpreter: Interpreter, split: str, order: torch.Tensor) -> None:
+    def _begin(self, interpreter: Interpreter[StageRunner], split: str, order: torch.Tensor) -> None:
         for s, runner in interpreter.runners.items():
             runner.begin(
                 self._fetch(split, order, runner.module.inputs),
@@ -221,7 +221,7 @@ class Worker:
         return pass_seed(self.job.settings.seed, self.step, stage, microbatch, replica)
 
     @staticmethod
-    def _results(interpreter: Interpreter) -> dict[str, float]:
+    def _results(interpreter: Interpreter[StageRunner]) -> dict[str, float]:
         """The device's share of each result, over its stages."""
         out: dict[str, float] = {}
         for runner in interpreter.runners.values():

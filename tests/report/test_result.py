@@ -20,6 +20,7 @@ KEYS = [
     "plan",
     "predicted",
     "measured",
+    "prediction_error",
     "loss",
     "final_metric",
     "planning_peak_bytes",

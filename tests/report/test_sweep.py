@@ -109,6 +109,20 @@ def test_other_overrides_are_groups_of_their_own(run4: RunRecord) -> None:
     assert [g["speedup_over_sequential"]["measured"] for g in groups] == [1.0, 2.0, 1.0, 2.0]
 
 
+def test_how_far_what_was_measured_is_from_what_was_predicted(run4: RunRecord) -> None:
+    took = {"sequential": (2.0, 2.2), "graphpipe": (1.0, 1.05)}
+    jobs = []
+    for strategy, (predicted, measured) in took.items():
+        result = of(run4, predicted, strategy=strategy, prediction_error=measured / predicted - 1)
+        result["measured"]["iteration_s"] = measured
+        jobs.append(Job(name=strategy, overrides={"strategy": strategy}, result=result))
+    summary = summarise(jobs)
+    assert [g["prediction_error"] for g in summary["groups"]] == pytest.approx([0.1, 0.05])
+    assert summary["errors"]["iteration_s"] == pytest.approx({"median": 0.075, "max": 0.1})
+    assert summary["errors"]["speedup_over_sequential"] == pytest.approx(dict.fromkeys(("median", "max"), 2.2 / 1.05 / 2.0 - 1))
+    assert summarise([])["errors"]["iteration_s"] == {"median": None, "max": None}
+
+
 def test_a_strategy_with_its_own_engine_is_compared_too(run4: RunRecord) -> None:
     jobs = [
         Job(name="0", overrides={}, result=of(run4, 2.0, strategy="sequential", engine="distributed")),

@@ -1,0 +1,55 @@
+"""What the cost model gives each stage of a plan, as plain numbers: all that an emulated device has to know of a model.
+
+The simulator asks the same methods of `Problem`, so emulated and simulated times cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpp.cost.problem import Problem
+from gpp.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One stage's times and bytes on each of its devices.
+
+    Args:
+        forward_s, backward_s: of one micro-batch; the slowest of the stage's devices decides.
+        last_forward_s, last_backward_s: of the last one, which is smaller where its size does not divide the mini-batch.
+        update_s: the optimizer's step.
+        resident_bytes: memory without any micro-batch in flight.
+        microbatch_bytes: memory of each micro-batch between its forward and its backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    last_forward_s: float
+    last_backward_s: float
+    update_s: float
+    resident_bytes: float
+    microbatch_bytes: float
+
+
+def stage_costs(problem: Problem, plan: Plan) -> tuple[StageCost, ...]:
+    """The costs of every stage of `plan`, in order."""
+    out = []
+    for stage in plan.stages:
+        b, t = stage.microbatch_size, stage.tensor_parallel
+        rest = plan.minibatch_size % b or b
+        whole, last = (problem.stage_times(stage.ops, n, stage.devices, stage.recompute, t) for n in (b, rest))
+        # Memory grows by the same amount with every micro-batch, so two points give the line.
+        one, two = (problem.stage_memory(stage.ops, b, len(stage.devices), n * b, stage.recompute, t) for n in (1, 2))
+        out.append(
+            StageCost(
+                forward_s=whole[0],
+                backward_s=whole[1],
+                last_forward_s=last[0],
+                last_backward_s=last[1],
+                update_s=problem.cost.update_s(problem.trainable_bytes(stage.ops, t), problem.cluster.devices[stage.devices[0]]),
+                resident_bytes=2 * one - two,
+                microbatch_bytes=two - one,
+            )
+        )
+    return tuple(out)

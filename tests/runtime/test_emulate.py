@@ -1,0 +1,262 @@
+"""Emulated devices: their virtual clock is the simulator's time, their real one is close to it; both through the real runtime."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpp.cost.problem import Problem
+from gpp.data.synthetic import Synthetic
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
+from gpp.optimizers import SGD
+from gpp.plan import Plan, make_plan
+from gpp.planners.even import Even
+from gpp.program import WORLD, reduce_groups
+from gpp.runtime.channels import FakeNetwork, FakeTransport
+from gpp.runtime.emulate import Emulate
+from gpp.runtime.emulate_worker import Agree, EmulatedWorker
+from gpp.runtime.job import Job, assemble
+from gpp.runtime.pace import Pace
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.timeline import Timeline
+from tests.cli import run, start
+from tests.cost.test_variants import split_plan, split_problem
+from tests.planners.cases import random_problem, uneven
+from tests.runtime import inprocess
+from tests.runtime.test_in_process import random_partition
+
+
+def frozen(graph: OpGraph, count: int, rng: random.Random) -> OpGraph:
+    """The first `count` operators train nothing and get no gradients, and some further tensors carry none."""
+    none = {"backward_flops": 0.0, "saved_bytes": 0.0, "params": ()}
+    ops = tuple(replace(op, **none) if i < count else op for i, op in enumerate(graph.ops))
+    tensors = tuple(
+        replace(t, differentiable=t.producer >= count and min(t.consumers) >= count and rng.random() < 0.9) for t in graph.tensors
+    )
+    used = {name for op in ops for name in op.params}
+    return replace(graph, ops=ops, tensors=tensors, params=tuple(p for p in graph.params if p.name in used))
+
+
+def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
+    """Stages on unequal devices with replicas, of unequal micro-batches; some recompute, some share a device."""
+    rng = random.Random(seed)
+    schedule = rng.choice([OneFOneB(), GPipe()])
+    problem = replace(random_problem(seed, max_ops=12, max_devices=6), in_flight=schedule.in_flight)
+    problem = uneven(problem, seed) if rng.random() < 0.6 else problem
+    graph = frozen(problem.graph, rng.choice([0, 0, problem.graph.num_ops // 2]), rng)
+    problem = replace(problem, graph=graph, global_norm=rng.random() < 0.3)
+    devices = problem.cluster.num_devices
+    count = rng.randint(1, devices)
+    parts = random_partition(problem.graph, count, rng)
+    sizes = [rng.choice([2, 3, 4, 5]) for _ in parts]
+    extra = sorted(rng.choice([0, 0, devices - count]) * (p == count - 1) for p in range(count))
+    plan = make_plan(
+        problem,
+        "random",
+        [(mask, 1 + min(more, size - 1)) for mask, more, size in zip(parts, extra, sizes, strict=True)],
+        sizes,
+        k=rng.choice([1, 1, 2]),
+        chain=rng.random() < 0.3,
+    )
+    stages = [replace(s, recompute=s.ops) if rng.random() < 0.2 else s for s in plan.stages]
+    if count > 1 and rng.random() < 0.3:
+        stages[-1] = replace(stages[-1], devices=stages[0].devices[: len(stages[-1].devices)])
+    return problem, replace(plan, stages=tuple(stages)), schedule
+
+
+def job_of(problem: Problem, plan: Plan, schedule: AbstractSchedule) -> tuple[Job, Timeline]:
+    """A job without a model, and its prediction."""
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    job = assemble(
+        Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
+        problem,
+        plan,
+        strategy,
+        optimizer=SGD(lr=0.1, clip_norm=1.0 if problem.global_norm else None),
+        data=Synthetic(num_samples=1, num_test_samples=1),
+        model=None,
+        steps=3,
+        dtype="float32",
+        seed=0,
+        train_samples=0,
+        **Emulate(budget_s=1.0).worker_settings,
+    )
+    return job, strategy.predict(plan, problem)
+
+
+def workers_of(job: Job) -> list[EmulatedWorker]:
+    devices = sorted(job.plan.stages_of_device)
+    network = FakeNetwork(reduce_groups(job.plan, job.graph), len(devices))
+
+    def agree(transport: FakeTransport, place: int) -> Agree:
+        def largest(values: list[float]) -> list[float]:
+            table = torch.zeros(len(devices), len(values), dtype=torch.float64)
+            table[place] = torch.tensor(values, dtype=torch.float64)
+            transport.reduce(WORLD, table)
+            return table.max(0).values.tolist()
+
+        return largest
+
+    transports = [FakeTransport(network, device) for device in devices]
+    return [
+        EmulatedWorker(job, device_id=device, transport=transport, agree=agree(transport, place))
+        for place, (device, transport) in enumerate(zip(devices, transports, strict=True))
+    ]
+
+
+def step(workers: list[EmulatedWorker], time_scale: float) -> list[dict[str, Any]]:
+    calls: list[Callable[[], Any]] = [lambda w=w: w.step(time_scale) for w in workers]
+    return inprocess.in_threads(calls)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> None:
+    job, predicted = job_of(*random_plan(seed))
+    job.save(tmp_path)
+    workers = workers_of(Job.load(tmp_path))
+    step(workers, 0.0)
+    done = step(workers, 0.0)
+    assert max(record["virtual_s"] for record in done) == pytest.approx(predicted.metrics.iteration_s, rel=1e-12)
+    # Each device's own end, too: the later of what it did last.
+    ends = {w.device_id: record["virtual_s"] for w, record in zip(workers, done, strict=True)}
+    last = {d: max(e.end_s for e in predicted.events if e.device == d and e.kind in "FBRNU") for d in ends}
+    assert ends == pytest.approx(last, rel=1e-12)
+    kinds = [(e.kind, e.stage, e.microbatch) for record in done for e in record["events"] if e.kind in "FBRNU"]
+    assert sorted(kinds) == sorted((e.kind, e.stage, e.microbatch) for e in predicted.events if e.kind in "FBRNU")
+    peaks = {w.device_id: round(sum(r.peak_memory_bytes for r in w.runners.values())) for w in workers}
+    assert peaks == pytest.approx(predicted.metrics.peak_memory_bytes, abs=1)
+    sent = sum(e.num_bytes for record in done for e in record["events"] if e.kind in ("SF", "SB", "R"))
+    assert sent == pytest.approx(predicted.metrics.communication_bytes, rel=1e-3, abs=16 * len(workers))
+
+
+def test_the_random_plans_cover_what_can_be_planned() -> None:
+    found = [random_plan(seed)[:2] for seed in range(40)]
+    plans = [plan for _, plan in found]
+    assert any(len(stage.devices) > 1 for plan in plans for stage in plan.stages)
+    assert any(len({stage.microbatch_size for stage in plan.stages}) > 1 for plan in plans)
+    assert any(plan.shares_devices for plan in plans)
+    assert any(stage.recompute for plan in plans for stage in plan.stages)
+    assert any(not problem.cluster.homogeneous for problem, _ in found)
+    assert any(problem.global_norm for problem, _ in found)
+    assert any(plan.minibatch_size % stage.microbatch_size for plan in plans for stage in plan.stages)
+    assert any(not plan.runs_backward(s, problem.graph) for problem, plan in found for s in range(len(plan.stages)))
+    assert any(not t.differentiable for problem, _ in found for t in problem.graph.tensors)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_tensor_parallel_stages_are_only_times(replicas: int) -> None:
+    problem = split_problem(2 + 2 * replicas)
+    job, predicted = job_of(problem, split_plan(problem, replicas), OneFOneB())
+    done = step(workers_of(job), 0.0)
+    assert max(record["virtual_s"] for record in done) == pytest.approx(predicted.metrics.iteration_s, rel=1e-12)
+
+
+def test_real_time_follows_the_virtual_one_and_never_runs_ahead() -> None:
+    job, predicted = job_of(*random_plan(3))
+    workers = workers_of(job)
+    scale = 0.5 / predicted.metrics.iteration_s
+    done = step(workers, scale)
+    took = (max(r["end"] for r in done) - done[0]["start"]) / scale
+    assert 1.0 <= took / predicted.metrics.iteration_s < 1.2
+    expected = {(e.device, e.kind, e.stage, e.microbatch): e.start_s for e in predicted.events if e.kind in "FB"}
+    for record in done:
+        for e in record["events"]:
+            if e.kind in "FB":
+                assert (e.start_s - record["start"]) / scale >= expected[e.device, e.kind, e.stage, e.microbatch] * (1 - 1e-9)
+
+
+def test_the_pace_makes_the_runtime_small_within_its_budget() -> None:
+    pace = Pace(budget_s=60.0, overhead=0.02)
+    assert pace.choose(0.5, 0.1, 2) == pytest.approx(10.0)  # 0.1 s is 2 % of 5 s
+    assert pace.choose(0.5, 10.0, 2) == pytest.approx(60.0)  # two steps of 30 s
+    assert pace.choose(20.0, 0.1, 2) == pytest.approx(0.25)  # faster than real
+    assert pace.choose(0.5, 0.001, 2) == pytest.approx(2.0 / 0.5)  # no shorter than 2 s
+    assert replace(pace, time_scale=3.0).choose(0.5, 0.1, 2) == 3.0
+    assert math.isfinite(pace.choose(0.0, 0.1, 2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("budget_s", 0.0), ("overhead", 1.0), ("overhead", 0.0), ("time_scale", 0.0), ("max_steps", 1)]
+)
+def test_settings_that_cannot_be_are_refused(setting: str, value: Any) -> None:
+    with pytest.raises(InvalidConfig, match=f"engine.{setting}"):
+        Emulate(**{setting: value})
+
+
+COMMON = ["model=mmt_small", "cluster=mixed_2x4", "cost=analytical", "engine=emulate", "logger=none", "minibatch_size=32"]
+
+
+@pytest.mark.dist
+def test_eight_unequal_devices_on_this_machine(tmp_path: Path) -> None:
+    done = run(tmp_path, *COMMON, "engine.budget_s=4", "steps=3")
+    assert done.code == 0, done.out
+    result = done.result
+    assert result["engine"] == "emulate" and result["loss"] == []
+    emulation, predicted, measured = result["emulation"], result["predicted"], result["measured"]
+    assert emulation["virtual_iteration_s"] == pytest.approx(predicted["iteration_s"], rel=1e-9)
+    assert len(emulation["step_s"]) == 2
+    assert 0 <= result["prediction_error"] < 0.25
+    assert measured["peak_memory_bytes"] == predicted["peak_memory_bytes"]
+    assert measured["communication_bytes"] == pytest.approx(predicted["communication_bytes"], rel=1e-3)
+    assert not (tmp_path / "job" / "weights.safetensors").exists() and not (tmp_path / "checkpoints").exists()
+    timelines = json.loads((tmp_path / "timeline.json").read_text())
+    assert {e[0] for e in timelines["measured"]["events"]} == {int(d) for d in predicted["peak_memory_bytes"]}
+    assert "virtual" in done.out
+
+
+@pytest.mark.dist
+def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    process = start(tmp_path, *COMMON, "engine.time_scale=5000")
+    try:
+        victim = _a_child_of_a_worker(tmp_path)
+        os.kill(victim, signal.SIGKILL)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1, out
+    assert "killed by SIGKILL" in out
+    assert not _workers(tmp_path), "orphans"
+
+
+def _workers(run_dir: Path) -> list[tuple[int, int]]:
+    """(process, parent) of every process of a run's workers."""
+    out = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if b"gpp.runtime.emulate_worker" in words and os.fsencode(run_dir) in words:
+                out.append((int(entry.name), parent))
+    return out
+
+
+def _a_child_of_a_worker(run_dir: Path) -> int:
+    """A forked worker that has begun its steps."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = _workers(run_dir)
+        pids = {pid for pid, _ in found}
+        forked = [pid for pid, parent in found if parent in pids]
+        if forked and (run_dir / "ranks" / "rank_0.jsonl").exists():
+            return forked[-1]
+        time.sleep(0.1)
+    raise AssertionError("no worker came up")
