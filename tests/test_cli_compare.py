@@ -54,7 +54,7 @@ def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["strategies=[graphpip]"], "strategies=graphpip: no such strategy; there are even,"),
+        (["strategies=[graphpip]"], "strategies=graphpip: no such strategy; there are data_parallel,"),
         (["strategies=[graphpip]"], "Fix: use graphpipe"),
         (["strategies=[]"], "mode=compare needs one strategy at least"),
         (["strategies=[even,sequential]", "strategy.planner.max_candidates=3"], "none of even, sequential has this setting"),
