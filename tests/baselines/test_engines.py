@@ -21,8 +21,10 @@ pytestmark = pytest.mark.dist
 BATCH_NORM = ("model.norm=batch",)
 CASES = [
     Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
+    Case("digits_tasks", "data_parallel", stages=1),
     Case("mlp", "torch_pipelining"),
     Case("digits", "torch_pipelining", "GPipe"),
+    Case("digits_tasks", "torch_pipelining", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
     Case("inception_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
@@ -31,6 +33,7 @@ CASES = [
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed"),
     Case("digits", "deepspeed"),
+    Case("digits_tasks", "deepspeed", seed=8),
     Case("dlrm_small", "deepspeed"),
     Case("inception_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
