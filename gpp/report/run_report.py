@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 from gpp.report import text
@@ -142,15 +143,17 @@ def _memory(run: RunRecord) -> str:
     return scroll(chart)
 
 
+def _over_steps(values: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values)]
+
+
 def _training(run: RunRecord) -> str:
     charts = []
     if run.losses:
-        charts.append(
-            line_chart(
-                [("training loss", MEASURED, [(float(i), float("nan") if v is None else v) for i, v in enumerate(run.losses)])],
-                title="Training loss over steps",
-            )
-        )
+        lines = [("training loss", MEASURED, _over_steps(run.losses))]
+        for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
+            lines.append((name, tone(i + 1).dark, _over_steps(values)))
+        charts.append(line_chart(lines, title="Training loss over steps"))
     names = sorted({name for entry in run.evals for name in entry if name != "step"})
     for name in names:
         pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]

@@ -93,3 +93,10 @@ def test_text_is_readable_on_every_fill() -> None:
 
 def test_sixteen_branches_look_different() -> None:
     assert len({(tone(b).light, tone(b).hatched) for b in range(16)}) == 16
+
+
+def test_terms_of_a_loss_are_drawn_beside_their_sum(run4: RunRecord) -> None:
+    halves = [value / 2 for value in run4.losses]
+    run = replace(run4, result={**run4.result, "loss_terms": {"contrastive": halves, "caption": halves}})
+    assert {"training loss", "contrastive", "caption"} <= set(parse(run_report(run)).words)
+    assert "caption" not in parse(run_report(run4)).words
