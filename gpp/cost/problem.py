@@ -5,7 +5,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -88,10 +88,13 @@ class Problem:
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
     def op_times(self, samples: int, device: int) -> OpTimes:
-        """Times of every operator for `samples` samples on device number `device`."""
+        """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated."""
         key = (samples, self.kind_of_device[device])
         if key not in self._times:
-            self._times[key] = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
+            times = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
+            if self.graph.differentiated != self.graph.all_mask:
+                times = replace(times, backward_s=np.where(self.graph.amounts.differentiated, times.backward_s, 0.0))
+            self._times[key] = times
         return self._times[key]
 
     def stage_times(

@@ -112,6 +112,7 @@ class Amounts:
         param_bytes: of all parameters that an operator reads.
         gathered_bytes: of those among them that are gathered.
         trains: whether it reads a trainable parameter.
+        differentiated: whether a backward pass runs through it.
     """
 
     forward_flops: np.ndarray
@@ -122,6 +123,7 @@ class Amounts:
     param_bytes: np.ndarray
     gathered_bytes: np.ndarray
     trains: np.ndarray
+    differentiated: np.ndarray
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -259,10 +261,10 @@ class OpGraph:
     def differentiated(self) -> int:
         """Mask of the operators that backward passes run through.
 
-        The others train nothing, hand on no gradients, and keep and compute nothing backwards: a frozen tower up to the
-        first trainable operator.
+        The others train nothing, hand on no gradients and compute nothing backwards: a frozen tower up to the first trainable
+        operator. (What they save is their output, if a trained operator reads it.)
         """
-        out = mask_of(i for i, op in enumerate(self.ops) if self.trained_by[i] or op.backward_flops > 0 or op.saved_bytes > 0)
+        out = mask_of(i for i, op in enumerate(self.ops) if self.trained_by[i] or op.backward_flops > 0)
         for tensor in self.tensors:
             if tensor.differentiable:
                 out |= mask_of((tensor.producer, *tensor.consumers))
@@ -304,6 +306,7 @@ class OpGraph:
             param_bytes=np.array([sum(param.num_bytes for param in read) for read in params], dtype=float),
             gathered_bytes=np.array([sum(param.num_bytes for param in read if param.gathered) for read in params], dtype=float),
             trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),
+            differentiated=np.array([self.differentiated >> i & 1 for i in range(self.num_ops)], dtype=bool),
         )
 
     @cached_property

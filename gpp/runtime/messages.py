@@ -17,6 +17,7 @@ from gpp.plan import Plan
 from gpp.program import SENDS, Action
 from gpp.runtime.channels import Channel
 from gpp.runtime.rings import RingSize
+from gpp.schedules.passes import POSTED_AHEAD
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
@@ -130,3 +131,19 @@ def ring_sizes(actions: Iterable[Action], device: int, borders: Mapping[int, Bor
         largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
+
+
+def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
+    """How many sends a device may have under way in a training step; None where its backward passes hold it back already.
+
+    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead, and the
+    messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one of them keeps in
+    flight, so with room for those on every edge, and for what is posted ahead, somebody always waits for the oldest message.
+    """
+    found = list(actions)
+    if any(action.kind == "B" for action in found):
+        return None
+    sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
+    smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)
+    ahead = -(-max(stage.in_flight for stage in plan.stages) // smallest)
+    return max(sends.values(), default=1) * (ahead + POSTED_AHEAD)

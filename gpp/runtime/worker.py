@@ -26,7 +26,7 @@ from gpp.runtime.channels import AbstractTransport, Channel, TorchTransport
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
-from gpp.runtime.messages import border, ring_sizes
+from gpp.runtime.messages import border, most_sends, ring_sizes
 from gpp.runtime.meter import MemoryMeter
 from gpp.runtime.network import FAR_S
 from gpp.runtime.process import KEPT_STEPS, check_world, connect, disconnect, guarded, write_line
@@ -89,6 +89,7 @@ class Worker:
             device_id=device_id,
             gradients=self.gradients,
             update=self._update,
+            pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
         )
         self.evaluation = self._evaluation() if job.evaluation else None

@@ -128,6 +128,19 @@ class Frozen(nn.Module):
         return self.s3(self.s1(self.s0(x)), self.s2(other))
 
 
+class FrozenSkip(nn.Module):
+    """A frozen stage that feeds a trained chain at its beginning and at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3 = layer(), layer(), layer(), Join(2)
+        self.s0.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.s0(x)
+        return self.s3(h, self.s2(self.s1(h)))
+
+
 class Integers(nn.Module):
     """Token ids in; the stage between hands ids on as well."""
 
@@ -248,7 +261,7 @@ class Turning(nn.Module):
 NETWORKS = {
     kind.__name__: kind
     for kind in (
-        *(Chain, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, Integers, Masking, Dropping),
+        *(Chain, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, FrozenSkip, Integers, Masking, Dropping),
         *(NormedBatch, Turned, ThreeOutputs),
     )
 }

@@ -62,6 +62,7 @@ CASES = {
     "frozen tower": Case(network="Frozen"),
     "frozen tower, replicas": Case(network="Frozen", replicas=(2, 1, 2, 1)),
     "frozen tower in a chain": Case(network="Frozen", chain=True),
+    "frozen stage with a skip": Case(network="FrozenSkip"),
     "integer inputs": Case(network="Integers"),
     "boolean edge": Case(network="Masking"),
     "transposed edge": Case(network="Turned"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
 from gpp.optimizers import SGD
 from gpp.plan import make_plan
+from gpp.runtime.channels import FakeTransport
+from gpp.runtime.messages import most_sends
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -22,6 +25,7 @@ from gpp.scoring import can_score, score
 from gpp.simulator import simulate
 from tests.graphs import chain, problem
 from tests.runtime import inprocess
+from tests.runtime.test_equality import captured, parts_of, problem_of
 
 DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
 FROZEN = (0, 1, 2)
@@ -110,3 +114,65 @@ def test_a_frozen_start_of_a_chain_streams() -> None:
     of = problem(frozen, 2, 6)
     plan = make_plan(of, "test", [(1, 1), (2, 1)], 1)
     assert simulate(lower(plan, frozen, OneFOneB()), plan, of).metrics.iteration_s == pytest.approx(1 + 3 * 6)
+    # what a pass costs at the least is not charged for one that there is not
+    fixed = problem(frozen, 2, 6, fixed_s=0.5)
+    metrics = [simulate(lower(plan, frozen, OneFOneB()), plan, fixed).metrics, score(plan, fixed, [2, 1]).metrics]
+    assert metrics[0] == metrics[1] and metrics[0].iteration_s == pytest.approx(1.5 + 4.0 * 6)
+
+
+def test_an_output_that_others_save_is_not_a_backward_of_its_own() -> None:
+    """The frozen layer's activation is saved by the trained layer that reads it."""
+    _, found, _ = captured("FrozenSkip")
+    first = parts_of(found.graph)[0]
+    assert any(op.saved_bytes > 0 for i, op in enumerate(found.graph.ops) if first >> i & 1)
+    assert not first & found.graph.differentiated and found.graph.all_mask & ~first == found.graph.differentiated
+
+
+class Narrow:
+    """A transport whose sends are under way until they have been read, and which counts them."""
+
+    def __init__(self, inner: FakeTransport, device: int) -> None:
+        self.inner, self.device, self.most = inner, device, 0
+        self.post, self.send, self.reduce, self.prepare = inner.post, inner.send, inner.reduce, inner.prepare
+
+    def waiting(self) -> int:
+        queues = self.inner._network.queues
+        return sum(queues[channel].qsize() for channel in list(queues) if channel[3] == self.device)
+
+    def flush(self, limit: int = 0) -> None:
+        self.most = max(self.most, self.waiting())
+        deadline = time.monotonic() + 30
+        while self.waiting() > limit:
+            assert time.monotonic() < deadline, "nobody reads"
+            time.sleep(1e-4)
+
+
+@pytest.mark.parametrize(("schedule", "k"), [(OneFOneB(), 1), (OneFOneB(), 2), (GPipe(), 1)])
+@pytest.mark.parametrize("network", ["Frozen", "FrozenSkip"])
+def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractSchedule, k: int, tmp_path: Path) -> None:
+    """24 micro-batches: unbounded, the tower would have them all under way; bounded, nobody starves."""
+    model, found, weights = captured(network)
+    masks = parts_of(found.graph)
+    of = replace(problem_of(found, schedule, len(masks)), minibatch_size=24)
+    plan = make_plan(of, "test", [(mask, 1) for mask in masks], 1, k=k, ordered=True)
+    data = Synthetic(num_samples=24, num_test_samples=8)
+    job = inprocess.make_job(found, of, plan, schedule, model=model, data=data, optimizer=OPTIMIZER, steps=2, dtype="float64")
+    limits = [most_sends(job.program.actions[s], plan) for s in range(len(masks))]
+    assert limits[0] is not None and limits[-1] is None
+    job.save(tmp_path, weights)
+    workers = inprocess.workers_of(job, tmp_path)
+    narrow = []
+    for worker in workers:
+        assert isinstance(worker.transport, FakeTransport)
+        narrow.append(Narrow(worker.transport, worker.device_id))
+        for part in (worker, worker.training, *worker.training.runners.values()):
+            part.transport = narrow[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    inprocess.in_threads([lambda w=w: [w.train_step(step) for step in range(2)] for w in workers])
+    _, params = inprocess.reference(model, data, OPTIMIZER, weights, steps=2, minibatch_size=24, dtype="float64")
+    for worker in workers:
+        for name, param in worker.params.items():
+            torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-8)
+    if schedule.in_flight == "depth":
+        per_microbatch = 2 if network == "FrozenSkip" else 1
+        assert limits[0] < 24 * per_microbatch
+        assert narrow[0].most <= limits[0] + per_microbatch
