@@ -299,12 +299,12 @@ class Experiment:
         out = list(self.engine.check(plan)) if self.trains else []
         buffers = sorted({name for node in captured.nodes for name in node.mutates})
         smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
-        whole_model = self.engine.planner is not None
-        if captured.coupled and smallest < plan.minibatch_size and (self.loss_scope == "microbatch" or whole_model):
+        if captured.coupled and smallest < plan.minibatch_size and self.loss_scope == "microbatch":
+            shards = isinstance(self.engine.planner, DataParallel)
             out.append(
                 f"the loss compares the samples of a batch, and a batch is what a device has at once, {smallest} samples or more: "
                 "the loss is not that of the whole mini-batch. Fix: "
-                + ("engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch")
+                + ("engine=distributed loss.scope=minibatch" if shards else "loss.scope=minibatch")
             )
         if buffers and smallest < plan.minibatch_size:
             out.append(
