@@ -40,7 +40,8 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     assert str(cfg.hydra.mode) == "RunMode.MULTIRUN"
     for group, words in cfg.hydra.sweeper.params.items():
         if group in GROUPS:
-            assert all((CONF / group / f"{word}.yaml").exists() for word in words.split(",")), group
+            folders = (CONF / group, ROOT / "sweeps" / group)
+            assert all(any((folder / f"{word}.yaml").exists() for folder in folders) for word in words.split(",")), group
     SweepReport(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
 
 

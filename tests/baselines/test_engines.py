@@ -97,7 +97,10 @@ def test_each_goes_on_from_its_checkpoint(case: Case, runs: dict[Case, Path]) ->
     assert again.losses == {step: whole.losses[step] for step in range(2, STEPS)}
     state, same = final(runs[case]), final(runs[case] / "resumed")
     assert state.keys() == same.keys()
-    assert all(torch.equal(state[name], same[name]) for name in state)
+    # DDP orders its buckets anew after the first step of a process, so its sums over ranks may differ in the last bit.
+    atol = 1e-12 if case.engine == "data_parallel" else 0.0
+    for name in state:
+        torch.testing.assert_close(state[name], same[name], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
