@@ -34,6 +34,7 @@ from gpp.planners.data_parallel import DataParallel
 from gpp.planners.lower_bound import Bound, lower_bound
 from gpp.planners.sequential import Sequential
 from gpp.planners.single import Single
+from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.resume import Checkpoints, Found, Training, find, training_of
@@ -256,18 +257,8 @@ class Experiment:
         if isinstance(self.model, Profile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":
-            self._check_whole(captured)
+            check_whole_loss(captured, self.minibatch_size)
         return coarsen_for(captured, self.max_ops, self.loss_scope)
-
-    def _check_whole(self, captured: Captured) -> None:
-        """Refuse a loss on whole mini-batches where there is none to set apart."""
-        if not captured.loss_ops or captured.batch not in (None, self.minibatch_size):
-            rule = (
-                f"needs the operators of a loss function, which {captured.name} does not name"
-                if captured.batch is None
-                else f"needs a model that runs at any batch size; {captured.name} runs at {captured.batch} only"
-            )
-            raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch")
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.
@@ -332,20 +323,8 @@ class Experiment:
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """What a user should know of this plan before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
-        buffers = sorted({name for node in captured.nodes for name in node.mutates})
-        smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
-        whole_model = self.engine.planner is not None
-        if captured.coupled and smallest < plan.minibatch_size and (self.loss_scope == "microbatch" or whole_model):
-            out.append(
-                f"the loss compares the samples of a batch, and a batch is what a device has at once, {smallest} samples or more: "
-                "the loss is not that of the whole mini-batch. Fix: "
-                + ("engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch")
-            )
-        if buffers and smallest < plan.minibatch_size:
-            out.append(
-                f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
-                "batch statistics differ from those of the whole mini-batch"
-            )
+        whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
         return tuple(out)

@@ -1,0 +1,48 @@
+"""What changes in a model's meaning when its mini-batch is cut into micro-batches."""
+
+from __future__ import annotations
+
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.plan import Plan
+
+
+def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
+    """Refuse a loss on whole mini-batches where there is none to set apart.
+
+    Raises:
+        InvalidConfig: the model names no operators of a loss, or runs at another batch size only.
+    """
+    if not captured.loss_ops or captured.batch not in (None, minibatch_size):
+        rule = (
+            f"needs the operators of a loss function, which {captured.name} does not name"
+            if captured.batch is None
+            else f"needs a model that runs at any batch size; {captured.name} runs at {captured.batch} only"
+        )
+        raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch")
+
+
+def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_model: bool) -> list[str]:
+    """What is not as it would be on whole mini-batches.
+
+    Args:
+        whole_loss: the loss has a stage of its own for whole mini-batches.
+        whole_model: the engine runs the user's own module, which has no such stage.
+    """
+    out = []
+    buffers = sorted({name for node in captured.nodes for name in node.mutates})
+    smallest = min(stage.microbatch_size // len(stage.replicas) for stage in plan.stages)
+    if smallest == plan.minibatch_size:
+        return out
+    if captured.coupled and (whole_model or not whole_loss):
+        out.append(
+            f"the loss compares the samples of a batch, and a batch is what a device has at once, {smallest} samples or more: "
+            "the loss is not that of the whole mini-batch. Fix: "
+            + ("engine=distributed loss.scope=minibatch" if whole_model else "loss.scope=minibatch")
+        )
+    if buffers:
+        out.append(
+            f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
+            "batch statistics differ from those of the whole mini-batch"
+        )
+    return out
