@@ -11,6 +11,8 @@ from typing import Literal
 from gpp.cost.problem import Problem
 from gpp.errors import GppError, Infeasible
 from gpp.plan import Plan
+from gpp.planners.sequential import Sequential
+from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 
@@ -89,3 +91,14 @@ def compare(
 def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
     """The shortest predicted iteration; of equals the first. None where no strategy has a plan."""
     return min((a for a in attempts if a.status == "ok"), key=lambda a: a.iteration_s, default=None)
+
+
+def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
+    """What `sequential` makes of the problem, to stand beside a strategy's own; nothing beside itself, or without a plan."""
+    if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
+        return ()
+    # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
+    replication = getattr(strategy.planner, "replication", True)
+    sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
+    found = attempt(sequential, problem, record=False)
+    return (found,) if found.status == "ok" else ()

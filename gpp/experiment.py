@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpp.cluster import Cluster
-from gpp.comparison import Attempt, attempt, compare
+from gpp.comparison import Attempt, beside, compare
 from gpp.cost.analytical import Analytical
 from gpp.cost.base import AbstractCostModel
 from gpp.cost.problem import Problem, check_batch
@@ -22,22 +22,21 @@ from gpp.cost.profiled import Profiled, cpu_setting
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.explain.explanation import Explanation, explain
-from gpp.explain.what_if import Shape, WhatIf
+from gpp.explain.what_if import planned
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loss_scope import SCOPES, coarsen_for, loss_mask
-from gpp.models.base import AbstractModel, describe
+from gpp.models.base import AbstractModel
 from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.planners.data_parallel import DataParallel
 from gpp.planners.lower_bound import Bound, lower_bound
-from gpp.planners.sequential import Sequential
 from gpp.planners.single import Single
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.resume import Checkpoints, Found, Training, find, training_of
+from gpp.runtime.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -203,16 +202,8 @@ class Experiment:
                     f"set minibatch_size={num_train} or less, or use more data",
                 )
             if self.resumed is not None:
-                self.resumed.refuse_another(
-                    Training(
-                        model=describe(self.model),
-                        dtype=self.dtype,
-                        minibatch_size=self.minibatch_size,
-                        seed=self.seed,
-                        train_samples=num_train,
-                        optimizer=describe(self.optimizer)["_target_"],
-                    )
-                )
+                sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
+                self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
 
     @cached_property
     def resumed(self) -> Found | None:
@@ -343,15 +334,7 @@ class Experiment:
         """What `sequential` makes of the same problem, to stand beside the plan's own."""
         if self.mode == "plan" and self.explain_s == 0:
             return ()  # nothing is to be planned again
-        if isinstance(self.strategy.planner, Single) or (
-            isinstance(self.strategy.planner, Sequential) and isinstance(self.strategy.schedule, OneFOneB)
-        ):
-            return ()
-        # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
-        replication = getattr(self.strategy.planner, "replication", True)
-        sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
-        found = attempt(sequential, problem, record=False)
-        return (found,) if found.status == "ok" else ()
+        return () if isinstance(self.strategy.planner, Single) else beside(self.strategy, problem)
 
     def compare(self, problem: Problem, starting: Callable[[str], None] = lambda name: None) -> tuple[Attempt, ...]:
         """What each of `strategies` makes of the problem; `starting` is told the name before each one's turn."""
@@ -363,17 +346,8 @@ class Experiment:
         """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
         if self._whole:
             return None
-        known = tuple(
-            WhatIf(
-                change=found.strategy,
-                how="planned",
-                iteration_s=found.iteration_s,
-                speedup=predicted.metrics.iteration_s / found.iteration_s,
-                shape=Shape.of(found.plan),
-            )
-            for found in baseline
-            if found.plan is not None
-        )
+        base_s = predicted.metrics.iteration_s
+        known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
         return explain(
             plan,
             predicted,

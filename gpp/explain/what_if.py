@@ -68,6 +68,11 @@ class WhatIf:
     reason: str = ""
 
 
+def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
+    """A plan that is known already, beside one that takes `base_s` seconds a step."""
+    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=Shape.of(plan))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
     """What planning again gave within its time."""

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.optimizers import LearningRate
+from gpp.models.base import AbstractModel, describe
+from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.values import from_json
 
 if TYPE_CHECKING:
@@ -176,6 +177,20 @@ def training_of(settings: Settings, captured: Captured) -> Training:
         seed=settings.seed,
         train_samples=settings.train_samples,
         optimizer=settings.optimizer["_target_"],
+    )
+
+
+def uncaptured(
+    model: AbstractModel, optimizer: AbstractOptimizer, *, dtype: str, seed: int, minibatch_size: int, train_samples: int
+) -> Training:
+    """The same, as far as it is known before the model is captured."""
+    return Training(
+        model=describe(model),
+        dtype=dtype,
+        minibatch_size=minibatch_size,
+        seed=seed,
+        train_samples=train_samples,
+        optimizer=describe(optimizer)["_target_"],
     )
 
 
