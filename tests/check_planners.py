@@ -134,7 +134,8 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
     """What is wrong with the remedy: every change that it names must give a plan."""
     memory = re.search(r"memory_bytes=([0-9.e+]+)", error.remedy)
     size = re.search(r"microbatch_size=(\d+)", error.remedy)
-    if not memory and not size:
+    minibatch = re.search(r"minibatch_size=(\d+)", error.remedy)
+    if not memory and not size and not minibatch:
         return f"the remedy names no change: {error}"
     changed = []
     if memory:
@@ -142,8 +143,10 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
             replace(device, memory_bytes=max(device.memory_bytes, float(memory[1]))) for device in problem.cluster.devices
         )
         changed.append(replace(problem, cluster=replace(problem.cluster, devices=devices)))
-    if size:
-        changed.append(replace(problem, microbatch_size=int(size[1])))
+    if minibatch:
+        problem = replace(problem, minibatch_size=int(minibatch[1]))
+    if size or minibatch:
+        changed.append(replace(problem, microbatch_size=int(size[1]) if size else problem.microbatch_size))
     for other in changed:
         try:
             strategy.plan(other)

@@ -4,7 +4,7 @@ Objective: none; there is one plan for each micro-batch size, and without an imp
 
 Constraints:
 1. All replicas get equally many samples of every micro-batch, as an average over replicas demands.
-2. Memory, which `Plan.validate` checks.
+2. Memory.
 
 Complexity: O(1).
 
@@ -20,6 +20,9 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.plan import Plan, make_plan
 from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.candidates import Assessor, Candidate
+from gpp.planners.infeasible import explain
+from gpp.planners.stage_costs import StageCosts
 
 
 @final
@@ -31,10 +34,13 @@ class DataParallel(AbstractPlanner):
         devices = problem.cluster.num_devices
         b = problem.microbatch_size or problem.minibatch_size
         if b % devices:
-            what = "micro-batch" if problem.microbatch_size else "mini-batch"
+            what, even = "micro-batch" if problem.microbatch_size else "mini-batch", -(-b // devices) * devices
+            change = f"minibatch_size={-(-problem.minibatch_size // even) * even}"
+            if problem.microbatch_size:
+                change = f"microbatch_size={even}" + (f" {change}" if problem.minibatch_size % even else "")
             raise Infeasible(
                 f"a {what} of {b} samples cannot be cut into equal shards for {devices} devices",
-                f"a {what} of {-(-b // devices) * devices} samples",
+                f"a {what} of {even} samples ({change})",
             )
         if problem.max_replicas is not None and devices > problem.max_replicas:
             raise Infeasible(
@@ -42,4 +48,23 @@ class DataParallel(AbstractPlanner):
                 f"not on {devices} devices",
                 f"{problem.max_replicas} devices",
             )
-        return make_plan(problem, "data_parallel", [(problem.graph.all_mask, devices)], b)
+        return whole_model(problem, "data_parallel", devices)
+
+
+def whole_model(problem: Problem, planner: str, devices: int) -> Plan:
+    """The plan of one stage.
+
+    Raises:
+        Infeasible: it does not fit into memory; names what would.
+    """
+
+    def attempt(problem: Problem, memory_scale: float) -> Candidate | None:
+        b = problem.microbatch_size or problem.minibatch_size
+        costs = StageCosts(problem, memory_scale=memory_scale)
+        found = Assessor(costs).assess([(problem.graph.all_mask, devices)], b, chain=True) if b % devices == 0 else None
+        return found if isinstance(found, Candidate) else None
+
+    if attempt(problem, 1.0) is None:
+        raise explain(problem, attempt)
+    b = problem.microbatch_size or problem.minibatch_size
+    return make_plan(problem, planner, [(problem.graph.all_mask, devices)], b)

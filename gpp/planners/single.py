@@ -2,7 +2,7 @@
 
 Objective: none; there is one plan for each micro-batch size, and without an imposed one the mini-batch is not cut.
 
-Constraints: memory, which `Plan.validate` checks.
+Constraints: memory.
 
 Complexity: O(1).
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import final
 
 from gpp.cost.problem import Problem
-from gpp.plan import Plan, make_plan
+from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.data_parallel import whole_model
 
 
 @final
@@ -25,5 +26,4 @@ class Single(AbstractPlanner):
     """One stage, one device."""
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        b = problem.microbatch_size or problem.minibatch_size
-        return make_plan(problem, "single", [(problem.graph.all_mask, 1)], b)
+        return whole_model(problem, "single", 1)
