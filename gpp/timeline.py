@@ -26,7 +26,7 @@ class Metrics:
     """METRICS of the run contract, the same for predicted and measured.
 
     `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own time for each
-    compute action, neither computing nor waiting for messages.
+    compute action, which goes neither into computing, nor into messages, nor into waiting for them.
     """
 
     iteration_s: float

@@ -276,14 +276,15 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
 
 
 def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
-    """Median over devices and steps of the time for a compute action that is neither computing nor waiting.
+    """Median over devices and steps of the time for a compute action that goes neither into computing, nor messages, nor waiting.
 
     None where the engine does not say how long its workers waited.
     """
     found = []
     for device in devices:
         for record in device["steps"]:
-            busy = [event for event in record["events"] if event[1] in COMPUTE or event[1] == "U"]
+            # What reductions take is in the waiting.
+            busy = [event for event in record["events"] if event[1] in COMPUTE or event[1] in ("U", "SF", "SB")]
             count = sum(event[1] in COMPUTE for event in busy)
             if "waited_s" in record and count:
                 wall_s = record["end"] - record["start"] - record["waited_s"]
