@@ -24,7 +24,7 @@ from gpp.report.svg import element, standalone
 from gpp.report.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-STRATEGIES = ("graphpipe", "sequential", "gpipe", "pipedream", "piper", "even")
+STRATEGIES = ("graphpipe", "graphpipe_shared", "sequential", "gpipe", "pipedream", "piper", "even")
 PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan")
 WIDTH = 1200.0
 
@@ -42,7 +42,7 @@ def draw(found: Attempt, graph: OpGraph, span: float) -> str:
     assert plan is not None and predicted is not None, found.reason
     of = branches(graph)
     tones = {s: tone(branch_of(stage, graph, of)) for s, stage in enumerate(plan.stages)}
-    rows = rows_of(plan.stage_of_device, tones, [predicted])
+    rows = rows_of(plan.stages_of_device, tones, [predicted])
     parts, y = [hatch_definition()], 0.0
     for svg in (
         draw_stage_graph(plan, graph, of, WIDTH),

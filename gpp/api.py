@@ -80,7 +80,8 @@ def problem(
     if isinstance(cost, Profiled):
         from gpp.capture.profiler import measured
 
-        cost = measured(cost, captured, graph, largest=minibatch_size, device=cluster.devices[0].kind, optimizer=optimizer)
+        device, beside = cluster.devices[0].kind, cost.num_companions(cluster)
+        cost = measured(cost, captured, graph, largest=minibatch_size, device=device, optimizer=optimizer, num_companions=beside)
     return Problem(
         graph=graph,
         cluster=cluster,

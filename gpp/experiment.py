@@ -287,15 +287,16 @@ class Experiment:
         return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
-        device = self.cluster.devices[0].kind
+        device, beside = self.cluster.devices[0].kind, cost.num_companions(self.cluster)
         if device == "cpu":
             # The common case needs no torch.
-            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__))
+            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__, beside))
             if found and (found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None):
                 return cost.add(found)
         from gpp.capture.profiler import measured
 
-        return measured(cost, captured, graph, largest=self.minibatch_size, device=device, optimizer=self.optimizer)
+        size, optimizer = self.minibatch_size, self.optimizer
+        return measured(cost, captured, graph, largest=size, device=device, optimizer=optimizer, num_companions=beside)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.

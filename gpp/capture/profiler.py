@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
 from gpp.cost.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
 from gpp.graph.captured import evaluate, is_loss
@@ -37,7 +38,14 @@ _SLOW_S = 0.25
 
 
 def measured(
-    cost: Profiled, captured: Captured, graph: OpGraph, *, largest: int, device: str = "cpu", optimizer: Any = None
+    cost: Profiled,
+    captured: Captured,
+    graph: OpGraph,
+    *,
+    largest: int,
+    device: str = "cpu",
+    optimizer: Any = None,
+    num_companions: int = 0,
 ) -> Profiled:
     """`cost` with the profile of `graph`, from disk where it is there and covers `largest` samples, else measured.
 
@@ -47,8 +55,9 @@ def measured(
         largest: samples of the largest micro-batch on one device that will be asked for.
         device: torch device to measure on.
         optimizer: an `AbstractOptimizer` whose step is timed too; None leaves the update to the fallback.
+        num_companions: busy devices beside it, as `cost.num_companions` has it.
     """
-    setting = setting_of(device, cost.num_threads, type(optimizer).__name__ if optimizer else "")
+    setting = setting_of(device, cost.num_threads, type(optimizer).__name__ if optimizer else "", num_companions)
     counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
     found = cost.load(graph, setting)
     if found is None or found.sample_counts[-1] < counts[-1]:
@@ -60,15 +69,16 @@ def measured(
             num_threads=cost.num_threads,
             budget_s=cost.budget_s,
             optimizer=optimizer,
+            num_companions=num_companions,
         )
         cost.store(graph, found)
     return cost.add(found)
 
 
-def setting_of(device: str, num_threads: int, optimizer: str = "") -> Setting:
+def setting_of(device: str, num_threads: int, optimizer: str = "", num_companions: int = 0) -> Setting:
     """What a measurement on `device` depends on."""
     if torch.device(device).type == "cpu":
-        return cpu_setting(num_threads, optimizer)
+        return cpu_setting(num_threads, optimizer, num_companions)
     return Setting(
         device_kind="cuda",
         device_name=torch.cuda.get_device_name(device),
@@ -87,6 +97,7 @@ def profile(
     num_threads: int = 1,
     budget_s: float = 8.0,
     optimizer: Any = None,
+    num_companions: int = 0,
 ) -> Profile:
     """Time every operator of `graph` at every sample count.
 
@@ -95,12 +106,13 @@ def profile(
         num_threads: CPU threads of one device, as the workers use.
         budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of three rounds.
         optimizer: an `AbstractOptimizer` whose step is timed; None measures none.
+        num_companions: busy devices beside it.
 
     Returns:
         Medians, without the cost of calling a stage, which is `action_overhead_s`.
     """
     at = torch.device(device)
-    with _threads(num_threads):
+    with _threads(num_threads), companions(num_companions):
         overhead = min((_overhead(at) for _ in range(_ROUNDS)), key=lambda pair: pair.forward_s + pair.backward_s)
         keys = [_signature(captured, op, build_stage(captured, list(op.nodes), device=torch.device("meta"))) for op in graph.ops]
         distinct = dict(zip(keys, graph.ops, strict=True))
@@ -117,7 +129,7 @@ def profile(
         graph_fingerprint=graph.fingerprint,
         sample_counts=tuple(sample_counts),
         update_s_per_byte=update,
-        setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else ""),
+        setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else "", num_companions),
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
         action_overhead_s=overhead.forward_s + overhead.backward_s,

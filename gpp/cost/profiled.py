@@ -19,7 +19,7 @@ from typing import final
 
 import numpy as np
 
-from gpp.cluster import Device
+from gpp.cluster import Cluster, Device
 from gpp.cost.analytical import Analytical
 from gpp.cost.base import AbstractCostModel, OpTimes
 from gpp.errors import InvalidConfig
@@ -38,6 +38,7 @@ class Setting:
         torch_version: of the library that ran the operators.
         num_threads: CPU threads of one device.
         optimizer: the optimizer whose step was timed; empty if none was.
+        companions: other devices of the machine that were busy meanwhile.
     """
 
     device_kind: str
@@ -45,6 +46,7 @@ class Setting:
     torch_version: str
     num_threads: int = 1
     optimizer: str = ""
+    companions: int = 0
 
 
 @final
@@ -104,6 +106,7 @@ class Profiled(AbstractCostModel):
         cache_dir: where profiles are kept between runs.
         num_threads: CPU threads of one device, as the workers use.
         budget_s: seconds that measuring one graph may take, roughly.
+        companions: busy devices beside the one measured; None for as many as the cluster has further cores of this machine.
         fallback: answers for devices and graphs that were not measured; None refuses instead.
         profiles: what was measured.
     """
@@ -111,6 +114,7 @@ class Profiled(AbstractCostModel):
     cache_dir: str
     num_threads: int = 1
     budget_s: float = 8.0
+    companions: int | None = None
     fallback: Analytical | None = None
     profiles: tuple[Profile, ...] = ()
 
@@ -118,6 +122,16 @@ class Profiled(AbstractCostModel):
         for field in ("num_threads", "budget_s"):
             if not getattr(self, field) > 0:
                 raise InvalidConfig(f"cost.{field}", getattr(self, field), "must be above 0", f"set cost.{field}=1")
+        if self.companions is not None and not (isinstance(self.companions, int) and self.companions >= 0):
+            raise InvalidConfig("cost.companions", self.companions, "must be an integer of at least 0, or null", "leave it out")
+
+    def num_companions(self, cluster: Cluster) -> int:
+        """Busy devices beside the one that is measured: they share the machine's caches, memory and power with it."""
+        if cluster.devices[0].kind != "cpu":
+            return 0
+        if self.companions is not None:
+            return self.companions
+        return min(cluster.num_devices * self.num_threads, len(os.sched_getaffinity(0))) // self.num_threads - 1
 
     def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
         profile = self._find(graph.fingerprint, device)
@@ -173,10 +187,15 @@ class Profiled(AbstractCostModel):
         return self.fallback
 
 
-def cpu_setting(num_threads: int = 1, optimizer: str = "") -> Setting:
+def cpu_setting(num_threads: int = 1, optimizer: str = "", companions: int = 0) -> Setting:
     """The setting of a measurement on this machine's CPU, found without torch."""
     return Setting(
-        device_kind="cpu", device_name=cpu_name(), torch_version=version("torch"), num_threads=num_threads, optimizer=optimizer
+        device_kind="cpu",
+        device_name=cpu_name(),
+        torch_version=version("torch"),
+        num_threads=num_threads,
+        optimizer=optimizer,
+        companions=companions,
     )
 
 

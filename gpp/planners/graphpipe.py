@@ -43,6 +43,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
@@ -64,7 +65,8 @@ from gpp.planners.pipedream import PipeDream
 from gpp.planners.piper import Piper
 from gpp.planners.polish import polish, recut, spread
 from gpp.planners.refine import refine, repair
-from gpp.planners.sequential import chain_candidates, climb_chains
+from gpp.planners.sequential import Sequential, chain_candidates, climb_chains
+from gpp.planners.shared import split_stages
 from gpp.planners.skeleton import Skeleton
 from gpp.planners.sp_aligned import TooMany, partitions
 from gpp.planners.stage_costs import StageCosts
@@ -122,18 +124,23 @@ class GraphPipe(AbstractPlanner):
         patience: simulations without a better plan after which a step of the search goes on to the next.
         max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
+        share_devices: whether a stage may be cut in two on its own devices, so that a branch does not wait for the join it
+            shares them with; of use where there are few devices. The paper's stages have devices of their own.
     """
 
     replication: bool = True
     patience: int = 6
     max_candidates: int = 20_000
     per_stage: bool = False
+    share_devices: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("patience", self.patience, 1)
         check_at_least("max_candidates", self.max_candidates, 0)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.share_devices:
+            return self._shared(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
         search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
         small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
@@ -171,6 +178,16 @@ class GraphPipe(AbstractPlanner):
         if search.best is None:
             raise explain(problem, self._attempt)
         return replace(search.best, explanation=_explanation(search, complete, shape))
+
+    def _shared(self, problem: Problem, predict: Predict) -> Plan:
+        """The best of the plans with and without replication and of the best chain, after their stages were cut."""
+        own = replace(self, share_devices=False)
+        found = [split_stages(own.plan(problem, predict), problem, predict)]
+        for planner in (replace(own, replication=False), Sequential(replication=False)):
+            with contextlib.suppress(Infeasible):
+                found.append(split_stages(planner.plan(problem, predict), problem, predict))
+        best = min(found, key=lambda plan: predict(plan).metrics.iteration_s)
+        return replace(best, planner="graphpipe")
 
     def _chains(self, search: Search) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""

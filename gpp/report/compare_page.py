@@ -118,7 +118,7 @@ def _timeline(attempt: Attempt, run: RunRecord, branches: tuple[int | None, ...]
     if plan is None or graph is None or predicted is None or not predicted.events:
         return ""
     tones = {s: tone(branch_of(stage, graph, branches)) for s, stage in enumerate(plan.stages)}
-    rows = rows_of(plan.stage_of_device, tones, [predicted])
+    rows = rows_of(plan.stages_of_device, tones, [predicted])
     return key() + scroll(draw_timelines([("Predicted", predicted)], rows, scale_s=span))
 
 

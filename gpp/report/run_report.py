@@ -121,7 +121,7 @@ def _timelines(run: RunRecord) -> str:
     tones = {}
     if run.plan is not None and run.graph is not None:
         tones = {s: tone(branch_of(stage, run.graph, _branches(run))) for s, stage in enumerate(run.plan.stages)}
-    rows = rows_of(run.plan.stage_of_device if run.plan else {}, tones, [t for _, t in named])
+    rows = rows_of(run.plan.stages_of_device if run.plan else {}, tones, [t for _, t in named])
     return key() + scroll(draw_timelines(named, rows))
 
 

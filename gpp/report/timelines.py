@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -23,20 +23,27 @@ class Rows:
     """Who the rows are: devices in the order of the page, their stage and their colours."""
 
     devices: tuple[int, ...]
-    stage_of: dict[int, int]
+    stages_of: dict[int, tuple[int, ...]]
     tones: dict[int, Tone]  # by stage
 
     def tone(self, stage: int) -> Tone:
         return self.tones.get(stage, TRUNK)
 
 
-def rows_of(stage_of_device: dict[int, int], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
+def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
     """Rows for the devices of a plan, or, without one, for those that have events."""
-    stage_of = dict(stage_of_device)
+    stages_of = stages_by_device(stages_of_device, timelines)
+    return Rows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
+
+
+def stages_by_device(planned: Mapping[int, tuple[int, ...]], timelines: Iterable[Timeline]) -> dict[int, tuple[int, ...]]:
+    """The stages of every device, ascending: those of the plan, and for devices that it lacks those of their events."""
+    seen: dict[int, set[int]] = {device: set(stages) for device, stages in planned.items()}
     for timeline in timelines:
         for event in timeline.events:
-            stage_of.setdefault(event.device, event.stage)
-    return Rows(devices=tuple(sorted(stage_of)), stage_of=stage_of, tones=tones)
+            if event.device not in planned:
+                seen.setdefault(event.device, set()).add(event.stage)
+    return {device: tuple(sorted(stages)) for device, stages in sorted(seen.items())}
 
 
 def is_transfer(event: Event) -> bool:
@@ -120,10 +127,10 @@ def _one(timeline: Timeline, rows: Rows, top: float, height: float, scale: float
     out, size = [], min(11.0, height + 0.5)
     for n, device in enumerate(rows.devices):
         y = top + n * (height + 3)
-        stage = rows.stage_of[device]
+        stages = rows.stages_of[device]
         out.append(rect(LEFT, y, step * scale, height, IDLE))
-        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stage).dark))
-        out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{stage}  d{device}", size, INK, "end"))
+        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stages[0]).dark))
+        out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{'+'.join(map(str, stages))}  d{device}", size, INK, "end"))
         out.append(label(width, y + height / 2 + size * 0.36, text.percent(bubbles[device]), size, INK, "end"))
         events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
         slices = [e for e in events if not is_transfer(e)]

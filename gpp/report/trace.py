@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan import Plan
-from gpp.report.timelines import is_transfer
+from gpp.report.timelines import is_transfer, stages_by_device
 from gpp.routing import messages, pieces
 from gpp.timeline import Event, Timeline
 
@@ -43,11 +43,8 @@ def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None)
     flow = 0
     for n, (source, timeline) in enumerate(named):
         base = n * SOURCE_STRIDE
-        stage_of = dict(plan.stage_of_device) if plan else {}
-        for event in timeline.events:
-            stage_of.setdefault(event.device, event.stage)
-        for device, stage in sorted(stage_of.items()):
-            out += _process(base + device, f"{source} d{device} (s{stage})", base + device)
+        for device, stages in stages_by_device(plan.stages_of_device if plan else {}, [timeline]).items():
+            out += _process(base + device, f"{source} d{device} (s{'+'.join(map(str, stages))})", base + device)
         slices = _slices(timeline, base, out)
         if plan is not None:
             flows = _flows(plan, slices, flow)

@@ -1,0 +1,41 @@
+"""Other devices at work while one is measured.
+
+The cores of a machine share caches, memory and the power budget: an operator takes longer beside a busy core than alone. Where
+the devices of a cluster are cores of one machine, operators are therefore measured beside as many busy ones as there will be.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+WORK = """
+import os, torch
+parent = os.getppid()
+torch.set_num_threads(1)
+layer = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+x = torch.randn(64, 512)
+layer(x).sum().backward()
+print("busy", flush=True)
+while os.getppid() == parent:
+    layer(x).sum().backward()
+    layer.zero_grad()
+"""
+"""Forwards and backwards of 2 MB of weights: products, copies and additions, as a stage of a model has them."""
+
+
+@contextmanager
+def companions(count: int) -> Iterator[None]:
+    """`count` processes of one thread that compute from the beginning to the end of the block."""
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
