@@ -52,7 +52,9 @@ def _cell(data: FigureData, key: Key) -> str:
         return own
     words = show(printed[0]) if printed[0] == printed[1] else f"{show(printed[0])} to {show(printed[1])}"
     share = text.quotient(value, middle(printed))
-    return _below(own, f"{data.figure.reference} {words}" + (f", ours {text.ratio(share)}" if share is not None else ""))
+    # Beside a paper's number stands ours; beside a bound that all are measured by, how far each is from it.
+    beside = "ours" if data.figure.reference == "published" else "measured by it"
+    return _below(own, f"{data.figure.reference} {words}" + (f", {beside} {text.ratio(share)}" if share is not None else ""))
 
 
 def _below(own: str, small: str | None) -> str:

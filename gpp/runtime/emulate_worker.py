@@ -19,15 +19,14 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from gpp.runtime.channels import AbstractTransport, TorchTransport
+from gpp.runtime.channels import AbstractTransport
 from gpp.runtime.emulated import Clock, EmulatedRunner, EmulatedSums, message_rates, ring_sizes, sharpen_timer, sleep_until
 from gpp.runtime.forked import fork_workers
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job
-from gpp.runtime.network import FAR_S
 from gpp.runtime.pace import Pace
-from gpp.runtime.process import KEPT_STEPS, check_world, connect, disconnect, guarded, write_line
-from gpp.runtime.status import STARTING, TRAINING, AbstractStatus, NoStatus
+from gpp.runtime.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.runtime.status import TRAINING, AbstractStatus, NoStatus
 
 Agree = Callable[[list[float]], list[float]]
 """The largest value of each place over all workers; returns to all of them."""
@@ -124,19 +123,8 @@ def _largest(values: list[float]) -> list[float]:
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     sharpen_timer()
-    devices = sorted(job.plan.stage_of_device)
-    check_world(job, world)
-    status = connect(job, run_dir, rank, world)
-    status.enter(STARTING)
-    transport = TorchTransport(
-        job.plan,
-        job.graph,
-        device=devices[rank],
-        rank_of={d: r for r, d in enumerate(devices)},
-        backend=job.settings.backend,
-        timeout_s=FAR_S,
-    )
-    worker = EmulatedWorker(job, device_id=devices[rank], transport=transport, agree=_largest, status=status)
+    device_id, transport, status = enter(job, run_dir, rank, world)
+    worker = EmulatedWorker(job, device_id=device_id, transport=transport, agree=_largest, status=status)
     # A pause to collect garbage would be a late message.
     gc.disable()
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:

@@ -26,9 +26,10 @@ import torch
 import torch.distributed as dist
 
 from gpp.errors import GppError, InvalidConfig, WorkerFailed
+from gpp.runtime.channels import TorchTransport
 from gpp.runtime.diagnosis import Diagnosis
 from gpp.runtime.job import Job
-from gpp.runtime.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
+from gpp.runtime.network import FAR_S, clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.rings import place
 from gpp.runtime.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.watchdog import Watchdog
@@ -181,6 +182,28 @@ def check_world(job: Job, world: int) -> None:
     if world != devices:
         rule = f"the plan has {devices} devices, and every one is a worker"
         raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
+
+
+def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTransport, AbstractStatus]:
+    """What a worker of the project's own runtime begins with: its device of the plan, its messages, its status.
+
+    Raises:
+        InvalidConfig: not as many workers as the plan has devices.
+    """
+    devices = sorted(job.plan.stages_of_device)
+    check_world(job, world)
+    status = connect(job, run_dir, rank, world)
+    status.enter(STARTING)
+    transport = TorchTransport(
+        job.plan,
+        job.graph,
+        device=devices[rank],
+        rank_of={d: r for r, d in enumerate(devices)},
+        backend=job.settings.backend,
+        shared_memory=job.settings.shared_memory,
+        timeout_s=FAR_S,
+    )
+    return devices[rank], transport, status
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:

@@ -22,15 +22,14 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.program import Program, reduce_groups
 from gpp.routing import pieces
-from gpp.runtime.channels import AbstractTransport, Channel, TorchTransport
+from gpp.runtime.channels import AbstractTransport, Channel
 from gpp.runtime.checkpoint import Checkpointer, owned_names
 from gpp.runtime.gradients import Gradients
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
 from gpp.runtime.messages import border, most_sends, ring_sizes
 from gpp.runtime.meter import MemoryMeter
-from gpp.runtime.network import FAR_S
-from gpp.runtime.process import KEPT_STEPS, check_world, connect, disconnect, guarded, write_line
+from gpp.runtime.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.rings import RingSize
 from gpp.runtime.seeding import pass_seed
 from gpp.runtime.stage import Fetch, StageRunner
@@ -284,20 +283,8 @@ class Worker:
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    devices = sorted(job.plan.stage_of_device)
-    check_world(job, world)
-    status = connect(job, run_dir, rank, world)
-    status.enter(STARTING)
-    transport = TorchTransport(
-        job.plan,
-        job.graph,
-        device=devices[rank],
-        rank_of={d: r for r, d in enumerate(devices)},
-        backend=job.settings.backend,
-        shared_memory=job.settings.shared_memory,
-        timeout_s=FAR_S,
-    )
-    worker = Worker(job, run_dir, device_id=devices[rank], device=device, transport=transport, status=status)
+    device_id, transport, status = enter(job, run_dir, rank, world)
+    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status)
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
         worker.run(out)
     disconnect(status)
