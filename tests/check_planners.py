@@ -31,9 +31,11 @@ from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.planners.data_parallel import DataParallel
 from gpp.planners.exhaustive import Exhaustive
 from gpp.planners.lower_bound import lower_bound
 from gpp.planners.piper import Piper
+from gpp.planners.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.values import to_json
@@ -134,8 +136,9 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
     """What is wrong with the remedy: every change that it names must give a plan."""
     memory = re.search(r"memory_bytes=([0-9.e+]+)", error.remedy)
     size = re.search(r"microbatch_size=(\d+)", error.remedy)
-    minibatch = re.search(r"minibatch_size=(\d+)", error.remedy)
-    if not memory and not size and not minibatch:
+    if isinstance(strategy.planner, DataParallel | Single) and not memory:
+        return None  # one plan, refused for one reason at a time: shards, replicas, memory
+    if not memory and not size:
         return f"the remedy names no change: {error}"
     changed = []
     if memory:
@@ -143,10 +146,8 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
             replace(device, memory_bytes=max(device.memory_bytes, float(memory[1]))) for device in problem.cluster.devices
         )
         changed.append(replace(problem, cluster=replace(problem.cluster, devices=devices)))
-    if minibatch:
-        problem = replace(problem, minibatch_size=int(minibatch[1]))
-    if size or minibatch:
-        changed.append(replace(problem, microbatch_size=int(size[1]) if size else problem.microbatch_size))
+    if size:
+        changed.append(replace(problem, microbatch_size=int(size[1])))
     for other in changed:
         try:
             strategy.plan(other)
