@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
+from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan, Stage
 from gpp.program import NORM_BYTES, WORLD, Program, ReduceGroup, reduce_groups
 from gpp.timeline import Event, Metrics, Timeline
@@ -66,6 +67,16 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
     return out
 
 
+def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[str, int, int], tuple[float, float]]:
+    """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
+    out = {}
+    for (s, t), tensors in plan.edge_tensors(graph).items():
+        fixed = 0.0 if tensors else float(ORDER_BYTES)
+        out["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
+        out["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+    return out
+
+
 class _Run:
     """State of one simulation; mutable and private to `simulate`."""
 
@@ -87,7 +98,7 @@ class _Run:
             )
             for s, stage in enumerate(plan.stages)
         }
-        self.rate = self._rates()
+        self.rate = message_rates(plan, problem.graph)
         self.clock = dict.fromkeys(program.actions, 0.0)
         self.busy = dict.fromkeys(program.actions, 0.0)
         self.position = dict.fromkeys(program.actions, 0)
@@ -106,15 +117,6 @@ class _Run:
 
     def _group_s(self, group: ReduceGroup) -> float:
         return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)
-
-    def _rates(self) -> dict[tuple[str, int, int], tuple[float, float]]:
-        """(direction, source stage, destination stage) -> bytes per sample, fixed bytes per message."""
-        out = {}
-        for (s, t), tensors in self.plan.edge_tensors(self.problem.graph).items():
-            fixed = 0.0 if tensors else float(ORDER_BYTES)
-            out["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-            out["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
-        return out
 
     def advance_all(self) -> None:
         ready = sorted(self.program.actions, reverse=True)

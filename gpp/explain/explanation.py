@@ -18,7 +18,7 @@ from gpp.planners.lower_bound import Bound
 from gpp.schedules.passes import lower
 from gpp.simulator import ORDER_BYTES
 from gpp.strategy import Strategy
-from gpp.timeline import Timeline
+from gpp.timeline import COMPUTE, Timeline
 
 AS_SLOW = 0.98
 """Stages whose load is at least this share of the largest are bottlenecks together."""
@@ -146,17 +146,28 @@ def explain(
 
 def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Strategy) -> tuple[StageLoad, ...]:
     """The load of every stage: of its busiest device and link."""
-    compute: dict[int, float] = defaultdict(float)
-    for device in device_times(predicted, plan.stage_of_device):
-        compute[device.stage] = max(compute[device.stage], device.compute_s)
-    after: dict[int, float] = defaultdict(float)
-    for device in device_times(predicted, plan.stage_of_device):
-        after[device.stage] = max(after[device.stage], device.idle_s["all_reduce"] + device.idle_s["update"])
+    # By stage, not by device: a device may run several.
+    compute: dict[tuple[int, int], float] = defaultdict(float)
+    for event in predicted.events:
+        if event.kind in COMPUTE:
+            compute[event.stage, event.device] += event.end_s - event.start_s
+    after = {
+        device.device: device.idle_s["all_reduce"] + device.idle_s["update"]
+        for device in device_times(predicted, plan.stage_of_device)
+    }
     wire = _wire_seconds(plan, problem, strategy)
     out = []
     for s, stage in enumerate(plan.stages):
         peaks = [predicted.metrics.peak_memory_bytes.get(d, 0) / problem.cluster.devices[d].memory_bytes for d in stage.devices]
-        out.append(StageLoad(stage=s, compute_s=compute[s], transfer_s=wire[s], all_reduce_s=after[s], memory_share=max(peaks)))
+        out.append(
+            StageLoad(
+                stage=s,
+                compute_s=max(compute[s, d] for d in stage.devices),
+                transfer_s=wire[s],
+                all_reduce_s=max(after[d] for d in stage.devices),
+                memory_share=max(peaks),
+            )
+        )
     return tuple(out)
 
 

@@ -20,13 +20,14 @@ import torch
 import torch.distributed as dist
 
 from gpp.runtime.channels import AbstractTransport
-from gpp.runtime.emulated import Clock, EmulatedRunner, EmulatedSums, message_rates, ring_sizes, sharpen_timer, sleep_until
+from gpp.runtime.emulated import Clock, EmulatedRunner, EmulatedSums, ring_sizes, sharpen_timer, sleep_until
 from gpp.runtime.forked import fork_workers
 from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job
 from gpp.runtime.pace import Pace
 from gpp.runtime.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.status import TRAINING, AbstractStatus, NoStatus
+from gpp.simulator import message_rates
 
 Agree = Callable[[list[float]], list[float]]
 """The largest value of each place over all workers; returns to all of them."""

@@ -24,7 +24,6 @@ from gpp.runtime.channels import AbstractTransport, Channel, Handle
 from gpp.runtime.rings import RingSize
 from gpp.runtime.stage import Span
 from gpp.runtime.stage_costs import StageCost
-from gpp.simulator import ORDER_BYTES
 
 CLOCKS = 2
 """Numbers in a message: when it arrives by the virtual clock, and by this machine's."""
@@ -41,16 +40,6 @@ def sleep_until(when_s: float) -> None:
     """Return at `when_s` on the monotonic clock, or at once if that has passed."""
     while (left := when_s - time.perf_counter()) > 0:
         time.sleep(left)
-
-
-def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[str, int, int], tuple[float, float]]:
-    """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
-    out = {}
-    for (s, t), tensors in plan.edge_tensors(graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        out["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        out["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
-    return out
 
 
 def ring_sizes(actions: Iterable[Action], device: int) -> dict[Channel, RingSize]:
@@ -82,7 +71,7 @@ class EmulatedRunner:
     """The interpreter's view of a stage on an emulated device, as `StageRunner` is of a real one.
 
     Args:
-        rates: of messages, see `message_rates`.
+        rates: of messages, see `gpp.simulator.message_rates`.
         cost: of the stage.
         last: its last micro-batch.
     """

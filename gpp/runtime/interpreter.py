@@ -31,6 +31,7 @@ class Sums(Protocol):
 
 
 R = TypeVar("R", bound=Runner)
+T = TypeVar("T")
 
 
 class Interpreter(Generic[R]):
@@ -84,7 +85,7 @@ class Interpreter(Generic[R]):
         events: list[Event] = []
         self.events, self.waited_s = events, 0.0
         clock, device, handlers, record = time.perf_counter, self.device_id, self.handlers, events.append
-        at, waiting = self.status.at, self.status.waiting
+        at = self.status.at
         for index, (action, last) in enumerate(self.actions):
             at(index)
             kind = action.kind
@@ -98,19 +99,11 @@ class Interpreter(Generic[R]):
             if kind not in RECEIVES and isinstance(num_bytes, int):
                 record(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
         at(len(self.actions))
-        waiting(True)
-        start = clock()
-        self.transport.flush()
-        self.waited_s += clock() - start
-        waiting(False)
+        self._wait(self.transport.flush)
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, kind = self.runners[action.stage], action.kind
-        self.status.waiting(True)
-        start = time.perf_counter()
-        runner.arrive(kind, action.microbatch)
-        self.waited_s += time.perf_counter() - start
-        self.status.waiting(False)
+        self._wait(runner.arrive, kind, action.microbatch)
         return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
 
     def _receive(self, action: Action, last: bool) -> None:
@@ -128,21 +121,20 @@ class Interpreter(Generic[R]):
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None
-        self.status.waiting(True)
-        start = time.perf_counter()
-        num_bytes = self.gradients.reduce(action.microbatch)
-        self.waited_s += time.perf_counter() - start
-        self.status.waiting(False)
-        return num_bytes
+        return self._wait(self.gradients.reduce, action.microbatch)
 
     def _norm(self, action: Action, last: bool) -> int:
         assert self.gradients is not None
+        return self._wait(self.gradients.clip)
+
+    def _wait(self, call: Callable[..., T], *args: object) -> T:
+        """Call what waits for others: the status says so meanwhile, and `waited_s` how long it was."""
         self.status.waiting(True)
         start = time.perf_counter()
-        num_bytes = self.gradients.clip()
+        out = call(*args)
         self.waited_s += time.perf_counter() - start
         self.status.waiting(False)
-        return num_bytes
+        return out
 
     def _update(self, action: Action, last: bool) -> int:
         self.update(action.stage)

@@ -9,7 +9,7 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.explain.changes import is_chain, replicate_stages, split_stages, with_links, with_memory, with_twice_the_devices
-from gpp.explain.explanation import Explanation, explain
+from gpp.explain.explanation import Explanation, explain, stage_loads
 from gpp.explain.what_if import Shape
 from gpp.plan import make_plan
 from gpp.planners.graphpipe import GraphPipe
@@ -115,3 +115,12 @@ def test_memory_is_named_where_it_limits() -> None:
     found = explained(problem(chain(4), 2, 16, fixed_s=4.0, memory_bytes=need * 0.6))
     assert found.memory_speedup and found.memory_speedup > 1.02
     assert explained(given).memory_speedup is None
+
+
+def test_each_stage_of_a_shared_device_has_its_own_load() -> None:
+    """The first device runs the stages of 2 and of 1 operators, the second the one of 1; an operator takes 3 seconds."""
+    given = problem(chain(4), 2, 4)
+    parts = [(0b0011, 1), (0b0100, 1), (0b1000, 1)]
+    plan = make_plan(given, "test", parts, 1, placement=[(0,), (1,), (0,)], ordered=True)
+    loads = stage_loads(plan, SEQUENTIAL.predict(plan, given), given, SEQUENTIAL)
+    assert [load.compute_s for load in loads] == pytest.approx([24.0, 12.0, 12.0])
