@@ -53,3 +53,17 @@ def run(run_dir: Path, *words: str, **env: str) -> Finished:
     process = start(run_dir, *words, **env)
     out, _ = process.communicate(timeout=240)
     return Finished(process.returncode, out, time.perf_counter() - began, run_dir)
+
+
+def workers_of(run_dir: Path) -> list[int]:
+    """Processes that belong to a run."""
+    found = []
+    for proc in Path("/proc").iterdir():
+        if proc.name.isdigit():
+            try:
+                words = (proc / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
+                found.append(int(proc.name))
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpp.report.trace import check_trace
-from tests.cli import TOWERS, run, start
+from tests.cli import TOWERS, run, start, workers_of
 
 QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
 
@@ -132,19 +132,6 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
     assert order["predicted"] == order["measured"]
 
 
-def _workers(run_dir: Path) -> list[int]:
-    out = []
-    for proc in Path("/proc").iterdir():
-        if proc.name.isdigit():
-            try:
-                words = (proc / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
-                out.append(int(proc.name))
-    return out
-
-
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     process = start(tmp_path, *QUICK, "steps=1000000", "strategy.planner.replication=false")
@@ -152,7 +139,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     until = time.monotonic() + 120
     while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
         time.sleep(0.1)
-    workers = _workers(tmp_path)
+    workers = workers_of(tmp_path)
     assert len(workers) == 2
     os.kill(max(workers), signal.SIGKILL)
     killed = time.monotonic()
@@ -160,7 +147,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     assert time.monotonic() - killed < 15
     assert process.returncode == 1
     assert "killed by SIGKILL" in out
-    assert not _workers(tmp_path)
+    assert not workers_of(tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed"
     assert "worker 1" in result["reason"] or "worker 0" in result["reason"]
@@ -174,13 +161,13 @@ def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
     until = time.monotonic() + 120
     while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
         time.sleep(0.1)
-    assert _workers(tmp_path)
+    assert workers_of(tmp_path)
     process.kill()
     process.communicate()
     until = time.monotonic() + 15
-    while _workers(tmp_path) and time.monotonic() < until:
+    while workers_of(tmp_path) and time.monotonic() < until:
         time.sleep(0.2)
-    assert not _workers(tmp_path)
+    assert not workers_of(tmp_path)
 
 
 @pytest.mark.dist

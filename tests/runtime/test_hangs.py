@@ -21,7 +21,7 @@ from gpp.runtime.follow import follow, run_slurm
 from gpp.runtime.job import Job
 from gpp.runtime.slurm import Slurm
 from gpp.runtime.status import read_state
-from tests.cli import ROOT, start
+from tests.cli import ROOT, start, workers_of
 from tests.runtime.machines import Machine, two_machines, why_not
 
 pytestmark = pytest.mark.dist
@@ -38,20 +38,6 @@ COMMON = [
 STEPS = 6
 FOR_EVER = 1_000_000
 TIMEOUT_S = 4.0
-
-
-def workers(run_dir: Path) -> list[int]:
-    """Processes that belong to a run."""
-    found = []
-    for proc in Path("/proc").iterdir():
-        if proc.name.isdigit():
-            try:
-                words = (proc / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"gpp.runtime.worker" in words and str(run_dir).encode() in words:
-                found.append(int(proc.name))
-    return found
 
 
 def wait_for_steps(run_dir: Path, steps: int = STEPS) -> None:
@@ -96,7 +82,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     time.sleep(TIMEOUT_S * 0.6)
     os.kill(late, signal.SIGCONT)
     wait_for_steps(run_dir)
-    pids = workers(run_dir)
+    pids = workers_of(run_dir)
     os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
     began = time.monotonic()
     out, _ = process.communicate(timeout=90)
@@ -107,7 +93,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named(stopped: Stopped) -> None:
     assert stopped.code == 1
     assert len(stopped.pids) == 4
     assert TIMEOUT_S - 1 < stopped.took_s < TIMEOUT_S + 12
-    assert not workers(stopped.run_dir)
+    assert not workers_of(stopped.run_dir)
     result = json.loads((stopped.run_dir / "result.json").read_text())
     first, *lines = result["reason"].splitlines()
     assert result["status"] == "failed"
@@ -221,7 +207,7 @@ def test_a_link_that_goes_down_ends_the_run_on_both_sides(
     for launcher in launchers:
         launcher.communicate(timeout=60)
         assert launcher.returncode == 1
-    assert not workers(tmp_path / "cut")
+    assert not workers_of(tmp_path / "cut")
 
 
 def test_a_wrong_number_of_workers_is_refused_with_the_reason(external: External, tmp_path: Path) -> None:
@@ -243,4 +229,4 @@ def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(externa
     logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (4,))
     one = json.loads((external.run_dir / "result.json").read_text())
     assert [logs.losses[step]["loss"] for step in range(STEPS)] == one["loss"]
-    assert not workers(tmp_path / "slurm")
+    assert not workers_of(tmp_path / "slurm")
