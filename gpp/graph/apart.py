@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpp.errors import InvalidGraph
 from gpp.graph.coarsen import coarsen
+from gpp.graph.groups import nodes_of, summed, tensors_between
 from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
 
 
@@ -32,18 +33,12 @@ def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
         raise InvalidGraph("operators that are kept apart must be the last ones, and not all")
     parts = connected_parts(graph, apart)
     coarse = coarsen(_induced(graph, rest), max(max_ops - len(parts), 1))
-    position = {name: g for g, op in enumerate(coarse.ops) for name in _members(op)}
-    group = {i: position[_members(graph.ops[i])[0]] for i in rest}
+    position = {name: g for g, op in enumerate(coarse.ops) for name in nodes_of(op)}
+    group = {i: position[nodes_of(graph.ops[i])[0]] for i in rest}
     group |= {i: len(coarse.ops) + p for p, part in enumerate(parts) for i in bits(part)}
     names = {op.name for op in coarse.ops}
     ops = [*coarse.ops, *(_merged([graph.ops[i] for i in bits(part)], names) for part in parts)]
-    tensors = []
-    for tensor in graph.tensors:
-        producer = group[tensor.producer]
-        if consumers := sorted({group[c] for c in tensor.consumers} - {producer}):
-            tensors.append(replace(tensor, producer=producer, consumers=tuple(consumers)))
-    tensors.sort(key=lambda tensor: tensor.producer)
-    return replace(graph, ops=tuple(ops), tensors=tuple(tensors))
+    return replace(graph, ops=tuple(ops), tensors=tensors_between(graph, group))
 
 
 def connected_parts(graph: OpGraph, mask: int) -> list[int]:
@@ -69,11 +64,6 @@ def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
     return replace(graph, ops=tuple(graph.ops[op] for op in ops), tensors=tuple(tensors))
 
 
-def _members(op: Op) -> tuple[str, ...]:
-    """Names that identify what an operator was made of: its captured nodes, or its own name."""
-    return op.nodes or (op.name,)
-
-
 def _merged(ops: list[Op], taken: set[str]) -> Op:
     """One operator that does what `ops`, in this order, did; named after the last, which makes the result."""
     name, number = ops[-1].name, 1
@@ -81,14 +71,4 @@ def _merged(ops: list[Op], taken: set[str]) -> Op:
         number += 1
         name = f"{ops[-1].name}#{number}"
     taken.add(name)
-    return Op(
-        name=name,
-        kind=ops[-1].kind,
-        forward_flops=sum(op.forward_flops for op in ops),
-        backward_flops=sum(op.backward_flops for op in ops),
-        traffic_bytes=sum(op.traffic_bytes for op in ops),
-        num_kernels=sum(op.num_kernels for op in ops),
-        saved_bytes=sum(op.saved_bytes for op in ops),
-        params=tuple(dict.fromkeys(name for op in ops for name in op.params)),
-        nodes=tuple(name for op in ops for name in _members(op)),
-    )
+    return summed(name, ops[-1].kind, ops)

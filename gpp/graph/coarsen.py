@@ -29,6 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from gpp.errors import InvalidConfig
+from gpp.graph.groups import nodes_of, summed, tensors_between
 from gpp.graph.naming import group_names
 from gpp.graph.op_graph import Op, OpGraph, bits, mask_of
 
@@ -41,7 +42,6 @@ _WHOLE = 1 << 40
 # A group of a 16th of the cap, or of its neighbour, is dust: it joins the neighbour at no loss worth a cut.
 _DUST_SHIFT = 4
 _GROWTH = 1.2
-_AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes")
 # A region heavier than this has branches worth a stage of their own.
 _REGION = _WHOLE >> 4
 
@@ -82,10 +82,10 @@ def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
     The share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if two
     equal branches, the whole model, became one. `coarse` is what `coarsen` made of `fine`.
     """
-    position = {_nodes(op)[0]: i for i, op in enumerate(fine.ops)}
+    position = {nodes_of(op)[0]: i for i, op in enumerate(fine.ops)}
     group_of = np.zeros(fine.num_ops, dtype=np.intp)
     for g, op in enumerate(coarse.ops):
-        group_of[[position[node] for node in _nodes(op) if node in position]] = g
+        group_of[[position[node] for node in nodes_of(op) if node in position]] = g
     weight = np.array([time for time, _ in _weights(fine)], dtype=float)
     free = _incomparable(fine) & ~_incomparable(coarse)[np.ix_(group_of, group_of)]
     return float(weight @ free @ weight / max(weight.sum(), 1.0) ** 2)
@@ -97,11 +97,6 @@ def _incomparable(graph: OpGraph) -> np.ndarray:
     size = -(-graph.num_ops // 8)
     packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
     return np.unpackbits(packed.reshape(graph.num_ops, size), axis=1, bitorder="little")[:, : graph.num_ops].astype(bool)
-
-
-def _nodes(op: Op) -> tuple[str, ...]:
-    """A hand-written operator without captured nodes stands for itself."""
-    return op.nodes or (op.name,)
 
 
 def _weights(graph: OpGraph) -> list[tuple[int, int]]:
@@ -379,17 +374,11 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
     weight = [max(pair) for pair in _weights(graph)]
     names = group_names([op.name for op in graph.ops], weight, parts)
     position = {g: i for i, g in enumerate(order)}
-    where = [position[g] for g in groups.owner]
-    tensors = []
-    for tensor in graph.tensors:
-        producer = where[tensor.producer]
-        if consumers := sorted({where[c] for c in tensor.consumers} - {producer}):
-            tensors.append(replace(tensor, producer=producer, consumers=tuple(consumers)))
-    tensors.sort(key=lambda tensor: tensor.producer)
+    tensors = tensors_between(graph, [position[g] for g in groups.owner])
     ops = tuple(
         _merged(name, [graph.ops[i] for i in part], [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)
     )
-    return replace(graph, ops=ops, tensors=tuple(tensors))
+    return replace(graph, ops=ops, tensors=tensors)
 
 
 def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
@@ -397,12 +386,4 @@ def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
     if len(ops) == 1:
         # What it declares names its neighbours by numbers that no longer hold.
         return replace(ops[0], variants=())
-    amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
-    return Op(
-        name=name,
-        kind=ops[weight.index(max(weight))].kind,
-        params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
-        nodes=tuple(node for op in ops for node in _nodes(op)),
-        variants=(),
-        **amounts,
-    )
+    return summed(name, ops[weight.index(max(weight))].kind, ops)
