@@ -50,8 +50,11 @@ def wait_for_steps(run_dir: Path, steps: int = STEPS) -> None:
 
 
 def pid_of(run_dir: Path, rank: int) -> int:
-    state = read_state(run_dir / "ranks" / f"rank_{rank}.status")
-    assert state is not None
+    """A worker's process, once it has said so: its status file exists a moment before it says anything."""
+    path, until = run_dir / "ranks" / f"rank_{rank}.status", time.monotonic() + 120
+    while (state := read_state(path)) is None or not state.pid:
+        assert time.monotonic() < until, f"rank {rank} does not start"
+        time.sleep(0.01)
     return state.pid
 
 
@@ -74,18 +77,21 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """
     run_dir = tmp_path_factory.mktemp("stopped")
     process = start(run_dir, *COMMON, f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
-    until = time.monotonic() + 120
-    while not (run_dir / "ranks" / "rank_1.status").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    late = pid_of(run_dir, 1)
-    os.kill(late, signal.SIGSTOP)
-    time.sleep(TIMEOUT_S * 0.6)
-    os.kill(late, signal.SIGCONT)
-    wait_for_steps(run_dir)
-    pids = workers_of(run_dir)
-    os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
-    began = time.monotonic()
-    out, _ = process.communicate(timeout=90)
+    try:
+        late = pid_of(run_dir, 1)
+        os.kill(late, signal.SIGSTOP)
+        time.sleep(TIMEOUT_S * 0.6)
+        os.kill(late, signal.SIGCONT)
+        wait_for_steps(run_dir)
+        pids = workers_of(run_dir)
+        os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
+        began = time.monotonic()
+        out, _ = process.communicate(timeout=90)
+    finally:
+        # Where something above failed, it would train for ever.
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
     return Stopped(process.returncode, out, time.monotonic() - began, run_dir, pids)
 
 

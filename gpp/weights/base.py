@@ -1,0 +1,142 @@
+"""What a weight policy promises: the version of the weights behind every pass, and how many copies that costs.
+
+Version v of a stage's weights is what it holds after v updates. A pipeline that drains between two mini-batches has one version
+at a time. One that does not computes the forward of a micro-batch several updates before the gradient of it is applied;
+policies differ in what they do about that. Micro-batches and updates are counted from the start of the run, at each stage by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gpp.errors import InvalidConfig
+
+Backward = Literal["same", "current", "predicted"]
+"""Those that the forward used; the latest; others, extrapolated for the backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a stage stands in a pipeline that does not drain.
+
+    Args:
+        warmup: micro-batches whose forwards are ahead of a backward: stages on the longest path after this one, for equal
+            micro-batches (W(k) = D - 1 - k in a chain).
+        depth: stages on the longest path of the plan (D).
+        accumulation: the stage's micro-batches between two updates (m).
+    """
+
+    warmup: int
+    depth: int
+    accumulation: int = 1
+
+    @property
+    def position(self) -> int:
+        """Stages before this one, seen from the sink (k); on a branch shorter than the longest one, as if it were that long."""
+        return max(self.depth - 1 - self.warmup, 0)
+
+    def batch(self, microbatch: int) -> int:
+        """The mini-batch of a micro-batch: the number of the update that applies its gradient."""
+        return microbatch // self.accumulation
+
+    def latest(self, microbatch: int, start: int = 0) -> int:
+        """Updates that the stage has made when it begins the forward of `microbatch`.
+
+        Args:
+            start: updates made when the pipeline was last empty.
+        """
+        return max(start, (microbatch - self.warmup) // self.accumulation)
+
+
+class AbstractWeights(ABC):
+    """A weight policy. Its settings are its fields.
+
+    Args:
+        accumulation: micro-batches between two updates, for planners; None leaves it to them.
+    """
+
+    name: ClassVar[str]
+    flushes: ClassVar[bool] = False
+    """Whether the pipeline drains before every update, so that there is one version at a time."""
+    predicts: ClassVar[bool] = False
+    """Whether forwards use weights extrapolated with the optimizer's state."""
+
+    accumulation: int | None
+
+    @property
+    @abstractmethod
+    def backward(self) -> Backward:
+        """The weights that gradients of inputs go through."""
+
+    @abstractmethod
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        """The version that the forward of `microbatch` uses, or that is extrapolated for it.
+
+        Args:
+            start: as in `Place.latest`; no earlier version is there.
+        """
+
+    @abstractmethod
+    def copies(self, place: Place) -> int:
+        """Copies of the weights that the stage holds at most, the latest one included."""
+
+    @abstractmethod
+    def most_copies(self, depth: int) -> int:
+        """The largest of `copies` over the stages of any pipeline of at most `depth` stages."""
+
+    @abstractmethod
+    def least_accumulation(self, depth: int) -> int:
+        """Micro-batches that a mini-batch must have at least in a pipeline of `depth` stages."""
+
+    @abstractmethod
+    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+        """Updates by which the weights of a forward are extrapolated; 0: not at all."""
+
+    @abstractmethod
+    def backward_horizon(self, place: Place) -> int:
+        """The same of a backward."""
+
+    def backward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
+        return self.forward_version(place, microbatch, start) if self.backward == "same" else place.batch(microbatch)
+
+    def staleness(self, place: Place) -> int:
+        """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
+        first = place.accumulation * (place.depth + place.warmup + 2)
+        batch = range(first, first + place.accumulation)
+        return max(place.batch(j) - self.forward_version(place, j) for j in batch)
+
+    def check(self, place: Place) -> None:
+        """Refuse a pipeline in which the policy cannot hold.
+
+        Raises:
+            InvalidConfig: too few micro-batches in a mini-batch.
+        """
+        least = self.least_accumulation(place.depth)
+        if place.accumulation < least:
+            rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as there are stages"
+            fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
+            raise InvalidConfig("micro-batches in a mini-batch", place.accumulation, rule, fix)
+
+
+class AbstractActual(AbstractWeights):
+    """Policies whose passes use weights that were, or are, the stage's own: nothing is extrapolated."""
+
+    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return 0
+
+    def backward_horizon(self, place: Place) -> int:
+        return 0
+
+
+def check_accumulation(value: int | None) -> None:
+    """Refuse what is no number of micro-batches.
+
+    Raises:
+        InvalidConfig: names the field.
+    """
+    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        rule = "must be an integer of at least 1, or null for the planner's choice"
+        raise InvalidConfig("strategy.weights.accumulation", value, rule, "set strategy.weights.accumulation=1")

@@ -1,0 +1,40 @@
+"""Double-buffered weights (PipeDream-2BW, ICML '21): mini-batch t uses version t - 1 at every stage, in both passes.
+
+An update comes after m >= D micro-batches, so no micro-batch in flight needs a version older than the last but one: two copies,
+and a delay of one update everywhere, W(t+1) = W(t) - lr * grad f(W(t-1)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubleBuffer(AbstractActual):
+    """Two versions, exchanged at every update."""
+
+    name: ClassVar[str] = "double_buffer"
+    accumulation: int | None = None
+
+    def __post_init__(self) -> None:
+        check_accumulation(self.accumulation)
+
+    @property
+    def backward(self) -> Backward:
+        return "same"
+
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return max(start, place.batch(microbatch) - 1)
+
+    def copies(self, place: Place) -> int:
+        return 2
+
+    def most_copies(self, depth: int) -> int:
+        return 2
+
+    def least_accumulation(self, depth: int) -> int:
+        return depth

@@ -1,0 +1,34 @@
+"""Flush: the pipeline drains before every update (GPipe, DAPPLE, PipeDream-Flush). One version, no staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from gpp.weights.base import AbstractActual, Backward, Place
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush(AbstractActual):
+    """Every pass of a mini-batch uses the version that the update before it left."""
+
+    name: ClassVar[str] = "flush"
+    flushes: ClassVar[bool] = True
+    accumulation: int | None = None
+
+    @property
+    def backward(self) -> Backward:
+        return "same"
+
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return place.batch(microbatch)
+
+    def copies(self, place: Place) -> int:
+        return 1
+
+    def most_copies(self, depth: int) -> int:
+        return 1
+
+    def least_accumulation(self, depth: int) -> int:
+        return 1

@@ -1,0 +1,70 @@
+"""PipeOptim (arXiv 2312.00839): a forward uses weights that the optimizer's own rule predicts for its backward.
+
+The backward then goes through the real weights, which the prediction was meant to hit, so nothing is kept but one scratch copy. The
+gradient of the parameters comes from the forward's activations: it is exact if the prediction is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from gpp.errors import InvalidConfig
+from gpp.weights.base import AbstractWeights, Backward, Place, check_accumulation
+
+HORIZONS = ("schedule", "constant")
+FUTURES = ("same", "zero")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeOptim(AbstractWeights):
+    """W - s * lr * dW, with dW the optimizer's last step without its rate.
+
+    Args:
+        horizon_from: `schedule`: s is the number of updates that the schedule really makes between forward and backward; `constant`:
+            as published, W(k) always, also while the pipeline fills.
+        offset: added to s: 0 as in the paper, 1 as in the authors' code, where the last stage predicts one update ahead too.
+        future: gradients to come: `same`: steps go on as the last one did, as published; `zero`: momentum decays without new
+            gradients (exact for SGD with momentum if there are none).
+        decay: whether decoupled weight decay is part of the prediction (exact); False as published.
+    """
+
+    name: ClassVar[str] = "pipeoptim"
+    predicts: ClassVar[bool] = True
+    accumulation: int | None = 1
+    horizon_from: str = "schedule"
+    offset: int = 0
+    future: str = "same"
+    decay: bool = False
+
+    def __post_init__(self) -> None:
+        check_accumulation(self.accumulation)
+        for name, allowed in (("horizon_from", HORIZONS), ("future", FUTURES), ("offset", (0, 1)), ("decay", (False, True))):
+            if (value := getattr(self, name)) not in allowed:
+                rule = f"must be one of {', '.join(map(str, allowed))}"
+                raise InvalidConfig(f"strategy.weights.{name}", value, rule, f"set it to {allowed[0]}")
+
+    @property
+    def backward(self) -> Backward:
+        return "current"
+
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return place.latest(microbatch, start)
+
+    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+        if self.horizon_from == "constant":
+            return place.warmup + self.offset
+        return place.batch(microbatch) - place.latest(microbatch, start) + self.offset
+
+    def backward_horizon(self, place: Place) -> int:
+        return 0
+
+    def copies(self, place: Place) -> int:
+        return 2 if place.warmup or self.offset else 1
+
+    def most_copies(self, depth: int) -> int:
+        return 2 if depth > 1 or self.offset else 1
+
+    def least_accumulation(self, depth: int) -> int:
+        return 1

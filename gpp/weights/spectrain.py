@@ -1,0 +1,60 @@
+"""SpecTrain (Chen et al. 2018): passes use weights extrapolated to the moment at which the micro-batch's update is made.
+
+Form 1, the paper's: a forward at stage k looks floor(k/2) + W(k) updates ahead, the backward floor(k/2), both aiming at the version
+that the model has when the micro-batch has come back to the first stage. Form 2, the authors' code: the forward looks W(k) updates
+ahead, and what it used is kept for the backward. The constants of form 1 assume forwards as long as backwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from gpp.errors import InvalidConfig
+from gpp.weights.base import AbstractWeights, Backward, Place, check_accumulation
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecTrain(AbstractWeights):
+    """W - s * lr * v, with v the smoothed gradient: SGD's momentum, or another optimizer's step without its rate.
+
+    Args:
+        form: 1 as in the paper, 2 as in the authors' code.
+    """
+
+    name: ClassVar[str] = "spectrain"
+    predicts: ClassVar[bool] = True
+    accumulation: int | None = 1
+    form: int = 1
+
+    def __post_init__(self) -> None:
+        check_accumulation(self.accumulation)
+        if self.form not in (1, 2):
+            raise InvalidConfig("strategy.weights.form", self.form, "must be 1 (paper) or 2 (authors' code)", "use form=1")
+
+    @property
+    def backward(self) -> Backward:
+        return "predicted" if self.form == 1 else "same"
+
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return place.latest(microbatch, start)
+
+    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+        own = place.batch(microbatch) - place.latest(microbatch, start)
+        return own + self.backward_horizon(place)
+
+    def backward_horizon(self, place: Place) -> int:
+        return place.position // 2 // place.accumulation if self.form == 1 else 0
+
+    def copies(self, place: Place) -> int:
+        if self.form == 1:
+            return 2 if place.warmup or self.backward_horizon(place) else 1
+        # One for every micro-batch in flight, beside the weights themselves.
+        return place.warmup + 2 if place.warmup else 1
+
+    def most_copies(self, depth: int) -> int:
+        return (2 if self.form == 1 else depth + 1) if depth > 1 else 1
+
+    def least_accumulation(self, depth: int) -> int:
+        return 1
