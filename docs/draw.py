@@ -24,7 +24,7 @@ from gpp.report.svg import element, standalone
 from gpp.report.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-STRATEGIES = ("graphpipe", "graphpipe_shared", "sequential", "gpipe", "pipedream", "piper", "even")
+STRATEGIES = ("graphpipe", "graphpipe_shared", "sequential", "gpipe", "pipedream_flush", "piper", "even")
 PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan")
 WIDTH = 1200.0
 

@@ -89,6 +89,8 @@ def problem(
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
+        global_norm=optimizer.clips_model,
+        prediction_traffic=optimizer.prediction_traffic,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 

@@ -125,10 +125,22 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
+        if not self.engine.own_runtime:
+            self._refuse_own()
         if self.engine.planner is not None:
             # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
+
+    def _refuse_own(self) -> None:
+        """What only the project's own runtime does."""
+        weights, engine = self.strategy.weights, self.engine.name
+        if not weights.flushes:
+            rule = f"engine={engine} drains its pipeline before every update"
+            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, emulate or simulate")
+        if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
+            rule = f"engine={engine} clips by the norm of the whole model"
+            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
     @property
     def max_ops(self) -> int:
@@ -276,10 +288,16 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
-            optimizer_state_factor=self.optimizer.state_factor,
+            optimizer_state_factor=self.optimizer.state_factor + self._kept_directions,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
-            global_norm=self.optimizer.clip_norm is not None,
+            global_norm=self.optimizer.clips_model,
+            prediction_traffic=self.optimizer.prediction_traffic,
         )
+
+    @property
+    def _kept_directions(self) -> float:
+        """Bytes for each byte of parameters to keep the last step's direction, where a prediction needs it and the state lacks it."""
+        return float(self.strategy.weights.predicts and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:
@@ -309,7 +327,7 @@ class Experiment:
             plan = from_json(Plan, Path(self.plan).read_bytes())
         else:
             return self.strategy.plan(problem)
-        plan.validate(problem)
+        self.strategy.check(plan, problem)
         return plan
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
@@ -323,8 +341,9 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
-        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops:
-            # Of one device, not of what others could do with them all; and it knows of no operator with a micro-batch of its own.
+        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not self.strategy.schedule.drains:
+            # Of one device, not of what others could do with them all; it knows of no operator with a micro-batch of its own, and
+            # a pipeline that does not drain may be faster.
             return None
         try:
             return lower_bound(problem)

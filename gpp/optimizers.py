@@ -48,12 +48,29 @@ class LearningRate:
 class AbstractOptimizer(ABC):
     """An optimizer's settings.
 
-    `clip_norm`: the largest norm of all gradients together, over all stages; larger ones are scaled down to it. None: as they are.
+    `clip_norm`: the largest norm of gradients; larger ones are scaled down to it. None: as they are. `clip_scope`: whose norm: that
+    of the whole `model`, over all stages, or of each `stage`, which needs no meeting of all devices.
     """
 
     lr: float
     learning_rate: LearningRate
     clip_norm: float | None
+    clip_scope: str
+
+    @property
+    def clips_model(self) -> bool:
+        """Whether all devices meet before the update, to clip by the norm over all stages."""
+        return self.clip_norm is not None and self.clip_scope == "model"
+
+    @property
+    @abstractmethod
+    def keeps_direction(self) -> bool:
+        """Whether its state tells where the last step went, as a prediction of the weights needs it."""
+
+    @property
+    @abstractmethod
+    def prediction_traffic(self) -> float:
+        """Bytes moved through memory to extrapolate a byte of weights (`gpp.runtime.weights.prediction`)."""
 
     @property
     @abstractmethod
@@ -65,13 +82,19 @@ class AbstractOptimizer(ABC):
         """The torch optimizer over `params`, in its fused form: one kernel for all of them, on CPU too."""
 
 
-def _check(lr: float, weight_decay: float, clip_norm: float | None) -> None:
+CLIP_SCOPES = ("model", "stage")
+
+
+def _check(lr: float, weight_decay: float, clip_norm: float | None, clip_scope: str) -> None:
     if not isinstance(lr, (int, float)) or not lr > 0:
         raise InvalidConfig("optimizer.lr", lr, "must be a positive number", "set optimizer.lr=0.01")
     if not weight_decay >= 0:
         raise InvalidConfig("optimizer.weight_decay", weight_decay, "must be at least 0", "set optimizer.weight_decay=0")
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise InvalidConfig("optimizer.clip_norm", clip_norm, "must be a positive number, or null", "set optimizer.clip_norm=1.0")
+    if clip_scope not in CLIP_SCOPES:
+        rule = f"must be one of {', '.join(CLIP_SCOPES)}"
+        raise InvalidConfig("optimizer.clip_scope", clip_scope, rule, "set optimizer.clip_scope=model")
 
 
 @final
@@ -84,15 +107,24 @@ class SGD(AbstractOptimizer):
     weight_decay: float = 0.0
     learning_rate: LearningRate = LearningRate()
     clip_norm: float | None = None
+    clip_scope: str = "model"
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm)
+        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
         if not 0 <= self.momentum < 1:
             raise InvalidConfig("optimizer.momentum", self.momentum, "must be in [0, 1)", "set optimizer.momentum=0.9")
 
     @property
     def state_factor(self) -> float:
         return 1.0 if self.momentum else 0.0
+
+    @property
+    def keeps_direction(self) -> bool:
+        return self.momentum > 0
+
+    @property
+    def prediction_traffic(self) -> float:
+        return 3.0  # weights and momentum read, prediction written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -112,15 +144,24 @@ class Adam(AbstractOptimizer):
     decoupled: bool = False
     learning_rate: LearningRate = LearningRate()
     clip_norm: float | None = None
+    clip_scope: str = "model"
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm)
+        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InvalidConfig("optimizer.betas", self.betas, "must be two numbers in [0, 1)", "set optimizer.betas=[0.9,0.999]")
 
     @property
     def state_factor(self) -> float:
         return 2.0
+
+    @property
+    def keeps_direction(self) -> bool:
+        return True
+
+    @property
+    def prediction_traffic(self) -> float:
+        return 9.0  # the root of the second moment into scratch, scaled and shifted there, then weights, mean and scratch into one
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

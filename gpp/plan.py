@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+from gpp.weights.base import Place
 
 if TYPE_CHECKING:
     from gpp.cost.problem import Problem
@@ -89,6 +90,12 @@ class Plan:
     def depth(self) -> int:
         """Stages on the longest path: the pipeline's depth."""
         return max(self.distance_to_sink)
+
+    def place(self, stage: int) -> Place:
+        """Where a stage stands, for weight policies."""
+        s = self.stages[stage]
+        b = s.microbatch_size
+        return Place(warmup=s.in_flight // b - 1, depth=self.depth, accumulation=-(-self.minibatch_size // b))
 
     @cached_property
     def stages_of_device(self) -> dict[int, tuple[int, ...]]:
@@ -221,7 +228,7 @@ class Plan:
         out: dict[int, float] = {}
         for s, stage in enumerate(self.stages):
             b, t = stage.microbatch_size, stage.tensor_parallel
-            need = problem.stage_memory(stage.ops, b, len(stage.devices), in_flight[s], stage.recompute, t)
+            need = problem.stage_memory(stage.ops, b, len(stage.devices), in_flight[s], stage.recompute, t, depth=self.depth)
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
         return out

@@ -8,7 +8,7 @@
     s2.RB0<s3.d4[0:4]@d1     receive them
     s2.R0@d1                 all-reduce of gradient group 0 (see `reduce_groups`)
     s2.N0@d1                 all devices add up the squares of their gradients (clipping by the global norm)
-    s2.U0@d1                 optimizer step
+    s2.U0@d1                 optimizer step of mini-batch 0 of the pass
 
 A receive is a posting: the wait happens at the compute action that needs it. Sends do not block.
 A message from a device to itself is a tensor handed from one of its stages to another.
@@ -40,7 +40,7 @@ NORM_BYTES = 8
 
 
 class Action(NamedTuple):
-    """One thing that a device does. `microbatch` is the stage's own; of R, the gradient group."""
+    """One thing that a device does. `microbatch` is the stage's own; of R, the gradient group; of U, the mini-batch."""
 
     kind: str
     stage: int
@@ -60,14 +60,19 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Actions of every device, for one pass over `num_samples` samples."""
+    """Actions of every device, for one pass over `num_samples` samples.
+
+    Args:
+        minibatches: how many those are; above 1, the pipeline does not drain between their updates (`gpp.streams`).
+    """
 
     num_samples: int
     actions: dict[int, tuple[Action, ...]]
+    minibatches: int = 1
 
     def to_text(self) -> str:
         """One line a device; `from_text` reads it back equal."""
-        lines = [f"samples {self.num_samples}"]
+        lines = [f"samples {self.num_samples} minibatches {self.minibatches}"]
         lines += [
             " ".join(a.text(device) for a in actions) or f"idle@d{device}" for device, actions in sorted(self.actions.items())
         ]
@@ -88,7 +93,8 @@ class Program:
                 continue
             parsed = [_parse(word) for word in line.split()]
             actions[parsed[0][0]] = tuple(action for _, action in parsed)
-        return cls(num_samples=int(first.split()[1]), actions=actions)
+        _, samples, _, minibatches = first.split()
+        return cls(num_samples=int(samples), actions=actions, minibatches=int(minibatches))
 
 
 _ACTION = re.compile(r"s(\d+)\.(F|B|R|N|U|[SR][FB])(\d+)(?:[<>]s(\d+)\.d(\d+)\[(\d+):(\d+)\])?@d(\d+)$")
@@ -169,7 +175,9 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
     members = {g: set(group.devices) for g, group in enumerate(groups)} | {WORLD: set(program.actions)}
     position = dict.fromkeys(program.actions, 0)
     sent: set[tuple[str, int, int, int, int, int]] = set()
-    reached: dict[int, set[int]] = defaultdict(set)
+    # A sum happens as often as there are mini-batches: (group, how often its device has been there) -> devices.
+    reached: dict[tuple[int, int], set[int]] = defaultdict(set)
+    been: dict[tuple[int, int], int] = defaultdict(int)
     needs: dict[tuple[int, str, int, int], list[tuple[str, int, int, int, int, int]]] = defaultdict(list)
     waiting: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     ready = list(program.actions)
@@ -187,12 +195,14 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
                 ready += waiting.pop(key, [])
             elif kind in ("R", "N"):
                 group = WORLD if kind == "N" else action.microbatch
-                reached[group].add(device)
-                if reached[group] != members[group]:
-                    waiting["R", group].append(device)
+                time = been[device, group]
+                been[device, group] += 1
+                reached[group, time].add(device)
+                if reached[group, time] != members[group]:
+                    waiting["R", group, time].append(device)
                     position[device] += 1
                     break
-                ready += waiting.pop(("R", group), [])
+                ready += waiting.pop(("R", group, time), [])
             elif kind in COMPUTE:
                 missing = next((k for k in needs[device, kind, action.stage, action.microbatch] if k not in sent), None)
                 if missing:

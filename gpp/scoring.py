@@ -16,11 +16,15 @@ from gpp.cost.problem import Problem
 from gpp.plan import Plan
 from gpp.program import NORM_BYTES, reduce_groups
 from gpp.routing import copies, messages, pieces
-from gpp.simulator import ORDER_BYTES
+from gpp.simulator import ORDER_BYTES, pass_times
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
 """Relative difference between a round's length and the one before at which they count as equal."""
+
+
+STREAM = 8
+"""Warm-ups that a pipeline which does not drain is run for, and again for as many, to see its steady pace."""
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
@@ -37,28 +41,34 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
 
-def score(plan: Plan, problem: Problem, warmups: list[int]) -> Timeline:
+def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = True) -> Timeline:
     """Metrics of one training step; no events.
 
     Args:
         warmups: forwards of each stage before its first backward, as its schedule has it; see `can_score`.
+        drains: whether the pipeline is empty between two mini-batches; else a step is one mini-batch of the steady state. Then the
+            time of an update is spread over the backwards of its mini-batch, which is exact where there is only one.
     """
     stages, b = plan.stages, plan.stages[0].microbatch_size
     count = plan.minibatch_size // b
     devices = [device for stage in stages for device in stage.devices]
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
-    duration = [problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel) for stage in stages]
+    duration = [pass_times(problem, plan, s, b) for s in range(len(stages))]
     classes, members = _classes([s for s, stage in enumerate(stages) for _ in stage.devices], incoming)
-    ends = _run([(*duration[s], warmups[s]) for s, _ in members], [channels for _, channels in members], count)
-    clock = {device: ends[c] for device, c in zip(devices, classes, strict=True)}
+    channels = [found for _, found in members]
+    if drains:
+        ends = _run([(*duration[s], warmups[s], 0.0) for s, _ in members], channels, count)
+        end, reduced = _finish(plan, problem, {device: ends[c] for device, c in zip(devices, classes, strict=True)})
+    else:
+        after, reduced = _updates(plan, problem)
+        rows = [(*duration[s], warmups[s], after[s] / count) for s, _ in members]
+        first = STREAM * max(warmups)
+        early, late = (max(_run(rows, channels, n)) for n in (first, 2 * first))
+        end = (late - early) / first * count
     busy = sum(count * sum(pair) * len(stage.devices) for pair, stage in zip(duration, stages, strict=True))
-    end, reduced = _finish(plan, problem, clock)
-    held = {s: min(warmup, count) * b if plan.runs_backward(s, problem.graph) else b for s, warmup in enumerate(warmups)}
-    memory = {
-        device: round(problem.stage_memory(stage.ops, b, len(stage.devices), held[s], stage.recompute, stage.tensor_parallel))
-        for s, stage in enumerate(stages)
-        for device in stage.devices
-    }
+    most = count if drains else max(warmups)
+    held = {s: min(warmup, most) * b if plan.runs_backward(s, problem.graph) else b for s, warmup in enumerate(warmups)}
+    memory = {device: round(need) for device, need in plan.device_memory(problem, held).items()}
     return Timeline(
         source="predicted",
         metrics=Metrics(
@@ -68,7 +78,8 @@ def score(plan: Plan, problem: Problem, warmups: list[int]) -> Timeline:
             peak_memory_bytes=memory,
             communication_bytes=round(sent * count + reduced),
             max_in_flight_samples=held,
-            weight_versions=dict.fromkeys(range(len(stages)), 1),
+            weight_versions={s: problem.weights.copies(plan.place(s)) for s in range(len(stages))},
+            staleness={s: problem.weights.staleness(plan.place(s)) for s in range(len(stages))},
         ),
     )
 
@@ -134,15 +145,16 @@ def _classes(stage_of: list[int], incoming: list[Channels]) -> tuple[list[int], 
         classes, num_classes = [numbers[key] for key in keys], len(numbers)
 
 
-def _run(stages: list[tuple[float, float, int]], incoming: list[Channels], count: int) -> list[float]:
+def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels], count: int) -> list[float]:
     """When each class has done its passes.
 
     Args:
-        stages: seconds of a forward, of a backward, and warm-up of each class, in a topological order.
+        stages: of each class, in a topological order: seconds of a forward, of a backward, warm-up, seconds after each backward
+            that nobody waits for.
         count: micro-batches.
     """
     n = len(stages)
-    warmup = [min(w, count) for _, _, w in stages]
+    warmup = [min(w, count) for _, _, w, _ in stages]
     # A channel: source, seconds on the wire, latency, when the wire is free again.
     into = {kind: [[[src, wire, late, 0.0] for src, wire, late in channels[kind]] for channels in incoming] for kind in "FB"}
     forwards, backwards = into["F"], into["B"]
@@ -184,7 +196,8 @@ def _run(stages: list[tuple[float, float, int]], incoming: list[Channels], count
                 channel[3] = free = (left if left > channel[3] else channel[3]) + channel[1]
                 if free + channel[2] > now:
                     now = free + channel[2]
-            clock[c] = last[c] = now + stages[c][1]
+            last[c] = now = now + stages[c][1]
+            clock[c] = now + stages[c][3]
         if m and free_before:
             step = last[0] - before[0]
             near = STEADY * step
@@ -205,6 +218,21 @@ def _run(stages: list[tuple[float, float, int]], incoming: list[Channels], count
                     channel[3] += skip * step
         m += 1
     return clock
+
+
+def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
+    """Of a pipeline that does not drain: seconds that each stage's sums and update take, and bytes that the sums move."""
+    out, moved = [problem.weight_times(s.ops, s.devices[0], plan.place(i))[2] for i, s in enumerate(plan.stages)], 0.0
+    for i, stage in enumerate(plan.stages):
+        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
+        out[i] += problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+    for group in reduce_groups(plan, problem.graph):
+        num_bytes = group.num_bytes(problem.graph)
+        took = problem.cluster.allreduce_s(num_bytes, group.devices)
+        for s in {plan.stage_of_device[device] for device in group.devices}:
+            out[s] += took
+        moved += num_bytes * 2 * (len(group.devices) - 1)
+    return out, moved
 
 
 def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[float, float]:

@@ -9,11 +9,12 @@ The order of every device is static, so the times are a longest path: no event q
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan, Stage
+from gpp.plan import Plan
 from gpp.program import NORM_BYTES, WORLD, Program, ReduceGroup, reduce_groups
 from gpp.timeline import Event, Metrics, Timeline
 
@@ -22,7 +23,7 @@ ORDER_BYTES = 1
 
 
 def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
-    """The timeline of one training step.
+    """The timeline of one training step; of a program that does not drain, of one mini-batch in its steady state.
 
     Args:
         record: keep the events; a planner that scores candidates needs only the metrics.
@@ -32,21 +33,52 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     """
     run = _Run(program, plan, problem, record)
     run.advance_all()
-    iteration_s = max(run.clock.values(), default=0.0)
+    iteration_s, events, count = max(run.clock.values(), default=0.0), run.events, program.minibatches
+    if count > 1:
+        begin, iteration_s = steady_period(run.updated, plan)
+        events = [
+            e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in events if begin <= e.start_s < begin + iteration_s
+        ]
     held = max_in_flight(program, plan)
     kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
-    busy = sum(run.busy.values())
+    busy = sum(run.busy.values()) / count
     metrics = Metrics(
         iteration_s=iteration_s,
-        throughput_samples_per_s=program.num_samples / iteration_s if iteration_s else 0.0,
+        throughput_samples_per_s=program.num_samples / count / iteration_s if iteration_s else 0.0,
         bubble_fraction=max(0.0, 1.0 - busy / (len(program.actions) * iteration_s)) if iteration_s else 0.0,
         peak_memory_bytes=memory,
-        communication_bytes=round(run.sent_bytes),
+        communication_bytes=round(run.sent_bytes / count),
         max_in_flight_samples=held,
-        weight_versions=dict.fromkeys(range(len(plan.stages)), 1),
+        weight_versions={s: problem.weights.copies(plan.place(s)) for s in range(len(plan.stages))},
+        staleness={s: problem.weights.staleness(plan.place(s)) for s in range(len(plan.stages))},
     )
-    return Timeline(source="predicted", metrics=metrics, events=tuple(run.events))
+    return Timeline(source="predicted", metrics=metrics, events=tuple(events))
+
+
+def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[float, float]:
+    """Seconds of a forward and of a backward of stage `s` on a micro-batch of so many samples, its weights made ready included."""
+    stage = plan.stages[s]
+    forward, backward = problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel)
+    more = problem.weight_times(stage.ops, stage.devices[0], plan.place(s), stage.tensor_parallel)
+    return forward + more[0], backward + more[1]
+
+
+def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
+    """Of a pipeline that does not drain: when its steady state is seen to begin, and seconds of a mini-batch in it.
+
+    A sink's updates come at the steady pace until the last one, whatever drains behind it.
+
+    Args:
+        updated: stage -> when each of its updates ended.
+    """
+    begin, period = 0.0, 0.0
+    for s, ends in updated.items():
+        if not plan.successors[s]:
+            first = len(ends) // 2
+            pace = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+            begin, period = (ends[first], pace) if pace > period else (begin, period)
+    return begin, period
 
 
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
@@ -85,10 +117,10 @@ class _Run:
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
         self.norm_s = problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(program.actions)))
-        self.duration = {s: self._durations(stage, stage.microbatch_size) for s, stage in enumerate(plan.stages)}
+        self.duration = {s: self._durations(s, stage.microbatch_size) for s, stage in enumerate(plan.stages)}
         # The last micro-batch is smaller where the size does not divide the mini-batch: (stage, micro-batch) -> durations.
         self.shorter = {
-            (s, program.num_samples // stage.microbatch_size): self._durations(stage, rest)
+            (s, program.num_samples // stage.microbatch_size): self._durations(s, rest)
             for s, stage in enumerate(plan.stages)
             if (rest := program.num_samples % stage.microbatch_size)
         }
@@ -96,8 +128,10 @@ class _Run:
             s: problem.cost.update_s(
                 problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
             )
+            + problem.weight_times(stage.ops, stage.devices[0], plan.place(s), stage.tensor_parallel)[2]
             for s, stage in enumerate(plan.stages)
         }
+        self.updated: dict[int, list[float]] = defaultdict(list)  # stage -> when each of its updates ended
         self.rate = message_rates(plan, problem.graph)
         self.clock = dict.fromkeys(program.actions, 0.0)
         self.busy = dict.fromkeys(program.actions, 0.0)
@@ -106,14 +140,15 @@ class _Run:
         self.channel_free: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
         self.needs: dict[tuple[int, str, int, int], list[tuple[str, int, int, int, int, int]]] = {}
         self.waiting: dict[object, int] = {}
-        self.reached: dict[int, dict[int, float]] = defaultdict(dict)
+        # (group, which of its sums) -> device -> when it came; and which one a device is at.
+        self.reached: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        self.sums_done: dict[tuple[int, int], int] = defaultdict(int)
         self.events: list[Event] = []
         self.sent_bytes = 0.0
 
-    def _durations(self, stage: Stage, samples: int) -> dict[str, float]:
+    def _durations(self, s: int, samples: int) -> dict[str, float]:
         """Seconds of a forward ("F") and of a backward ("B") of a micro-batch of so many samples."""
-        times = self.problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel)
-        return dict(zip(("F", "B"), times, strict=True))
+        return dict(zip(("F", "B"), pass_times(self.problem, self.plan, s, samples), strict=True))
 
     def _group_s(self, group: ReduceGroup) -> float:
         return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)
@@ -192,6 +227,7 @@ class _Run:
                 if record:
                     self.events.append(Event(device, kind, stage, microbatch, now, now + self.update_s[stage]))
                 now += self.update_s[stage]
+                self.updated[stage].append(now)
             at += 1
         self.position[device], self.clock[device] = at, now
 
@@ -200,7 +236,7 @@ class _Run:
 
     def _reduce(self, device: int, group: int, now: float, ready: list[int]) -> float | None:
         """End of a reduction, or None while a member is still on its way there."""
-        reached = self.reached[group]
+        reached = self.reached[group, self.sums_done[device, group]]
         members = self.program.actions if group == WORLD else self.groups[group].devices
         if device not in reached:
             reached[device] = now
@@ -211,4 +247,5 @@ class _Run:
                 ready += [member for member in reached if member != device]
         if len(reached) < len(members):
             return None
+        self.sums_done[device, group] += 1
         return max(reached.values()) + (self.norm_s if group == WORLD else self.group_s[group])

@@ -1,15 +1,18 @@
-"""A strategy: who cuts, and in which order the micro-batches run.
+"""A strategy: who cuts, in which order the micro-batches run, and which version of the weights they use.
 
 The planner is handed `predict`, so it scores its candidates with the very schedule that will run.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.loss_scope import with_loss_apart
 from gpp.plan import Plan
@@ -17,10 +20,16 @@ from gpp.planners.base import AbstractPlanner
 from gpp.program import Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.passes import lower
+from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.scoring import can_score, score
 from gpp.simulator import simulate
+from gpp.streams import check_asked, check_stream, window
 from gpp.timeline import Timeline
+from gpp.weights.base import AbstractWeights
+from gpp.weights.flush import Flush
+
+PLANNED_AHEAD = 4
+"""Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 
 
 @final
@@ -31,21 +40,52 @@ class Strategy:
     name: str
     planner: AbstractPlanner
     schedule: AbstractSchedule
+    weights: AbstractWeights = field(default_factory=Flush)
+
+    def __post_init__(self) -> None:
+        if self.weights.flushes != self.schedule.drains:
+            does = "drains before every update" if self.schedule.drains else "does not drain"
+            needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
+            raise InvalidConfig(
+                "strategy.schedule",
+                type(self.schedule).__name__,
+                f"{does}, and strategy.weights={self.weights.name} needs {needs}",
+                f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
+            )
 
     def plan(self, problem: Problem) -> Plan:
         """The planner's plan, validated, with the time that the search took.
 
         Raises:
             Infeasible: nothing fits.
+            InvalidConfig: the weight policy cannot hold in what is asked for.
         """
-        problem = self._problem(problem)
+        self._check_problem(problem)
         start = time.perf_counter()
-        # A planner cuts as if the loss were any operator; its candidates are judged with the loss apart.
-        asked = replace(problem, minibatch_ops=0) if problem.minibatch_ops else problem
-        plan = self.planner.plan(asked, lambda candidate: self.predict(candidate, problem, record=False))
-        plan = replace(with_loss_apart(plan, problem), search_s=time.perf_counter() - start)
-        plan.validate(problem)
-        return plan
+        for last, asked in self._asked(problem):
+            try:
+                found = self.planner.plan(asked, lambda candidate, asked=asked: self._judge(candidate, problem, asked))
+                plan = replace(self._as_run(found, problem), search_s=time.perf_counter() - start)
+                self.check(plan, problem)
+                return plan
+            except Infeasible:
+                if last:
+                    raise
+        raise AssertionError("there is a last one")
+
+    def check(self, plan: Plan, problem: Problem) -> None:
+        """Prove that `plan` can run under this strategy.
+
+        Raises:
+            InvalidPlan, Infeasible: as `Plan.validate`; or it is none for a pipeline that does not drain.
+            InvalidConfig: the weight policy cannot hold in it.
+        """
+        self._check_problem(problem)
+        plan.validate(self.posed(problem))
+        if not self.schedule.drains:
+            check_stream(plan, problem.graph, self.weights)
+            for stage in range(len(plan.stages)):
+                self.schedule.warmup(plan, stage, sys.maxsize)
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
@@ -54,19 +94,21 @@ class Strategy:
             record: False for the metrics alone, as a planner wants them.
         """
         plan = with_loss_apart(plan, problem)
+        drains = self.schedule.drains
         if not record:
-            warmups = [
-                self.schedule.warmup(plan, s, -(-plan.minibatch_size // stage.microbatch_size))
-                for s, stage in enumerate(plan.stages)
-            ]
+            # In a pipeline that does not drain there is always another micro-batch.
+            counts = [-(-plan.minibatch_size // stage.microbatch_size) if drains else sys.maxsize for stage in plan.stages]
+            warmups = [self.schedule.warmup(plan, s, count) for s, count in enumerate(counts)]
             if can_score(plan, warmups):
-                return score(plan, self._problem(problem), [w for w in warmups if w is not None])
-        program = lower(plan, problem.graph, self.schedule, global_norm=problem.global_norm)
-        return simulate(program, plan, self._problem(problem), record=record)
+                return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
+        return simulate(self._program(plan, problem.graph, problem.global_norm), plan, self.posed(problem), record=record)
 
     def lower(self, plan: Plan, graph: OpGraph, *, global_norm: bool = False) -> Program:
-        """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`."""
-        program = lower(plan, graph, self.schedule, global_norm=global_norm)
+        """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`.
+
+        Of a pipeline that does not drain, it is one of a few mini-batches: see `gpp.streams`.
+        """
+        program = self._program(plan, graph, global_norm)
         check_program(program, reduce_groups(plan, graph))
         return program
 
@@ -76,7 +118,62 @@ class Strategy:
         check_program(program)
         return program
 
-    def _problem(self, problem: Problem) -> Problem:
+    def posed(self, problem: Problem) -> Problem:
+        """The problem with what this strategy says of memory: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
         in_flight = "all" if problem.minibatch_ops else self.schedule.in_flight
-        return problem if problem.in_flight == in_flight else replace(problem, in_flight=in_flight)
+        same = problem.in_flight == in_flight and problem.weights == self.weights
+        return problem if same else replace(problem, in_flight=in_flight, weights=self.weights)
+
+    def _program(self, plan: Plan, graph: OpGraph, global_norm: bool) -> Program:
+        minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
+        return lower(plan, graph, self.schedule, minibatches=minibatches, global_norm=global_norm)
+
+    def _asked(self, problem: Problem) -> Iterator[tuple[bool, Problem]]:
+        """What planners are asked, and whether it is the last of it.
+
+        A pipeline that does not drain is to them one with a very large mini-batch. How many versions of the weights a stage will
+        hold depends on its place, which they do not know: few are assumed first, and more if what comes out does not fit.
+        """
+        posed = self.posed(problem)
+        if self.schedule.drains:
+            # A planner cuts as if the loss were any operator; its candidates are judged with the loss apart.
+            yield True, replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed
+            return
+        ahead = PLANNED_AHEAD * problem.cluster.num_devices
+        posed = replace(
+            posed,
+            minibatch_size=problem.minibatch_size * ahead,
+            microbatch_size=problem.microbatch_size or self._microbatch_size(problem.minibatch_size),
+            window=ahead,
+        )
+        most, copies = self.weights.most_copies(problem.cluster.num_devices), 1
+        while copies < most:
+            yield False, replace(posed, assumed_copies=copies)
+            copies *= 2
+        yield True, replace(posed, assumed_copies=most)
+
+    def _microbatch_size(self, minibatch_size: int) -> int | None:
+        """As the weight policy has it, where the user has not said otherwise."""
+        count = self.weights.accumulation
+        if count is not None and minibatch_size % count:
+            rule = f"must divide minibatch_size={minibatch_size}"
+            raise InvalidConfig("strategy.weights.accumulation", count, rule, "set strategy.weights.accumulation=1")
+        return None if count is None else minibatch_size // count
+
+    def _as_run(self, plan: Plan, problem: Problem) -> Plan:
+        """A planner's plan with the mini-batch of the run, and the loss apart where it must be."""
+        if plan.minibatch_size != problem.minibatch_size:
+            plan = replace(plan, minibatch_size=problem.minibatch_size)
+        return with_loss_apart(plan, problem)
+
+    def _judge(self, candidate: Plan, problem: Problem, asked: Problem) -> Timeline:
+        """A candidate's prediction, in the units of what the planner was asked."""
+        found = self.predict(self._as_run(candidate, problem), problem, record=False)
+        if asked.window == 1:
+            return found
+        return replace(found, metrics=replace(found.metrics, iteration_s=found.metrics.iteration_s * asked.window))
+
+    def _check_problem(self, problem: Problem) -> None:
+        if not self.schedule.drains:
+            check_asked(problem, self.weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -25,6 +25,8 @@ class Event(NamedTuple):
 class Metrics:
     """METRICS of the run contract, the same for predicted and measured.
 
+    `weight_versions` are copies of a stage's weights held at a time; `staleness` is the most updates that a stage makes between the
+    weights that a forward starts from and the update that applies its gradient (0 where the pipeline drains).
     `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own time for each
     compute action, which goes neither into computing, nor into messages, nor into waiting for them.
     """
@@ -36,6 +38,7 @@ class Metrics:
     communication_bytes: int
     max_in_flight_samples: dict[int, int]
     weight_versions: dict[int, int]
+    staleness: dict[int, int] = field(default_factory=dict)
     overhead_s: float | None = None
 
 

@@ -60,7 +60,7 @@ def published() -> dict[str, dict[int, float]]:
     """Figure 6's PipeDream column, from the sweep that stands beside it."""
     sweep = yaml.safe_load((ROOT / "sweeps" / "figure6.yaml").read_text())
     figure = sweep["hydra"]["callbacks"]["sweep"]["figures"][0]["published"]
-    return {model: {int(n): float(v) for n, v in series["pipedream"].items()} for model, series in figure.items()}
+    return {model: {int(n): float(v) for n, v in series["pipedream_flush"].items()} for model, series in figure.items()}
 
 
 @cache
@@ -220,8 +220,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="no fit: the constants as they are configured")
-    parser.add_argument("--strategy", default="pipedream", help="whose predictions are held against the column")
-    parser.add_argument("--rivals", default="pipedream,piper", help="of graphpipe, in the table of sensitivities")
+    parser.add_argument("--strategy", default="pipedream_flush", help="whose predictions are held against the column")
+    parser.add_argument("--rivals", default="pipedream_flush,piper", help="of graphpipe, in the table of sensitivities")
     arguments = parser.parse_args()
     constants, samples = configured() if arguments.check else fit(arguments.strategy)
     show_residuals(arguments.strategy, constants, samples)

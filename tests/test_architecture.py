@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # A unit may import its own level's units only where `SAME_LEVEL` says so, and anything above it.
 LEVELS: list[set[str]] = [
     {"errors", "values"},
-    {"cluster", "graph"},
+    {"cluster", "graph", "weights"},
     {"cost", "plan", "routing", "timeline", "optimizers"},
     {"planners", "program", "loss_scope"},
-    {"schedules", "simulator", "scoring", "models", "data", "capture"},
+    {"schedules", "simulator", "scoring", "streams", "models", "data", "capture"},
     {"strategy"},
     {"comparison", "explain"},
     {"runtime", "loggers", "report"},

@@ -129,6 +129,7 @@ def profile(
         graph_fingerprint=graph.fingerprint,
         sample_counts=tuple(sample_counts),
         update_s_per_byte=update,
+        move_s_per_byte=_move_s_per_byte(at) if optimizer else None,
         setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else "", num_companions),
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
@@ -278,24 +279,39 @@ def _time_passes(
     return _Pair(statistics.median(p.forward_s for p in seen), statistics.median(p.backward_s for p in seen))
 
 
-def _update_s_per_byte(optimizer: Any, device: torch.device) -> float:
-    """Seconds of one optimizer step for each byte of parameter, on 32 tensors of 64 KB.
+def _cold(work: Callable[[], object], device: torch.device) -> float:
+    """Median seconds of `work` on tensors that are not in a cache, as between two passes over a stage's activations.
 
-    Between two steps a device passes over its activations, so weights and moments come from memory, not from the
-    cache: a buffer larger than any cache is touched before every repeat.
+    A buffer larger than any cache is touched before every repeat.
     """
-    params = [torch.nn.Parameter(torch.randn(1 << 14, device=device)) for _ in range(32)]
-    for param in params:
-        param.grad = torch.randn_like(param)
-    stepper, others = optimizer.build(params), torch.zeros(1 << 24, device=device)
-    seen: list[float] = []
+    others, seen = torch.zeros(1 << 24, device=device), list[float]()
     for _ in range(9):
         others.add_(1.0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        stepper.step()
+        work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seen.append(time.perf_counter() - start)
-    return statistics.median(seen[2:]) / sum(p.numel() * p.element_size() for p in params)
+    return statistics.median(seen[2:])
+
+
+def _update_s_per_byte(optimizer: Any, device: torch.device) -> float:
+    """Seconds of one optimizer step for each byte of parameter, on 32 tensors of 64 KB."""
+    params = [torch.nn.Parameter(torch.randn(1 << 14, device=device)) for _ in range(32)]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    return _cold(optimizer.build(params).step, device) / sum(p.numel() * p.element_size() for p in params)
+
+
+def _move_s_per_byte(device: torch.device) -> float:
+    """Seconds to read or write a byte of memory, from a copy of 32 tensors of 64 KB."""
+    sources = [torch.randn(1 << 14, device=device) for _ in range(32)]
+    copies = [torch.empty_like(source) for source in sources]
+
+    def copy() -> None:
+        for into, source in zip(copies, sources, strict=True):
+            into.copy_(source)
+
+    return _cold(copy, device) / sum(2 * s.numel() * s.element_size() for s in sources)

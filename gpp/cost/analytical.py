@@ -65,4 +65,7 @@ class Analytical(AbstractCostModel):
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         """Seconds of the optimizer step: `update_traffic` x bytes / bandwidth; its arithmetic is negligible beside them."""
-        return self.update_traffic * num_bytes / (device.memory_bandwidth_bytes_per_s * device.speed_factor)
+        return self.move_s(self.update_traffic * num_bytes, device)
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return num_bytes / (device.memory_bandwidth_bytes_per_s * device.speed_factor)

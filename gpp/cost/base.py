@@ -37,3 +37,7 @@ class AbstractCostModel(ABC):
     @abstractmethod
     def update_s(self, num_bytes: float, device: Device) -> float:
         """Seconds of the optimizer step over `num_bytes` of trainable parameters."""
+
+    @abstractmethod
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        """Seconds to read or write `num_bytes` of a device's own memory, in one pass; a copy of a tensor moves its bytes twice."""

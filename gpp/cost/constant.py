@@ -28,3 +28,6 @@ class Constant(AbstractCostModel):
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return 0.0
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0

@@ -17,6 +17,8 @@ from gpp.cost.variants import border_bytes, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
+from gpp.weights.base import AbstractWeights, Place
+from gpp.weights.flush import Flush
 
 
 def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
@@ -50,6 +52,11 @@ class Problem:
             (`depth`, 1F1B) or the whole mini-batch (`all`, GPipe).
         global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.loss_scope`).
+        weights: how many versions of the weights a stage holds.
+        prediction_traffic: bytes moved to extrapolate a byte of weights (`gpp.optimizers`).
+        window: mini-batches that pass between two drains, as planners see it: `minibatch_size` is then that of all of them
+            together, and the update comes `window` times. 1 where every mini-batch drains.
+        assumed_copies: of the weights, wherever a stage's place in the pipeline is not known yet.
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
     """
 
@@ -63,6 +70,10 @@ class Problem:
     max_replicas: int | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
+    weights: AbstractWeights = field(default_factory=Flush)
+    prediction_traffic: float = 3.0
+    window: int = 1
+    assumed_copies: int = 1
     _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
     _memory: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -71,15 +82,25 @@ class Problem:
         check_batch(self.minibatch_size, self.microbatch_size)
 
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one."""
+        """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one.
+
+        A weight policy may ask for a number of micro-batches that grows with the depth; then those remain that do for any depth.
+        """
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
+        minibatch = self.minibatch_size // self.window
         sizes = [1]
-        while self.minibatch_size % (2 * sizes[-1]) == 0:
+        while minibatch % (2 * sizes[-1]) == 0:
             sizes.append(2 * sizes[-1])
-        if sizes[-1] != self.minibatch_size:
-            sizes.append(self.minibatch_size)
-        return tuple(sizes)
+        if sizes[-1] != minibatch:
+            sizes.append(minibatch)
+        least = self.weights.least_accumulation(self.cluster.num_devices)
+        return tuple(b for b in sizes if minibatch // b >= least) or (1,)
+
+    @property
+    def static_factor(self) -> float:
+        """Bytes of weights, gradients and optimizer state for each byte of trainable parameter, with the copies assumed."""
+        return 1.0 + self.assumed_copies + self.optimizer_state_factor
 
     @cached_property
     def kind_of_device(self) -> tuple[int, ...]:
@@ -140,7 +161,7 @@ class Problem:
         """Of a stage: static bytes; bytes per sample in flight; bytes per sample of one micro-batch (gradients at its border)."""
         if mask not in self._memory:
             sums = self.sums(mask)
-            static = sums.trainable * (2.0 + self.optimizer_state_factor) + sums.frozen
+            static = sums.trainable * self.static_factor + sums.frozen
             kept = sums.saved + sums.kept
             # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
             self._memory[mask] = (static, kept, sums.grads) if mask & self.graph.differentiated else (static, 0.0, kept)
@@ -160,24 +181,44 @@ class Problem:
         in_flight: int,
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
+        depth: int | None = None,
     ) -> float:
         """Peak bytes on one device of a stage.
 
-        Weights, their gradients and the optimizer's state; the activations of the samples in flight
+        Weights in all their versions, their gradients and the optimizer's state; the activations of the samples in flight
         (saved tensors and what crosses the stage's border); the border's gradients of one micro-batch.
 
         Args:
             in_flight: samples in flight over all replicas (a multiple of `microbatch_size`).
             recompute, tensor_parallel: as in `gpp.plan.Stage`; see `gpp.cost.variants`.
+            depth: of the pipeline, for policies whose copies depend on it; None: the stage is its first.
         """
-        static, kept, grads = self.amounts(mask_of(ops))
+        mask = mask_of(ops)
+        static, kept, grads = self.amounts(mask)
         samples = -(-microbatch_size * tensor_parallel // num_devices)
+        trainable = self.sums(mask).trainable
         if recompute or tensor_parallel > 1:
             own = held(self.graph, ops, recompute, tensor_parallel)
-            static = own.trainable * (2.0 + self.optimizer_state_factor) + own.frozen
+            static, trainable = own.trainable * self.static_factor + own.frozen, own.trainable
             kept += own.kept - sum(self.graph.ops[op].saved_bytes for op in ops)
             grads += own.extra
+        if not self.weights.flushes:
+            static += trainable * (self.weight_copies(microbatch_size, in_flight, depth) - self.assumed_copies)
         return static + kept * samples * (in_flight // microbatch_size) + grads * samples
+
+    def weight_times(self, ops: tuple[int, ...], device: int, place: Place, tensor_parallel: int = 1) -> tuple[float, float, float]:
+        """Seconds that the weight policy adds to a stage's forward, to its backward and to its update."""
+        if self.weights.flushes:
+            return 0.0, 0.0, 0.0
+        held_bytes, traffic = self.trainable_bytes(ops, tensor_parallel), self.weights.traffic(place, self.prediction_traffic)
+        forward, backward, update = (self.cost.move_s(amount * held_bytes, self.cluster.devices[device]) for amount in traffic)
+        return forward, backward, update
+
+    def weight_copies(self, microbatch_size: int, in_flight: int, depth: int | None = None) -> int:
+        """Copies of the weights that a stage holds; arguments as of `stage_memory`."""
+        count = max(in_flight // microbatch_size, 1)
+        accumulation = max(self.minibatch_size // self.window // microbatch_size, 1)
+        return self.weights.copies(Place(warmup=count - 1, depth=depth or count, accumulation=accumulation))
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""

@@ -59,6 +59,7 @@ class Profile:
         sample_counts: ascending.
         forward_s, backward_s: [num_ops][len(sample_counts)] seconds.
         update_s_per_byte: optimizer step for each byte of trainable parameter; None if it was not measured.
+        move_s_per_byte: reading or writing memory; None if it was not measured.
         action_overhead_s: of calling a stage at all, forwards and backwards together; not in the operators' times.
     """
 
@@ -69,6 +70,7 @@ class Profile:
     backward_s: tuple[tuple[float, ...], ...]
     update_s_per_byte: float | None = None
     action_overhead_s: float = 0.0
+    move_s_per_byte: float | None = None
 
     def __post_init__(self) -> None:
         counts = self.sample_counts
@@ -145,6 +147,12 @@ class Profiled(AbstractCostModel):
         if per_byte and per_byte[-1] is not None:
             return per_byte[-1] * num_bytes / device.speed_factor
         return self._fallback(device).update_s(num_bytes, device)
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        per_byte = [p.move_s_per_byte for p in self.profiles if p.setting.device_kind == device.kind]
+        if per_byte and per_byte[-1] is not None:
+            return per_byte[-1] * num_bytes / device.speed_factor
+        return self._fallback(device).move_s(num_bytes, device)
 
     def add(self, profile: Profile) -> Profiled:
         """The same with one more profile, which replaces an older one of its graph and device."""

@@ -37,3 +37,6 @@ class Tabulated(AbstractCostModel):
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return self.update_s_per_byte * num_bytes / device.speed_factor
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0

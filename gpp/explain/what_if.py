@@ -85,7 +85,7 @@ class Replanned:
 
 def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, bottlenecks: Sequence[int]) -> tuple[WhatIf, ...]:
     """The plan with its bottlenecks changed, simulated; best first."""
-    problem = replace(problem, in_flight=strategy.schedule.in_flight)
+    problem = strategy.posed(problem)
     count = len(bottlenecks)
     which = f"s{bottlenecks[0]}" if count == 1 else f"the {count} slowest stages"
     more = sum(len(plan.stages[s].devices) for s in bottlenecks)
@@ -142,7 +142,7 @@ def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strate
 
 def _simulated(words: str, iteration_s: float, plan: Plan, problem: Problem, strategy: Strategy) -> WhatIf:
     def make() -> Plan:
-        plan.validate(problem)
+        strategy.check(plan, problem)
         return plan
 
     return _outcome(words, "simulated", iteration_s, make, problem, strategy)

@@ -43,7 +43,7 @@ class Tables(NamedTuple):
         back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
         slowness = _slowness(passes, first, back, len(kinds))
         trainable, frozen, every = _param_bytes(graph)
-        factor = 2.0 + problem.optimizer_state_factor
+        factor = problem.static_factor
         update = np.array(
             [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
         )

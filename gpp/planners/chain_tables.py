@@ -61,7 +61,7 @@ class Tables:
         self._back = self._bytes * np.array([t.differentiable for t in self._tensors], dtype=float)
         self._unsaved = self._bytes * np.array([not t.saved for t in self._tensors], dtype=float)
         self._saved = family.sums(np.array([op.saved_bytes for op in graph.ops]))
-        factor = 2.0 + problem.optimizer_state_factor
+        factor = problem.static_factor
         sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in self._shared(graph)]
         shared = {p.name for p, _ in sizes}
         own = [[graph.param_of[name] for name in op.params if name not in shared] for op in graph.ops]

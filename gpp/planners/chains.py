@@ -58,7 +58,7 @@ class Intervals:
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
         static, trainable, kept, grads = (np.zeros((n + 2, n + 2)) for _ in range(4))
-        factor = 2.0 + problem.optimizer_state_factor
+        factor = problem.static_factor
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
             places = sorted(at[op] for op in bits(readers))

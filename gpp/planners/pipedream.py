@@ -250,6 +250,7 @@ class _Flat:
     def _ways(self, room: Room, b: int) -> list[Way]:
         family, out, last = self.family, [], self.family.num_states - 1
         count = self.problem.minibatch_size // b
+        between_updates = count // self.problem.window
         for r in self.counts(b):
             pairs = room.pairs(r)
             start, end = family.start[pairs], family.end[pairs]
@@ -258,7 +259,7 @@ class _Flat:
             pairs, start, end, compute = (a[compute <= room.cap_s] for a in (pairs, start, end, compute))
             amounts = self.tables.of(pairs)
             wire = b // r / self.link.bandwidth_bytes_per_s
-            time_s = compute + 4 * (r - 1) * amounts.trainable / (r * count) / self.link.bandwidth_bytes_per_s
+            time_s = compute + 4 * (r - 1) * amounts.trainable / (r * between_updates) / self.link.bandwidth_bytes_per_s
             time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
             time_s = np.maximum(time_s, self.tables.live[end] * wire)
             rows = self._rows(time_s, amounts.static + amounts.grads * (b // r), amounts.kept * (b // r), count)

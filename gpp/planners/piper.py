@@ -322,7 +322,7 @@ class _Search:
         less = stages.family.sums((1 - menu.share) * trainable)
         less_frozen = stages.family.sums((1 - menu.share) * frozen)
         less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
-        factor = 2.0 + self.problem.optimizer_state_factor
+        factor = self.problem.static_factor
         return amounts._replace(static=amounts.static - factor * less - less_frozen, trainable=amounts.trainable - less)
 
     def _sync(self, t: int, stages: Stages) -> np.ndarray:

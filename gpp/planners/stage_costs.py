@@ -124,7 +124,8 @@ class StageCosts:
         key = (trainable_bytes, num_replicas)
         if key not in self._finish:
             reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
-            self._finish[key] = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+            once = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+            self._finish[key] = once * self.problem.window
         return self._finish[key]
 
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:

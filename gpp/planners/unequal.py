@@ -89,8 +89,15 @@ class _Average(AbstractCostModel):
         return OpTimes(forward_s=mean([t.forward_s for t in each]), backward_s=mean([t.backward_s for t in each]))
 
     def update_s(self, num_bytes: float, device: Device) -> float:
-        each = [self.problem.cost.update_s(num_bytes, d) for d in self.problem.cluster.devices]
-        return len(each) / sum(1 / s for s in each) if all(each) else 0.0
+        return _mean([self.problem.cost.update_s(num_bytes, d) for d in self.problem.cluster.devices])
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return _mean([self.problem.cost.move_s(num_bytes, d) for d in self.problem.cluster.devices])
+
+
+def _mean(each: list[float]) -> float:
+    """Harmonic mean of times: that of speeds."""
+    return len(each) / sum(1 / s for s in each) if all(each) else 0.0
 
 
 def average(problem: Problem) -> list[Problem]:

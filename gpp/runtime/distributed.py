@@ -35,6 +35,7 @@ class Distributed(AbstractEngine):
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
+    own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"

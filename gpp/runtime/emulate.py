@@ -34,6 +34,7 @@ class Emulate(AbstractEngine):
     """
 
     runs: ClassVar[bool] = True
+    own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "emulate"

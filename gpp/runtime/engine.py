@@ -97,6 +97,8 @@ class AbstractEngine(ABC):
 
     runs: ClassVar[bool] = True
     """Whether there is anything to execute."""
+    own_runtime: ClassVar[bool] = False
+    """Whether it walks the plan's program as it stands: pipelines that do not drain, clipping by the norm of a stage."""
     needs_weights: ClassVar[bool]
     """Whether it trains: the job must hold initial weights, hence a model that is really built, and there must be data."""
     planner: ClassVar[AbstractPlanner | None]

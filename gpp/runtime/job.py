@@ -187,7 +187,7 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, problem.graph, global_norm=optimizer.clip_norm is not None),
+        program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
         costs=stage_costs(problem, plan),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )

@@ -18,6 +18,7 @@ class Simulate(AbstractEngine):
     """Predicts only."""
 
     runs: ClassVar[bool] = False
+    own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "simulate"

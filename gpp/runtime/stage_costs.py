@@ -5,10 +5,12 @@ The simulator asks the same methods of `Problem`, so emulated and simulated time
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpp.cost.problem import Problem
 from gpp.plan import Plan
+from gpp.simulator import pass_times
+from gpp.weights.flush import Flush
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +36,23 @@ class StageCost:
 
 def stage_costs(problem: Problem, plan: Plan) -> tuple[StageCost, ...]:
     """The costs of every stage of `plan`, in order."""
-    out = []
-    for stage in plan.stages:
+    out, one_version = [], replace(problem, weights=Flush(), assumed_copies=1)
+    for s, stage in enumerate(plan.stages):
         b, t = stage.microbatch_size, stage.tensor_parallel
         rest = plan.minibatch_size % b or b
-        whole, last = (problem.stage_times(stage.ops, n, stage.devices, stage.recompute, t) for n in (b, rest))
+        whole, last = (pass_times(problem, plan, s, n) for n in (b, rest))
         # Memory grows by the same amount with every micro-batch, so two points give the line.
-        one, two = (problem.stage_memory(stage.ops, b, len(stage.devices), n * b, stage.recompute, t) for n in (1, 2))
+        one, two = (one_version.stage_memory(stage.ops, b, len(stage.devices), n * b, stage.recompute, t) for n in (1, 2))
+        trainable = problem.trainable_bytes(stage.ops, t)
         out.append(
             StageCost(
                 forward_s=whole[0],
                 backward_s=whole[1],
                 last_forward_s=last[0],
                 last_backward_s=last[1],
-                update_s=problem.cost.update_s(problem.trainable_bytes(stage.ops, t), problem.cluster.devices[stage.devices[0]]),
-                resident_bytes=2 * one - two,
+                update_s=problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+                + problem.weight_times(stage.ops, stage.devices[0], plan.place(s), t)[2],
+                resident_bytes=2 * one - two + trainable * (problem.weights.copies(plan.place(s)) - 1),
                 microbatch_bytes=two - one,
             )
         )

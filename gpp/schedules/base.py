@@ -16,6 +16,8 @@ class AbstractSchedule(ABC):
 
     in_flight: ClassVar[Literal["depth", "all"]]
     """What a stage keeps under this order; planners reckon memory with it."""
+    drains: ClassVar[bool] = True
+    """Whether a pass is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 
     @abstractmethod
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:

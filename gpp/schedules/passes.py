@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
@@ -23,17 +24,24 @@ move nothing until both sides have met. More holds buffers for nothing: what is 
 
 
 def lower(
-    plan: Plan, graph: OpGraph, schedule: AbstractSchedule, num_samples: int | None = None, *, global_norm: bool = False
+    plan: Plan,
+    graph: OpGraph,
+    schedule: AbstractSchedule,
+    num_samples: int | None = None,
+    *,
+    minibatches: int = 1,
+    global_norm: bool = False,
 ) -> Program:
-    """The program of one pass over `num_samples` samples (default: the mini-batch).
+    """The program of one pass over `num_samples` samples (default: so many mini-batches).
 
-    A schedule with backwards ends in reductions and the optimizer's step; one without is an evaluation. A stage in which nothing
-    is differentiated (a frozen tower's) has forwards only.
+    With a schedule that has backwards, reductions and the optimizer's step follow each mini-batch; one without is an evaluation. A
+    stage in which nothing is differentiated (a frozen tower's) has forwards only.
 
     Args:
+        minibatches: more than one for a schedule that does not drain.
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
     """
-    total = plan.minibatch_size if num_samples is None else num_samples
+    total = plan.minibatch_size * minibatches if num_samples is None else num_samples
     routes = {
         edge: messages(*(pieces(_leaders(plan, s), plan.stages[s].microbatch_size, total) for s in edge)) for edge in plan.edges
     }
@@ -49,13 +57,21 @@ def lower(
     actions: dict[int, tuple[Action, ...]] = {}
     for device, stages in plan.stages_of_device.items():
         order = merged[device] if merged else [Task(stages[0], kind, m) for kind, m in orders[stages[0]]]
-        tail = []
-        if trains:
-            tail += [Action("R", stages[0], g) for g, group in enumerate(groups) if device in group.devices]
-            tail += [Action("N", stages[0], 0)] if global_norm else []
-            tail += [Action("U", s, 0) for s in stages]
-        actions[device] = (*_interleave(order, device, before, after), *tail)
-    return Program(num_samples=total, actions=actions)
+        updates: dict[Task, list[Action]] = {}
+        sums = [Action("R", stages[0], g) for g, group in enumerate(groups) if device in group.devices]
+        sums += [Action("N", stages[0], 0)] if global_norm else []
+        for t in range(minibatches if trains else 0):
+            last = order[-1] if t + 1 == minibatches else _last_of(order, plan, t)
+            updates[last] = [*sums, *(Action("U", s, t) for s in stages)]
+        actions[device] = tuple(_interleave(order, device, before, after, updates))
+    return Program(num_samples=total, actions=actions, minibatches=minibatches)
+
+
+def _last_of(order: list[Task], plan: Plan, minibatch: int) -> Task:
+    """What a device that runs one stage does last for a mini-batch."""
+    stage, kind, _ = order[-1]
+    count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
+    return Task(stage, kind, (minibatch + 1) * count - 1)
 
 
 def _leaders(plan: Plan, s: int) -> tuple[int, ...]:
@@ -82,8 +98,12 @@ def _communication(
     return before, after
 
 
-def _interleave(order: list[Task], device: int, before: Slots, after: Slots) -> list[Action]:
-    """Post every receive some compute actions ahead, so that it overlaps with them."""
+def _interleave(order: list[Task], device: int, before: Slots, after: Slots, updates: Mapping[Task, list[Action]]) -> list[Action]:
+    """Post every receive some compute actions ahead, so that it overlaps with them.
+
+    Args:
+        updates: what ends a mini-batch, by the compute action that it follows.
+    """
     out: list[Action] = []
     for task in order[:POSTED_AHEAD]:
         out += before.get((device, task), ())
@@ -92,4 +112,5 @@ def _interleave(order: list[Task], device: int, before: Slots, after: Slots) -> 
             out += before.get((device, order[i + POSTED_AHEAD]), ())
         out.append(Action(task.kind, task.stage, task.microbatch))
         out += after.get((device, task), ())
+        out += updates.get(task, ())
     return out

@@ -2,14 +2,14 @@
 
 Version v of a stage's weights is what it holds after v updates. A pipeline that drains between two mini-batches has one version
 at a time. One that does not computes the forward of a micro-batch several updates before the gradient of it is applied;
-policies differ in what they do about that. Micro-batches and updates are counted from the start of the run, at each stage by itself.
+policies differ in what they do about that. Micro-batches and updates are counted from the start of the run, by each stage.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
 
@@ -50,6 +50,18 @@ class Place:
         return max(start, (microbatch - self.warmup) // self.accumulation)
 
 
+class Traffic(NamedTuple):
+    """Bytes moved around each forward, each backward and each update, for each byte of the stage's weights."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+
+
+COPY = 2.0
+"""Bytes moved to copy a byte: read and written."""
+
+
 class AbstractWeights(ABC):
     """A weight policy. Its settings are its fields.
 
@@ -62,6 +74,9 @@ class AbstractWeights(ABC):
     """Whether the pipeline drains before every update, so that there is one version at a time."""
     predicts: ClassVar[bool] = False
     """Whether forwards use weights extrapolated with the optimizer's state."""
+
+    in_step: ClassVar[bool] = False
+    """Whether all stages use one version for a micro-batch, so that a weight that several of them share stays one."""
 
     accumulation: int | None
 
@@ -97,6 +112,14 @@ class AbstractWeights(ABC):
     @abstractmethod
     def backward_horizon(self, place: Place) -> int:
         """The same of a backward."""
+
+    @abstractmethod
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        """What the policy moves through memory, beyond passes and updates of one version.
+
+        Args:
+            prediction: bytes moved to extrapolate a byte of weights, by the optimizer's rule.
+        """
 
     def backward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""

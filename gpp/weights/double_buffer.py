@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
+from gpp.weights.base import COPY, AbstractActual, Backward, Place, Traffic, check_accumulation
 
 
 @final
@@ -17,6 +17,7 @@ from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
 class DoubleBuffer(AbstractActual):
     """Two versions, exchanged at every update."""
 
+    in_step: ClassVar[bool] = True
     name: ClassVar[str] = "double_buffer"
     accumulation: int | None = None
 
@@ -38,3 +39,6 @@ class DoubleBuffer(AbstractActual):
 
     def least_accumulation(self, depth: int) -> int:
         return depth
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic(update=COPY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place
+from gpp.weights.base import AbstractActual, Backward, Place, Traffic
 
 
 @final
@@ -15,6 +15,7 @@ class Flush(AbstractActual):
 
     name: ClassVar[str] = "flush"
     flushes: ClassVar[bool] = True
+    in_step: ClassVar[bool] = True
     accumulation: int | None = None
 
     @property
@@ -32,3 +33,6 @@ class Flush(AbstractActual):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
+from gpp.weights.base import AbstractActual, Backward, Place, Traffic, check_accumulation
 
 
 @final
@@ -34,3 +34,6 @@ class Naive(AbstractActual):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic()

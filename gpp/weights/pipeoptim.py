@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Backward, Place, check_accumulation
+from gpp.weights.base import COPY, AbstractWeights, Backward, Place, Traffic, check_accumulation
 
 HORIZONS = ("schedule", "constant")
 FUTURES = ("same", "zero")
@@ -22,8 +22,8 @@ class PipeOptim(AbstractWeights):
     """W - s * lr * dW, with dW the optimizer's last step without its rate.
 
     Args:
-        horizon_from: `schedule`: s is the number of updates that the schedule really makes between forward and backward; `constant`:
-            as published, W(k) always, also while the pipeline fills.
+        horizon_from: `schedule`: s is the number of updates that the schedule really makes between forward and backward;
+            `constant`: as published, W(k) always, also while the pipeline fills.
         offset: added to s: 0 as in the paper, 1 as in the authors' code, where the last stage predicts one update ahead too.
         future: gradients to come: `same`: steps go on as the last one did, as published; `zero`: momentum decays without new
             gradients (exact for SGD with momentum if there are none).
@@ -68,3 +68,6 @@ class PipeOptim(AbstractWeights):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic(forward=prediction, backward=COPY) if self.copies(place) > 1 else Traffic()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Backward, Place, check_accumulation
+from gpp.weights.base import AbstractWeights, Backward, Place, Traffic, check_accumulation
 
 
 @final
@@ -58,3 +58,8 @@ class SpecTrain(AbstractWeights):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        if self.copies(place) == 1:
+            return Traffic()
+        return Traffic(forward=prediction, backward=prediction if self.form == 1 else 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
+from gpp.weights.base import COPY, AbstractActual, Backward, Place, Traffic, check_accumulation
 
 
 @final
@@ -37,3 +37,6 @@ class Stash(AbstractActual):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic(update=COPY if self.copies(place) > 1 else 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
+from gpp.weights.base import COPY, AbstractActual, Backward, Place, Traffic, check_accumulation
 
 
 @final
@@ -17,6 +17,7 @@ from gpp.weights.base import AbstractActual, Backward, Place, check_accumulation
 class VerticalSync(AbstractActual):
     """Stashing with the version of the stage that is furthest from the sink."""
 
+    in_step: ClassVar[bool] = True
     name: ClassVar[str] = "vertical_sync"
     accumulation: int | None = 1
 
@@ -38,3 +39,6 @@ class VerticalSync(AbstractActual):
 
     def least_accumulation(self, depth: int) -> int:
         return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic(update=COPY if self.copies(place) > 1 else 0.0)

@@ -35,6 +35,9 @@ class Rate(AbstractCostModel):
     def update_s(self, num_bytes: float, device: Device) -> float:
         return num_bytes / device.memory_bandwidth_bytes_per_s
 
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0
+
 
 def cluster(
     num_devices: int, memory_bytes: float = 1e15, link: Link = FREE, inter: Link | None = None, num_nodes: int = 1

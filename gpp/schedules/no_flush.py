@@ -1,0 +1,39 @@
+"""1F1B that does not drain between mini-batches (PipeDream, SOSP '19), on a DAG of stages.
+
+A stage runs as many forwards ahead as its distance to the sink, then alternates one forward and one backward for as long as there
+are mini-batches; the update comes right after the last backward of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from gpp.errors import InvalidPlan
+from gpp.plan import Plan
+from gpp.schedules.base import AbstractSchedule, Pass
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFlush(AbstractSchedule):
+    """Warm-up once, then one forward, one backward; a drain only at the end of the pass."""
+
+    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+    drains: ClassVar[bool] = False
+
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
+        s = plan.stages[stage]
+        if s.k != 1:
+            rule = "needs k=1. Fix: plan with strategy.planner.per_stage=false, or drain (strategy/weights=flush)"
+            raise InvalidPlan(f"stage {stage} alternates {s.k} forwards and backwards; a pipeline without drains {rule}")
+        return min(max(s.in_flight // s.microbatch_size, 1), num_microbatches)
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        ahead = self.warmup(plan, stage, num_microbatches)
+        out: list[Pass] = [("F", m) for m in range(ahead)]
+        for m in range(num_microbatches):
+            out.append(("B", m))
+            if m + ahead < num_microbatches:
+                out.append(("F", m + ahead))
+        return out
