@@ -11,6 +11,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from gpp.models.digits_deep import DigitsDeep
 
+MEAN, DEVIATION = 0.305, 0.376  # of the pixels that data=digits trains on; without it eight layers end near 88 % instead of 96 %
+
 
 class DigitsDeepNetwork(nn.Module):
     """Pixels [B, 64] -> logits [B, 10]."""
@@ -21,6 +23,7 @@ class DigitsDeepNetwork(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(narrow, wide) for narrow, wide in pairwise(widths))
 
     def forward(self, image: Tensor) -> Tensor:
+        x = (image - MEAN) / DEVIATION
         for layer in self.layers[:-1]:
-            image = torch.tanh(layer(image))
-        return self.layers[-1](image)
+            x = torch.tanh(layer(x))
+        return self.layers[-1](x)
