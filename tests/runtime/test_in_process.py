@@ -22,6 +22,7 @@ from tests.runtime import inprocess
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
 ONCE = [
     "clip_small",
+    "digits_deep",
     "digits_tasks",
     "evoformer_small",
     "flava_small",
@@ -29,7 +30,9 @@ ONCE = [
     "imagebind_small",
     "inception_small",
     "llava_small",
+    "resnet_small",
     "unet_small",
+    "vgg_small",
 ]
 
 
