@@ -7,7 +7,7 @@ from gpp.api import capture_model, problem, train
 from gpp.cluster import Cluster, Device, Link, local, uniform
 from gpp.cost.analytical import Analytical
 from gpp.cost.profiled import Profiled
-from gpp.optimizers import SGD, Adam, LearningRate
+from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.planners.even import Even
 from gpp.planners.graphpipe import GraphPipe
 from gpp.planners.sequential import Sequential
@@ -30,6 +30,7 @@ __all__ = [
     "Link",
     "OneFOneB",
     "Profiled",
+    "RMSprop",
     "Sequential",
     "Strategy",
     "capture_model",

@@ -79,7 +79,7 @@ class AbstractOptimizer(ABC):
 
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over `params`, in its fused form: one kernel for all of them, on CPU too."""
+        """The torch optimizer over `params`, in its fused form where torch has one: one kernel for all of them, on CPU too."""
 
 
 CLIP_SCOPES = ("model", "stage")
@@ -169,3 +169,33 @@ class Adam(AbstractOptimizer):
         first, second = self.betas
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(params, lr=self.lr, betas=(first, second), eps=self.eps, weight_decay=self.weight_decay, fused=True)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSprop(AbstractOptimizer):
+    """RMSprop, with momentum if it is above 0."""
+
+    lr: float
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    learning_rate: LearningRate = LearningRate()
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.clip_norm)
+        for name, usual in (("alpha", 0.99), ("momentum", 0.9)):
+            if not 0 <= getattr(self, name) < 1:
+                raise InvalidConfig(f"optimizer.{name}", getattr(self, name), "must be in [0, 1)", f"set optimizer.{name}={usual}")
+
+    @property
+    def state_factor(self) -> float:
+        return 2.0 if self.momentum else 1.0
+
+    def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        rates = {"alpha": self.alpha, "eps": self.eps, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        return torch.optim.RMSprop(params, lr=self.lr, foreach=True, **rates)  # torch has no fused one

@@ -10,7 +10,9 @@ from gpp.models.base import TensorSpec
 from gpp.models.bridge_tower import BridgeTower
 from gpp.models.candle_uno import CandleUno
 from gpp.models.clip import CLIP
+from gpp.models.convnet import ConvNet
 from gpp.models.digits import Digits
+from gpp.models.digits_deep import DigitsDeep
 from gpp.models.dlrm import DLRM
 from gpp.models.evoformer import Evoformer
 from gpp.models.flava import FLAVA
@@ -24,11 +26,12 @@ from gpp.models.unet import UNet
 SPECS = """
 import sys
 from gpp.models import base, bridge_tower, candle_uno, clip, digits, dlrm, dotted, evoformer, flava, gpt, imagebind, imported
-from gpp.models import inception, llava, mmt, unet
+from gpp.models import convnet, digits_deep, inception, llava, mmt, unet
 from gpp.data import base as data_base, digits as data_digits, imported as data_imported, sampler, synthetic
 model = imported.Imported(factory="transformers.CLIPModel", loss="mse", input_specs={"x": {}}, target_specs={"y": {}})
 shipped = [mmt.MMT, dlrm.DLRM, digits.Digits, candle_uno.CandleUno, bridge_tower.BridgeTower, clip.CLIP, evoformer.Evoformer]
 shipped += [flava.FLAVA, gpt.GPT, imagebind.ImageBind, inception.Inception, llava.LLaVA, unet.UNet]
+shipped += [convnet.ConvNet, digits_deep.DigitsDeep]
 for each in (model, *(cls() for cls in shipped)):
     each.key(), each.inputs(), each.targets()
 data_digits.Digits().check(digits.Digits())
@@ -70,6 +73,12 @@ def test_tensor_spec_refuses(settings, words):
         (BridgeTower, {"num_cross_layers": 13}, "must not exceed"),
         (BridgeTower, {"patch_size": 7}, "must divide model.image_size"),
         (CLIP, {"text_heads": 5}, "must divide model.text_hidden=768"),
+        (ConvNet, {"kind": "lenet"}, "must be one of alexnet, vgg, resnet, googlenet"),
+        (ConvNet, {"kind": "resnet"}, "must be 4 integers of at least 1 for kind=resnet"),
+        (ConvNet, {"blocks": (1, 1, 1, 1, 0)}, "model.blocks"),
+        (ConvNet, {"kind": "alexnet", "blocks": (), "image_size": 62}, "63 or more"),
+        (ConvNet, {"shrink": 32}, "16 or less"),
+        (DigitsDeep, {"num_layers": 0}, "model.num_layers=0"),
         (Evoformer, {"pair_heads": 3}, "must divide model.pair_hidden=128"),
         (FLAVA, {"multimodal_layers": 0}, "model.multimodal_layers=0"),
         (GPT, {"num_heads": 16, "hidden": 1000}, "must divide model.hidden=1000"),

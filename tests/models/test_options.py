@@ -16,7 +16,7 @@ from tests.conf import CONF, model_named
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("random", "profile"))
 ABSTRACT = ["imported"]  # has no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
-PAPER += ["llava", "mmt", "transformer", "unet"]
+PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 
 
@@ -116,6 +116,10 @@ def test_paper_sizes(name, total):
         ("unet", 859.5e6, 0.001),  # Stable Diffusion 1's
         ("inception", 23.83e6, 0.001),  # torchvision's without the auxiliary head's 3.3M
         ("evoformer", 88e6, 0.01),  # of AlphaFold's 93M
+        ("alexnet", 61_100_840, 0),  # torchvision's, as are the next three
+        ("vgg16", 138_357_544, 0),
+        ("resnet101", 44_549_160, 0),
+        ("googlenet", 6_624_904, 0),  # without auxiliary heads
         ("case_study", 8 * 12.6e6, 0.005),
         ("transformer", 403e6, 0.005),
     ],

@@ -21,7 +21,7 @@ from baselines.whole_model_worker import WholeModel
 from gpp.errors import InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
-from gpp.optimizers import SGD, Adam, LearningRate
+from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan import make_plan
 from gpp.program import reduce_groups
 from gpp.runtime.channels import FakeNetwork, FakeTransport
@@ -91,7 +91,8 @@ def train(
 )
 def test_goes_on_under_the_same_plan_and_under_others(name: str, seed: int, overrides: tuple[str, ...], tmp_path: Path) -> None:
     rng = random.Random(f"{name}{seed}")
-    optimizer = rng.choice([SGD(lr=0.05, learning_rate=RATE), Adam(lr=1e-3, learning_rate=RATE, clip_norm=0.5), Adam(lr=1e-3)])
+    adaptive = [Adam(lr=1e-3, learning_rate=RATE, clip_norm=0.5), Adam(lr=1e-3), RMSprop(lr=1e-3, momentum=0.5)]
+    optimizer = rng.choice([SGD(lr=0.05, learning_rate=RATE), *adaptive])
     # Threads share one generator of random numbers, processes do not.
     job, weights = random_job(name, optimizer, rng, *overrides, one="model.dropout=0.1" in overrides)
     losses, state = train(job, tmp_path / "a", weights, Checkpoints(every=3))

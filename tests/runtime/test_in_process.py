@@ -12,7 +12,7 @@ from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import bits
 from gpp.models.base import AbstractModel
-from gpp.optimizers import SGD, Adam, LearningRate
+from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan import make_plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -22,6 +22,7 @@ from tests.runtime import inprocess
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
 ONCE = [
     "clip_small",
+    "digits_deep",
     "digits_tasks",
     "evoformer_small",
     "flava_small",
@@ -29,7 +30,9 @@ ONCE = [
     "imagebind_small",
     "inception_small",
     "llava_small",
+    "resnet_small",
     "unet_small",
+    "vgg_small",
 ]
 
 
@@ -58,7 +61,8 @@ def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> 
     model, cap, weights = inprocess.captured_named(name)
     data = data_of(model)
     schedule = rng.choice([OneFOneB(), GPipe()])
-    optimizer = rng.choice([SGD(lr=0.05, momentum=0.9), Adam(lr=1e-3), Adam(lr=1e-3, weight_decay=0.1, decoupled=True)])
+    adaptive = [Adam(lr=1e-3), Adam(lr=1e-3, weight_decay=0.1, decoupled=True), RMSprop(lr=1e-3, momentum=0.5)]
+    optimizer = rng.choice([SGD(lr=0.05, momentum=0.9), *adaptive])
     problem = inprocess.problem_of(cap, 8, 16, max_ops=rng.choice([8, 16, 24]), in_flight=schedule.in_flight)
     parts = random_partition(problem.graph, rng.randint(2, 4), rng)
     sizes = [rng.choice([2, 4, 8]) for _ in parts]

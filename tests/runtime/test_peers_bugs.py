@@ -158,7 +158,7 @@ def test_evaluation_works_under_every_schedule_and_leaves_no_trace(network: str,
                 torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop"])
 def test_no_gradients_are_clipped_unless_asked(name: str, tmp_path: Path) -> None:
     """Bug: clipping to norm 1 became the default, and weights differed by 0.08."""
     assert option("optimizer", name).clip_norm is None
