@@ -183,9 +183,10 @@ class RMSprop(AbstractOptimizer):
     momentum: float = 0.0
     learning_rate: LearningRate = LearningRate()
     clip_norm: float | None = None
+    clip_scope: str = "model"
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm)
+        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
         for name, usual in (("alpha", 0.99), ("momentum", 0.9)):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidConfig(f"optimizer.{name}", getattr(self, name), "must be in [0, 1)", f"set optimizer.{name}={usual}")
@@ -193,6 +194,14 @@ class RMSprop(AbstractOptimizer):
     @property
     def state_factor(self) -> float:
         return 2.0 if self.momentum else 1.0
+
+    @property
+    def keeps_direction(self) -> bool:
+        return self.momentum > 0
+
+    @property
+    def prediction_traffic(self) -> float:
+        return 3.0  # weights and the last direction read, prediction written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

@@ -9,7 +9,7 @@ The order of every device is static, so the times are a longest path: no event q
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
@@ -20,6 +20,10 @@ from gpp.timeline import Event, Metrics, Timeline
 
 ORDER_BYTES = 1
 """Payload of an order-only edge: one byte, whatever the number of samples."""
+
+
+STEADY = 1e-9
+"""Share of a period by which rounding may move an event."""
 
 
 def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
@@ -36,9 +40,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     iteration_s, events, count = max(run.clock.values(), default=0.0), run.events, program.minibatches
     if count > 1:
         begin, iteration_s = steady_period(run.updated, plan)
-        events = [
-            e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in events if begin <= e.start_s < begin + iteration_s
-        ]
+        events = within(events, begin, iteration_s)
     held = max_in_flight(program, plan)
     kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
@@ -79,6 +81,12 @@ def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[f
             pace = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
             begin, period = (ends[first], pace) if pace > period else (begin, period)
     return begin, period
+
+
+def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
+    """Those that begin in [begin, begin + period), as if `begin` were the zero of time; rounding does not move one out."""
+    low, high = begin - STEADY * period, begin + (1.0 - STEADY) * period
+    return [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in events if low <= e.start_s < high]
 
 
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
@@ -227,7 +235,8 @@ class _Run:
                 if record:
                     self.events.append(Event(device, kind, stage, microbatch, now, now + self.update_s[stage]))
                 now += self.update_s[stage]
-                self.updated[stage].append(now)
+                if device == self.plan.stages[stage].devices[0]:
+                    self.updated[stage].append(now)
             at += 1
         self.position[device], self.clock[device] = at, now
 

@@ -32,6 +32,11 @@ def window(plan: Plan, ahead: int) -> int:
     return 2 * longest + SETTLE
 
 
+def fill(plan: Plan) -> int:
+    """Mini-batches that it takes until the pipeline is full, and again until it is empty."""
+    return max(-(-(stage.in_flight // stage.microbatch_size - 1) // accumulation(plan, s)) for s, stage in enumerate(plan.stages))
+
+
 def accumulation(plan: Plan, stage: int) -> int:
     """Micro-batches of a stage between two updates."""
     return -(-plan.minibatch_size // plan.stages[stage].microbatch_size)

@@ -20,9 +20,11 @@ from gpp.errors import WorkerFailed
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.runtime.passes import pass_at
 from gpp.runtime.resume import make_room
 from gpp.runtime.watch import LocalWatch, said_pids, watch_of
-from gpp.simulator import max_in_flight
+from gpp.simulator import max_in_flight, within
+from gpp.streams import fill
 from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
 
 POLL_S = 0.1
@@ -220,6 +222,12 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     # A step that follows an evaluation waits for it; from end to end is the period of all others.
     starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
+    if job.streams:
+        # Neither while the pipeline fills nor while it drains.
+        ahead, whole = fill(job.plan), took
+        took = {
+            step: s for step, s in whole.items() if ahead < step - pass_at(job, step)[0] < pass_at(job, step)[1] - ahead
+        } or whole
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
@@ -242,37 +250,54 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
     devices = devices_of(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
-    # A stage near the sink starts its step early and waits; the step begins with the first thing done.
-    zero = min(
-        event[4] for device in devices for record in device["steps"] if record["step"] == typical for event in record["events"]
-    )
+    period_s = took[typical] if typical in took else None
+    if job.streams:
+        # Stages are at different steps at a time: a period in which all of them were seen.
+        period_s = median_s
+        seen = [Event(*event) for device in devices for record in device["steps"] for event in record["events"]]
+        events = within(seen, max(device["steps"][0]["start"] for device in devices), period_s)
+    else:
+        seen = [
+            Event(*event)
+            for device in devices
+            for record in device["steps"]
+            if record["step"] == typical
+            for event in record["events"]
+        ]
+        # A stage near the sink starts its step early and waits; the step begins with the first thing done.
+        zero = min(event.start_s for event in seen)
+        events = [event._replace(start_s=event.start_s - zero, end_s=event.end_s - zero) for event in seen]
+        period_s = period_s or max(event.end_s for event in events)
     events = tuple(
         sorted(
-            (
-                Event(d, kind, stage, mb, (start - zero) * seconds, (end - zero) * seconds, num_bytes)
-                for device in devices
-                for record in device["steps"]
-                if record["step"] == typical
-                for d, kind, stage, mb, start, end, num_bytes in record["events"]
-            ),
+            (event._replace(start_s=event.start_s * seconds, end_s=event.end_s * seconds) for event in events),
             key=lambda e: (e.start_s, e.device),
         )
     )
     ids = [device["device"] for device in devices]
     iteration_s = median_s * seconds
-    period_s = took[typical] * seconds if typical in took else max(e.end_s for e in events)
     sent = sum(e.num_bytes for e in events if e.kind in ("SF", "SB", "R"))
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
-        bubble_fraction=bubble_fraction(events, ids, period_s),
+        bubble_fraction=bubble_fraction(events, ids, period_s * seconds),
         peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
         communication_bytes=round(sent),
         max_in_flight_samples=max_in_flight(job.program, job.plan),
-        weight_versions=dict.fromkeys(range(len(job.plan.stages)), 1),
+        weight_versions=_largest(job, devices, "weight_versions", 1),
+        staleness=_largest(job, devices, "staleness", 0),
         overhead_s=_overhead_s(devices),
     )
     return Timeline(source="measured", metrics=metrics, events=events)
+
+
+def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> dict[int, int]:
+    """What the devices of each stage counted of its versions of weights."""
+    out = dict.fromkeys(range(len(job.plan.stages)), usual)
+    for device in devices:
+        for stage, count in device.get(what, {}).items():
+            out[int(stage)] = max(out[int(stage)], count)
+    return out
 
 
 def _overhead_s(devices: list[dict[str, Any]]) -> float | None:

@@ -72,7 +72,7 @@ class EmulatedWorker:
             transport,
             device_id=device_id,
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
-            update=lambda stage: self.runners[stage].update(),
+            update=lambda stage, minibatch: self.runners[stage].update(),
             status=self.status,
         )
         transport.prepare(ring_sizes(job.program.actions[device_id], device_id))

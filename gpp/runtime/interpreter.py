@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from gpp.program import COMPUTE, RECEIVES, SENDS, Action
@@ -39,31 +39,31 @@ class Interpreter(Generic[R]):
 
     Args:
         runners: stage -> who runs it, for the stages of this device.
-        update: stage -> its optimizer step.
+        update: (stage, mini-batch of the pass) -> its optimizer step.
+        updated: called after each of them, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
     """
 
     def __init__(
         self,
-        actions: Sequence[Action],
+        actions: Iterable[Action],
         runners: Mapping[int, R],
         transport: AbstractTransport,
         *,
         device_id: int,
         gradients: Sums | None = None,
-        update: Callable[[int], None] = lambda stage: None,
+        update: Callable[[int, int], None] = lambda stage, minibatch: None,
+        updated: Callable[[int, int], None] | None = None,
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,
     ) -> None:
         self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
-        self.gradients, self.pending_limit = gradients, pending_limit
+        self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
         self.events: list[Event] = []
         self.waited_s = 0.0
         self.status = status or NoStatus()
-        # The last send of what a compute action made frees it.
-        last = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in SENDS}
-        self.actions = [(a, last.get((a.kind, a.stage, a.microbatch)) == i) for i, a in enumerate(actions)]
+        self.actions = list(_flagged(actions))
         self.handlers: dict[str, Callable[[Action, bool], int | Span | None]] = {
             "F": self._compute,
             "B": self._compute,
@@ -76,30 +76,37 @@ class Interpreter(Generic[R]):
             "U": self._update,
         }
 
-    def run(self) -> None:
-        """Run the list once.
+    def run(self, actions: Iterable[Action] | None = None) -> None:
+        """Run the list once, or `actions` in its place: a pass of another length.
 
         `events` then holds what the device did, waiting excluded, and `waited_s` how long it waited for messages
-        and for the other members of reductions.
+        and for the other members of reductions; both since the last `take`.
         """
-        events: list[Event] = []
-        self.events, self.waited_s = events, 0.0
-        clock, device, handlers, record = time.perf_counter, self.device_id, self.handlers, events.append
-        at = self.status.at
-        for index, (action, last) in enumerate(self.actions):
+        self.take()
+        clock, device, handlers = time.perf_counter, self.device_id, self.handlers
+        at, index = self.status.at, -1
+        for index, (action, last) in enumerate(self.actions if actions is None else _flagged(actions)):
             at(index)
             kind = action.kind
             if kind in COMPUTE:
                 span = handlers[kind](action, last)
                 if isinstance(span, tuple):
-                    record(Event(device, kind, action.stage, action.microbatch, *span))
+                    self.events.append(Event(device, kind, action.stage, action.microbatch, *span))
                 continue
             start = clock()
             num_bytes = handlers[kind](action, last)
             if kind not in RECEIVES and isinstance(num_bytes, int):
-                record(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
-        at(len(self.actions))
+                self.events.append(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+            if kind == "U" and self.updated:
+                self.updated(action.stage, action.microbatch)
+        at(index + 1)
         self._wait(self.transport.flush)
+
+    def take(self) -> tuple[list[Event], float]:
+        """Events and seconds waited since the last call."""
+        found = self.events, self.waited_s
+        self.events, self.waited_s = [], 0.0
+        return found
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, kind = self.runners[action.stage], action.kind
@@ -137,5 +144,19 @@ class Interpreter(Generic[R]):
         return out
 
     def _update(self, action: Action, last: bool) -> int:
-        self.update(action.stage)
+        self.update(action.stage, action.microbatch)
         return 0
+
+
+def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:
+    """Each action, and whether it is the last send of what a compute action made, which frees it.
+
+    Those sends follow the action at once, so a look at the next one tells.
+    """
+    before: Action | None = None
+    for action in actions:
+        if before is not None:
+            yield before, before.kind in SENDS and before[:3] != action[:3]
+        before = action
+    if before is not None:
+        yield before, before.kind in SENDS

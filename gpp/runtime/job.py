@@ -57,7 +57,8 @@ class Settings:
         shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: what an engine of its own kind tells its workers.
-        checkpoint_every, checkpoint_keep: see `gpp.runtime.resume.Checkpoints`.
+        weights: the weight policy; empty for flushing.
+        checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
         timeout_s: after which a run that stands still has failed.
@@ -86,8 +87,10 @@ class Settings:
     compile: str | None = None
     shared_memory: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
     checkpoint_every: int = 0
     checkpoint_keep: int = 2
+    checkpoint_drain: bool = False
     resume: str | None = None
     first_step: int = 0
 
@@ -108,6 +111,11 @@ class Job:
     program: Program
     costs: tuple[StageCost, ...] = ()
     evaluation: Program | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the pipeline does not drain between two updates."""
+        return self.program.minibatches > 1
 
     def save(self, run_dir: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the job below `run_dir`; `weights` are torch tensors by full name."""
@@ -181,6 +189,7 @@ def assemble(
             evaluation_samples=held_out,
             backend="nccl" if kind == "cuda" else "gloo",
             device_kind=kind,
+            weights={} if strategy.weights.flushes else describe(strategy.weights),
             **settings,
         ),
         captured=captured,

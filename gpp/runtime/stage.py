@@ -18,6 +18,7 @@ from gpp.runtime.meter import MemoryMeter
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
+    from gpp.runtime.weights.base import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
@@ -59,11 +60,13 @@ class StageRunner:
         module: the stage's module, or its evaluation twin.
         border: layouts of its messages.
         handover: shared by the stages of this device.
-        pieces: micro-batch -> the samples [lo, hi) that this device holds of it.
-        num_samples: of the whole pass; a micro-batch's loss counts by its share.
+        pieces: micro-batch of one mini-batch (or of an evaluation) -> the samples [lo, hi) that this device holds of it.
+        accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
+        num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
         autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
         synchronize: waits for the accelerator, so that a span's end is the end of its kernels.
+        weights: decides which weights a pass uses; None where there is one version.
     """
 
     def __init__(
@@ -77,17 +80,20 @@ class StageRunner:
         border: Border,
         handover: Handover,
         pieces: Mapping[int, tuple[int, int]],
+        accumulation: int,
         num_samples: int,
         train: bool = True,
         autocast: torch.dtype | None = None,
         synchronize: Callable[[], None] | None = None,
+        weights: AbstractStageWeights | None = None,
     ) -> None:
         self.module, self.stage, self.device_id, self.device, self.transport = module, stage, device_id, device, transport
         self.border, self.handover = border, handover
-        self.pieces, self.num_samples, self.train = pieces, num_samples, train
+        self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.autocast, self.synchronize = autocast, synchronize
+        self.weights = weights
         self.meter: MemoryMeter | None = None
-        self.results: dict[str, torch.Tensor] = {}
+        self.results: dict[int, dict[str, torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
         self._posted: dict[tuple[str, int], list[_Incoming]] = defaultdict(list)
@@ -101,10 +107,10 @@ class StageRunner:
         }
 
     def begin(self, fetch: Fetch, seed: Callable[[int], int]) -> None:
-        """Start a pass over a new mini-batch.
+        """Start a pass. `results` then fills: mini-batch of the pass -> name -> this device's share.
 
         Args:
-            fetch: (lo, hi) -> the user inputs and targets of those samples.
+            fetch: (lo, hi) -> the user inputs and targets of those samples of the pass.
             seed: micro-batch -> seed of its random operations.
         """
         self._fetch, self._seed, self.results = fetch, seed, {}
@@ -148,11 +154,21 @@ class StageRunner:
             out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
         return out
 
+    def _piece(self, microbatch: int) -> tuple[int, int] | None:
+        """Samples of the pass that this device holds of a micro-batch."""
+        minibatch, within = divmod(microbatch, self.accumulation)
+        piece = self.pieces.get(within)
+        if piece is None or not minibatch:
+            return piece
+        before = minibatch * self.num_samples
+        return piece[0] + before, piece[1] + before
+
     def forward(self, microbatch: int) -> Span | None:
         """Run the module on the piece of `microbatch` that this device holds; None if it holds none."""
-        if microbatch not in self.pieces:
+        piece = self._piece(microbatch)
+        if piece is None:
             return None
-        lo, hi = self.pieces[microbatch]
+        lo, hi = piece
         leaves: dict[str, torch.Tensor] = {}
         for name, tensor in self._arrived("F", microbatch):
             spec = self._specs[name]
@@ -160,6 +176,8 @@ class StageRunner:
             leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
         start = time.perf_counter()
+        if self.weights:
+            self.weights.forward(microbatch)
         if self.module.has_random:
             torch.manual_seed(self._seed(microbatch))
         with self._modes(microbatch):
@@ -172,7 +190,7 @@ class StageRunner:
         for name in self.module.results:
             if name in outputs:
                 value = outputs.pop(name)
-                self._add_result(name, value.detach().double() * share)
+                self._add_result(microbatch // self.accumulation, name, value.detach().double() * share)
                 if is_loss(name):
                     loss = value * share if loss is None else loss + value * share
         if self.autocast:
@@ -180,6 +198,8 @@ class StageRunner:
         if self.train:
             self._passes[microbatch] = _Pass(leaves, outputs, loss)
             if self.meter:
+                if self.weights:
+                    self.meter.own |= self.weights.storages()
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
@@ -201,8 +221,9 @@ class StageRunner:
             modes.enter_context(hooks)
         return modes
 
-    def _add_result(self, name: str, value: torch.Tensor) -> None:
-        self.results[name] = self.results[name] + value if name in self.results else value
+    def _add_result(self, minibatch: int, name: str, value: torch.Tensor) -> None:
+        results = self.results.setdefault(minibatch, {})
+        results[name] = results[name] + value if name in results else value
 
     def _batch_first(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         dim = self._specs[name].batch_dim
@@ -210,7 +231,7 @@ class StageRunner:
 
     def backward(self, microbatch: int) -> Span | None:
         """Backward of `microbatch`: gradients of the outputs in, of the received tensors out; None if it holds no samples."""
-        if microbatch not in self.pieces:
+        if self._piece(microbatch) is None:
             return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
@@ -228,8 +249,12 @@ class StageRunner:
             roots.append(done.loss)
             seeds.append(None)
         start = time.perf_counter()
+        if self.weights:
+            self.weights.backward(microbatch)
         if roots:
             torch.autograd.backward(roots, seeds)
+        if self.weights:
+            self.weights.done(microbatch)
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()
@@ -245,7 +270,9 @@ class StageRunner:
     def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
         """Send samples [lo, hi) of what `microbatch` made; `last` frees it. Returns the bytes sent."""
         lay = (self.border.outgoing if direction == "F" else self.border.returning_out)[peer_stage]
-        made, start = self._made[direction, microbatch], self.pieces[microbatch][0]
+        piece = self._piece(microbatch)
+        assert piece is not None
+        made, start = self._made[direction, microbatch], piece[0]
         rows = [made[name][lo - start : hi - start] for name in lay.names]
         if last:
             del self._made[direction, microbatch]

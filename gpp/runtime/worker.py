@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,12 +29,16 @@ from gpp.runtime.interpreter import Interpreter
 from gpp.runtime.job import Job, restore
 from gpp.runtime.messages import border, most_sends, ring_sizes
 from gpp.runtime.meter import MemoryMeter
+from gpp.runtime.passes import pass_at
 from gpp.runtime.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.rings import RingSize
 from gpp.runtime.seeding import pass_seed
 from gpp.runtime.stage import Fetch, StageRunner
 from gpp.runtime.state import Slices, save_final, static_bytes
 from gpp.runtime.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
+from gpp.runtime.weights.base import AbstractStageWeights
+from gpp.runtime.weights.make import stage_weights
+from gpp.streams import accumulation, fill, of_length
 
 if TYPE_CHECKING:
     from gpp.data.base import Samples
@@ -71,6 +75,7 @@ class Worker:
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = self._optimizers()
+        self.weights = self._weights()
         # A model in memory has no settings; its data needs none.
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
         self.samples: dict[str, Samples] = {}
@@ -80,7 +85,7 @@ class Worker:
             reduce_groups(plan, job.graph),
             device_id=device_id,
             transport=transport,
-            clip_norm=self.spec.clip_norm,
+            clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
         )
         self.training = Interpreter(
             job.program.actions[device_id],
@@ -89,6 +94,7 @@ class Worker:
             device_id=device_id,
             gradients=self.gradients,
             update=self._update,
+            updated=self._updated if job.streams else None,
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
         )
@@ -106,7 +112,11 @@ class Worker:
         )
         self.checkpoints.restore()
         self.step = settings.first_step
-        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+        # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
+        self._ahead = fill(plan) if job.streams else 0
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
+        self._since, self._drain_from = 0.0, 0
+        self._log: Callable[[dict[str, Any]], None] = lambda record: None
 
     def _build(self, run_dir: Path) -> dict[int, StageModule]:
         """The device's stages with their weights; no other stage's tensors are read."""
@@ -133,12 +143,27 @@ class Worker:
                 out[s] = self.spec.build(own)
         return out
 
+    def _weights(self) -> dict[int, AbstractStageWeights]:
+        """What a policy other than flushing does, for each stage that trains something."""
+        if not self.job.streams:
+            return {}
+        policy, plan = restore(self.job.settings.weights), self.job.plan
+        return {
+            s: stage_weights(policy, plan.place(s), self.modules[s], optimizer=optimizer, spec=self.spec, rate=self._rate)
+            for s, optimizer in self.optimizers.items()
+        }
+
+    def _rate(self, update: int) -> float:
+        """The learning rate of an update."""
+        return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
+
     def _runners(self, modules: Mapping[int, StageModule], program: Program, *, train: bool) -> dict[int, StageRunner]:
         plan, settings, handover = self.job.plan, self.job.settings, {}
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
-            own = pieces(stage.devices, stage.microbatch_size, program.num_samples)
+            num_samples = plan.minibatch_size if train else program.num_samples
+            own = pieces(stage.devices, stage.microbatch_size, num_samples)
             out[s] = StageRunner(
                 module,
                 stage=s,
@@ -148,11 +173,13 @@ class Worker:
                 border=border(plan, self.job.graph, module, s),
                 handover=handover,
                 pieces={p.microbatch: (p.lo, p.hi) for p in own if p.device == self.device_id},
-                num_samples=program.num_samples,
+                accumulation=-(-num_samples // stage.microbatch_size),
+                num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
                 synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
+                weights=self.weights.get(s) if train else None,
             )
         return out
 
@@ -181,50 +208,83 @@ class Worker:
                     out[channel] = size.merged(out.get(channel, size))
         return out
 
-    def _update(self, stage: int) -> None:
+    def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         if optimizer is not None:
-            rate = self.spec.lr * self.spec.learning_rate.factor(self.step, self.job.settings.steps)
+            rate = self._rate(self.step + minibatch)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            optimizer.step()
+            if self.spec.clip_norm is not None and not self.spec.clips_model:
+                torch.nn.utils.clip_grad_norm_(
+                    [p for group in optimizer.param_groups for p in group["params"]], self.spec.clip_norm
+                )
+            if stage in self.weights:
+                self.weights[stage].update()
+            else:
+                optimizer.step()
         if stage == self.stages[-1]:
             self.gradients.clear()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def train_step(self, step: int) -> dict[str, Any]:
-        """One optimizer step; returns its record: step, start and end (seconds), loss where it is known."""
-        self.step = step
-        settings = self.job.settings
-        order = minibatch(step, settings.minibatch_size, self.num_train, settings.seed)
-        self._begin(self.training, "train", torch.tensor(order))
-        self.status.begin(TRAINING, step)
-        start = time.perf_counter()
-        self.training.run()
-        end = time.perf_counter()
-        events, waited = self.training.events, self.training.waited_s
-        self.kept.append({"step": step, "start": start, "end": end, "waited_s": waited, "events": events})
-        return {"step": step, "start": start, "end": end, **self._results(self.training)}
+    def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
+        """One pass: so many optimizer steps from `first` on, drained at its end.
 
-    def _begin(self, interpreter: Interpreter[StageRunner], split: str, order: torch.Tensor) -> None:
+        Args:
+            log: gets a record of each step: step, start and end (seconds), loss where it is known.
+        """
+        self.step, self._log, self._drain_from = first, log, first + count - self._ahead
+        settings = self.job.settings
+
+        def order(minibatch_of_pass: int) -> torch.Tensor:
+            step = first + minibatch_of_pass
+            return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
+
+        self._begin(self.training, "train", settings.minibatch_size, order)
+        for weights in self.weights.values():
+            weights.begin(first)
+        self.status.begin(TRAINING, first)
+        self._since = time.perf_counter()
+        if self.job.streams:
+            self.training.run(of_length(self.job.program, self.job.plan, self.device_id, count))
+        else:
+            self.training.run()
+            self._record(0)
+        for weights in self.weights.values():
+            weights.settle()
+
+    def _record(self, minibatch_of_pass: int) -> None:
+        """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
+        step, end = self.step + minibatch_of_pass, time.perf_counter()
+        events, waited = self.training.take()
+        if step < self._drain_from or step < self.job.settings.first_step + KEPT_STEPS:
+            self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
+        self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_pass)})
+        self._since = end
+        if step >= self.job.settings.first_step + self._ahead:
+            # The first steps are not timed (first touch, lazy initialisation), so they can carry the meter.
+            for runner in self.training.runners.values():
+                runner.meter = None
+
+    def _updated(self, stage: int, minibatch_of_pass: int) -> None:
+        self._record(minibatch_of_pass)
+
+    def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Callable[[int], torch.Tensor]) -> None:
         for s, runner in interpreter.runners.items():
-            runner.begin(
-                self._fetch(split, order, runner.module.inputs),
-                partial(self._seed, s),
-            )
+            runner.begin(self._fetch(split, size, order, runner.module.inputs), partial(self._seed, s))
 
     def _seed(self, stage: int, microbatch: int) -> int:
         replicas = self.job.plan.stages[stage].replicas
         replica = next(r for r, devices in enumerate(replicas) if self.device_id in devices)
-        return pass_seed(self.job.settings.seed, self.step, stage, microbatch, replica)
+        minibatch, within = divmod(microbatch, accumulation(self.job.plan, stage))
+        return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
 
     @staticmethod
-    def _results(interpreter: Interpreter[StageRunner]) -> dict[str, float]:
+    def _results(interpreter: Interpreter[StageRunner], minibatch_of_pass: int) -> dict[str, float]:
         """The device's share of each result, over its stages."""
         out: dict[str, float] = {}
         for runner in interpreter.runners.values():
-            for name, value in runner.results.items():
+            for name, value in runner.results.pop(minibatch_of_pass, {}).items():
                 out[name] = out.get(name, 0.0) + value.item()
         return out
 
@@ -232,13 +292,15 @@ class Worker:
         """Results on the held-out samples, this device's share of each mean."""
         assert self.evaluation is not None and self.job.evaluation is not None
         self.status.enter(STARTING)
-        self._begin(self.evaluation, "test", torch.arange(self.job.evaluation.num_samples))
+        size = self.job.evaluation.num_samples
+        self._begin(self.evaluation, "test", size, lambda _: torch.arange(size))
         self.status.begin(EVALUATION, self.step)
         with torch.no_grad():
             self.evaluation.run()
-        return self._results(self.evaluation)
+        return self._results(self.evaluation, 0)
 
-    def _fetch(self, split: str, order: torch.Tensor, names: tuple[str, ...]) -> Fetch:
+    def _fetch(self, split: str, size: int, order: Callable[[int], torch.Tensor], names: tuple[str, ...]) -> Fetch:
+        """Rows of a pass over mini-batches of `size` samples; `order` gives the indices of one of them."""
         wanted = set(names)
 
         if wanted and split not in self.samples:
@@ -250,22 +312,33 @@ class Worker:
             found = self.samples[split].fetch(indices, wanted)
             return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
 
-        if not wanted or not self.samples[split].in_memory:
-            return lambda lo, hi: rows(order[lo:hi])
-        whole = rows(order)
-        return lambda lo, hi: {name: tensor[lo:hi] for name, tensor in whole.items()}
+        whole = bool(wanted) and self.samples[split].in_memory
+        # Rows that lie in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
+        held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
+
+        def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
+            nonlocal held
+            number = lo // size
+            if held is None or held[0] != number:
+                indices = order(number)
+                held = number, indices, rows(indices) if whole else {}
+            lo, hi = lo - number * size, hi - number * size
+            return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
+
+        return fetch
 
     def run(self, out: TextIO) -> None:
         """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
         meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
-        for step in range(settings.first_step, settings.steps):
-            for runner in self.training.runners.values():
-                # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
-                runner.meter = meter if step == settings.first_step else None
-            write_line(out, self.train_step(step))
-            done = step + 1
+        for runner in self.training.runners.values():
+            runner.meter = meter
+        step = settings.first_step
+        while step < settings.steps:
+            first, count = pass_at(self.job, step)
+            self.train(first, count, partial(write_line, out))
+            step = done = first + count
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
             if self.checkpoints.due(done):
@@ -273,9 +346,13 @@ class Worker:
                 self.checkpoints.save(done)
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
-        held = static_bytes(tensors, self.optimizers.values())
+        held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
+        result |= {
+            "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
+            "staleness": {s: weights.staleness for s, weights in self.weights.items()},
+        }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
         for s, module in self.modules.items():
             if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:

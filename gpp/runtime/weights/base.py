@@ -1,0 +1,171 @@
+"""What carries a weight policy out on one stage of one device.
+
+The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the module's
+parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the masters. An in-place
+update of a tensor that an unfinished backward needs would be refused by autograd, and swapping `param.data` under a graph is
+silently wrong for some operators; so a leaf of a graph keeps its memory, and what is written there is written past autograd.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gpp.optimizers import AbstractOptimizer
+from gpp.runtime.weights.prediction import keep_direction, predictor
+from gpp.weights.base import AbstractWeights, Place
+from gpp.weights.pipeoptim import PipeOptim
+
+
+class Parameters:
+    """The trained parameters of a stage's module, and other tensors in their place.
+
+    Args:
+        module: holds parameters, tied ones perhaps at several places.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.masters = [p for p in module.parameters() if p.requires_grad]
+        index = {id(p): i for i, p in enumerate(self.masters)}
+        self._places = [
+            (owner._parameters, name, index[id(p)])
+            for owner in module.modules()
+            for name, p in owner._parameters.items()
+            if id(p) in index
+        ]
+
+    def install(self, tensors: Sequence[Tensor]) -> None:
+        """Let the module compute with `tensors`."""
+        for holder, name, i in self._places:
+            holder[name] = tensors[i]  # type: ignore[assignment]
+
+
+def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Leaves in the memory of `tensors`; writes to these go unseen by autograd."""
+    return [tensor.data.requires_grad_() for tensor in tensors]
+
+
+class AbstractStageWeights(ABC):
+    """The weights of one stage on one device.
+
+    Args:
+        policy, place: what to do, and where the stage stands.
+        optimizer: of the masters.
+        spec: its settings.
+        rate: number of an update -> its learning rate.
+
+    `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`, if it is made a
+    list, gets (F or B, micro-batch, version) of every pass.
+    """
+
+    def __init__(
+        self,
+        policy: AbstractWeights,
+        place: Place,
+        module: nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer,
+        spec: AbstractOptimizer,
+        rate: Callable[[int], float],
+    ) -> None:
+        self.policy, self.place, self.optimizer, self.spec, self.rate = policy, place, optimizer, spec, rate
+        self.parameters = Parameters(module)
+        self.masters = self.parameters.masters
+        self.version = self.start = self.first = self.staleness = 0
+        self._used: dict[int, int] = {}
+        self.log: list[tuple[str, int, int]] | None = None
+        self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
+        self._keeps_direction = policy.predicts and not spec.keeps_direction
+        options = {"future": policy.future, "decay": policy.decay} if isinstance(policy, PipeOptim) else {}
+        self._predict = predictor(spec, optimizer, **options) if policy.predicts else None
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights held at most so far."""
+        return 1 + len(self.scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the copies beside the optimizer's own."""
+        return sum(t.numel() * t.element_size() for tensors in self.scratch for t in tensors)
+
+    def storages(self) -> set[int]:
+        """Addresses of the memory of all copies."""
+        return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch) for t in tensors}
+
+    def allocate(self) -> list[Tensor]:
+        """Memory for one more copy."""
+        self.scratch.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
+        return self.scratch[-1]
+
+    def extrapolate(self, into: Sequence[Tensor], horizon: int) -> None:
+        """Write the weights `horizon` updates ahead."""
+        assert self._predict is not None
+        self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
+
+    def begin(self, first: int) -> None:
+        """A pass begins with mini-batch number `first`, in an empty pipeline."""
+        self.version = self.start = self.first = first
+        self.reset()
+
+    def number(self, microbatch: int) -> int:
+        """A micro-batch of the pass, counted from the start of the run."""
+        return self.first * self.place.accumulation + microbatch
+
+    def hand_over(self, leaves: Sequence[Tensor]) -> None:
+        """Before a backward: let leaves add into what the masters have accumulated."""
+        for master, leaf in zip(self.masters, leaves, strict=True):
+            leaf.grad = master.grad
+
+    def take_back(self, leaves: Sequence[Tensor]) -> None:
+        """After it: the gradients are the masters'."""
+        for master, leaf in zip(self.masters, leaves, strict=True):
+            master.grad, leaf.grad = leaf.grad, None
+
+    def settle(self) -> None:
+        """The pipeline is empty: the module computes with the real weights again."""
+        self.parameters.install(self.masters)
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        self.make_room()
+        self.optimizer.step()
+        if self._keeps_direction:
+            keep_direction(self.spec, self.optimizer, self.masters)
+        self.version += 1
+
+    def forward(self, microbatch: int) -> None:
+        """Before the forward of a micro-batch of the pass: give the module the weights that it is to use."""
+        version = self._used[microbatch] = self.ready(microbatch)
+        if self.log is not None:
+            self.log.append(("F", self.number(microbatch), version))
+
+    def backward(self, microbatch: int) -> None:
+        """Before its backward."""
+        version = self.prepare(microbatch)
+        self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
+        if self.log is not None:
+            self.log.append(("B", self.number(microbatch), version))
+
+    @abstractmethod
+    def reset(self) -> None:
+        """All that is there is the latest version."""
+
+    @abstractmethod
+    def make_room(self) -> None:
+        """Before an update, which is made in place: save what a pass still needs of the version that it replaces."""
+
+    @abstractmethod
+    def ready(self, microbatch: int) -> int:
+        """Install what the forward of a micro-batch of the pass uses; returns its version, or the one it is extrapolated from."""
+
+    @abstractmethod
+    def prepare(self, microbatch: int) -> int:
+        """The same for its backward, whose graph refers to the forward's leaves."""
+
+    @abstractmethod
+    def done(self, microbatch: int) -> None:
+        """After its backward: take the gradients."""

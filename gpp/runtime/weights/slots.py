@@ -1,0 +1,56 @@
+"""One set of leaves, written before every pass: PipeOptim, SpecTrain's first form; or not written at all: the naive control.
+
+A graph refers to the leaves' memory, so what is written there before a backward is what gradients of inputs go through.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from gpp.runtime.weights.base import AbstractStageWeights, alias
+from gpp.weights.base import AbstractWeights, Place
+
+
+@final
+class Slots(AbstractStageWeights):
+    """Forward and backward on what the policy says, written into one scratch copy; without one, on the masters' own memory."""
+
+    def __init__(self, policy: AbstractWeights, place: Place, module: nn.Module, **settings: Any) -> None:
+        super().__init__(policy, place, module, **settings)
+        self._slot = self.allocate() if policy.copies(place) > 1 else None
+        self._leaves = alias(self._slot or self.masters)
+        self._holds: int | None = None
+
+    def reset(self) -> None:
+        self._holds = None
+
+    def ready(self, microbatch: int) -> int:
+        self._fill(self.policy.horizon(self.place, self.number(microbatch), self.start))
+        self.parameters.install(self._leaves)
+        return self.version
+
+    def prepare(self, microbatch: int) -> int:
+        self._fill(self.policy.backward_horizon(self.place))
+        self.hand_over(self._leaves)
+        return self.version
+
+    def done(self, microbatch: int) -> None:
+        self.take_back(self._leaves)
+
+    def make_room(self) -> None:
+        self._holds = None
+
+    def _fill(self, horizon: int) -> None:
+        if self._slot is None:
+            return
+        if horizon:
+            self.extrapolate(self._slot, horizon)
+            self._holds = None
+        elif self._holds != self.version:
+            with torch.no_grad():
+                for into, master in zip(self._slot, self.masters, strict=True):
+                    into.copy_(master)
+            self._holds = self.version
