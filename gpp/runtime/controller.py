@@ -250,7 +250,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
     devices = devices_of(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
-    period_s = took[typical] if typical in took else None
+    period_s = took.get(typical)
     if job.streams:
         # Stages are at different steps at a time: a period in which all of them were seen.
         period_s = median_s
