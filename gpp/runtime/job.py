@@ -197,7 +197,7 @@ def assemble(
         cluster=problem.cluster,
         plan=plan,
         program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
-        costs=stage_costs(problem, plan),
+        costs=stage_costs(strategy.posed(problem), plan),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
 
