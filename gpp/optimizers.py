@@ -206,7 +206,6 @@ class RMSprop(AbstractOptimizer):
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
-        # torch has no fused one
         return torch.optim.RMSprop(
             params,
             lr=self.lr,
@@ -214,5 +213,5 @@ class RMSprop(AbstractOptimizer):
             eps=self.eps,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            foreach=True,
+            foreach=True,  # torch has no fused one
         )

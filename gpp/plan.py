@@ -126,6 +126,15 @@ class Plan:
                 out[src, dst].append(tensor)
         return {edge: tuple(tensors) for edge, tensors in out.items()}
 
+    def shared_weights(self, graph: OpGraph) -> list[tuple[str, list[int]]]:
+        """Trainable parameters that several stages read, and which."""
+        holders: dict[str, set[int]] = {}
+        for s, stage in enumerate(self.stages):
+            for op in stage.ops:
+                for name in graph.trained_by[op]:
+                    holders.setdefault(name, set()).add(s)
+        return [(name, sorted(stages)) for name, stages in sorted(holders.items()) if len(stages) > 1]
+
     def runs_backward(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage has backward passes: none where it and everything before it is frozen."""
         return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)

@@ -83,6 +83,15 @@ def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[f
     return begin, period
 
 
+def update_ends(events: Iterable[Event], plan: Plan) -> dict[int, list[float]]:
+    """Stage -> when its updates ended, by its first device."""
+    out: dict[int, list[float]] = defaultdict(list)
+    for event in events:
+        if event.kind == "U" and event.device == plan.stages[event.stage].devices[0]:
+            out[event.stage].append(event.end_s)
+    return {stage: sorted(ends) for stage, ends in out.items()}
+
+
 def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
     """Those that begin in [begin, begin + period), as if `begin` were the zero of time; rounding does not move one out."""
     low, high = begin - STEADY * period, begin + (1.0 - STEADY) * period

@@ -138,20 +138,10 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
                 "that does not drain between two of them"
             )
         weights.check(plan.place(s))
-    tied = [] if weights.in_step else _tied(plan, graph)
+    tied = [] if weights.in_step else plan.shared_weights(graph)
     if tied:
         name, stages = tied[0]
         where = " and ".join(map(str, stages))
         rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
         fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
         raise InvalidConfig("strategy.weights", weights.name, rule, fix)
-
-
-def _tied(plan: Plan, graph: OpGraph) -> list[tuple[str, list[int]]]:
-    """Trainable parameters that several stages read, and which."""
-    holders: dict[str, set[int]] = {}
-    for s, stage in enumerate(plan.stages):
-        for op in stage.ops:
-            for name in graph.trained_by[op]:
-                holders.setdefault(name, set()).add(s)
-    return [(name, sorted(stages)) for name, stages in sorted(holders.items()) if len(stages) > 1]

@@ -3,7 +3,8 @@
     weights.NAME              parameter or buffer
     optimizer.NAME.SLOT       the optimizer's state of a parameter, as in `optimizer.head.weight.exp_avg`
 
-A version of the weights other than the current one has room beside them, under a prefix of its own.
+    history.KEY.NAME          weights that a micro-batch in flight has used, or a version that one will use; see
+                              `gpp.runtime.weights.base`
 
 The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads: safetensors files, whole
 tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing
@@ -32,16 +33,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gpp.capture.stage import leaves_of
 from gpp.data.sampler import position
 from gpp.errors import InvalidConfig
 from gpp.runtime.job import Job
-from gpp.runtime.resume import MANIFEST, Manifest, prune, training_of
-from gpp.values import to_json
+from gpp.runtime.resume import MANIFEST, Manifest, Stream, prune, stream_digest, training_of
+from gpp.values import from_json, to_json
 
-WEIGHTS, OPTIMIZER = "weights.", "optimizer."
+WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
 POLL_S = 0.01
 
 
@@ -148,21 +150,59 @@ class Checkpointer:
         held = {id(param) for optimizer in self._optimizers for param in _params(optimizer)}
         return {name: tensor for name, tensor in self._weights.items() if id(tensor) in held}
 
-    def save(self, done: int) -> None:
+    def save(
+        self,
+        done: int,
+        start: int | None = None,
+        *,
+        history: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+        before: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """Save the state after `done` steps; returns as soon as it is copied. One at a time: an earlier one is awaited.
+
+        Args:
+            start: with micro-batches in flight: steps done when the pipeline was last empty.
+            history: key -> name -> other weights than the latest.
+            before: buffers as they were when the forwards of step `done` began, if they have.
 
         Raises:
             RuntimeError: the earlier one could not be written.
         """
         self.wait()
-        for name, tensor in self._state():
+        state = dict(self._state())
+        state |= {WEIGHTS + name: tensor for name, tensor in (before or {}).items() if name in self._owned}
+        for key, tensors in (history or {}).items():
+            state |= {f"{HISTORY}{key}.{name}": tensor for name, tensor in tensors.items() if name in self._owned}
+        for name, tensor in state.items():
             if name not in self._copy:
                 self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._copy[name].copy_(tensor, non_blocking=True)
         if any(copy.is_pinned() for copy in self._copy.values()):
             torch.cuda.synchronize()
-        self._thread = threading.Thread(target=self._guarded, args=(done,), name=f"checkpoint-{done}", daemon=True)
+        names = list(state)
+        stream = None if start is None else Stream(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
+        self._thread = threading.Thread(target=self._guarded, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)
         self._thread.start()
+
+    def in_flight(self, names: Iterable[str]) -> tuple[int, dict[str, dict[str, torch.Tensor]]] | None:
+        """What the checkpoint that this run goes on from knows of micro-batches in flight: `start` and `history`, as of `save`.
+
+        None where there were none, or where this run's plan or weight policy is another.
+        """
+        if self._settings.resume is None:
+            return None
+        folder = Path(self._settings.resume)
+        stream = from_json(Manifest, (folder / MANIFEST).read_bytes()).stream
+        if stream is None or stream.plan != stream_digest(self._job.plan, self._settings.weights):
+            return None
+        wanted, found = set(names), dict[str, dict[str, torch.Tensor]]()
+        for file in sorted(folder.glob("rank_*.safetensors")):
+            with safe_open(file, framework="pt") as stored:
+                for full in stored.keys():  # noqa: SIM118 (it is no mapping)
+                    key, _, name = full.removeprefix(HISTORY).partition(".")
+                    if full.startswith(HISTORY) and name in wanted:
+                        found.setdefault(key, {})[name] = stored.get_tensor(full)
+        return stream.start, found
 
     def wait(self) -> None:
         """Wait for the checkpoint under way.
@@ -190,25 +230,25 @@ class Checkpointer:
                     if isinstance(value, torch.Tensor):
                         yield f"{OPTIMIZER}{name}.{slot}", value
 
-    def _guarded(self, done: int) -> None:
+    def _guarded(self, done: int, names: list[str], stream: Stream | None) -> None:
         try:
-            self._write(done)
+            self._write(done, names, stream)
         except BaseException as error:  # for the training thread, which raises it where it waits next
             self._error = error
 
-    def _write(self, done: int) -> None:
+    def _write(self, done: int, names: list[str], stream: Stream | None) -> None:
         part = self._root / f".step_{done}"
         part.mkdir(parents=True, exist_ok=True)
         file = part / f"rank_{self._rank}.safetensors"
-        if self._copy:
-            save_file(self._copy, file)
+        if names:
+            save_file({name: self._copy[name] for name in names}, file)
             sync(file)
-        note = {file.name: file.stat().st_size} if self._copy else {}
+        note = {file.name: file.stat().st_size} if names else {}
         write_synced(part / f"rank_{self._rank}.json", json.dumps(note))
         if self._rank == 0:
-            self._finish(part, done)
+            self._finish(part, done, stream)
 
-    def _finish(self, part: Path, done: int) -> None:
+    def _finish(self, part: Path, done: int, stream: Stream | None) -> None:
         """Wait for every rank's note, then give the folder the name of a whole one."""
         settings, files = self._settings, {}
         notes = [part / f"rank_{rank}.json" for rank in range(self._world)]
@@ -229,6 +269,7 @@ class Checkpointer:
             steps=settings.steps,
             training=training_of(settings, self._job.captured),
             files=files,
+            stream=stream,
         )
         write_synced(part / MANIFEST, to_json(manifest))
         for note in notes:

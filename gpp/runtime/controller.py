@@ -23,7 +23,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.passes import pass_at
 from gpp.runtime.resume import make_room
 from gpp.runtime.watch import LocalWatch, said_pids, watch_of
-from gpp.simulator import max_in_flight, within
+from gpp.simulator import max_in_flight, steady_period, update_ends, within
 from gpp.streams import fill
 from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
 
@@ -252,10 +252,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
     period_s = took.get(typical)
     if job.streams:
-        # Stages are at different steps at a time: a period in which all of them were seen.
-        period_s = median_s
-        seen = [Event(*event) for device in devices for record in device["steps"] for event in record["events"]]
-        events = within(seen, max(device["steps"][0]["start"] for device in devices), period_s)
+        events, period_s = _steady_events(job, devices, typical, median_s), median_s
     else:
         seen = [
             Event(*event)
@@ -289,6 +286,21 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
         overhead_s=_overhead_s(devices),
     )
     return Timeline(source="measured", metrics=metrics, events=events)
+
+
+def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> list[Event]:
+    """What happened in one period of a pipeline that does not drain: stages are at different steps at a time.
+
+    Args:
+        typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
+    """
+    passes = "virtual_updates" in devices[0]["steps"][0]
+    of_device = [[r for r in device["steps"] if not passes or r["step"] == typical] for device in devices]
+    seen = [[Event(*event) for record in records for event in record["events"]] for records in of_device]
+    events = [event for found in seen for event in found]
+    begin, _ = steady_period(update_ends(events, job.plan), job.plan)
+    # All devices must have been seen by then.
+    return within(events, max(begin, *(min(event.start_s for event in found) for found in seen if found)), period_s)
 
 
 def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> dict[int, int]:

@@ -8,7 +8,7 @@ does not run (stopped, cut off, blocked in an operator), or what it waits for wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,15 +65,25 @@ class Programs:
     Args:
         devices: rank -> device.
         evaluation: None where nothing is evaluated.
+        passes: (device, step) -> its actions in the training pass of that step, where that is not the program as it stands.
     """
 
-    def __init__(self, devices: Sequence[int], training: Program, evaluation: Program | None = None) -> None:
-        self.devices = tuple(devices)
+    def __init__(
+        self,
+        devices: Sequence[int],
+        training: Program,
+        evaluation: Program | None = None,
+        passes: Callable[[int, int], tuple[Action, ...]] | None = None,
+    ) -> None:
+        self.devices, self._passes = tuple(devices), passes
         self._rank = {device: rank for rank, device in enumerate(self.devices)}
         self._of = {TRAINING: training, EVALUATION: evaluation or training}
 
-    def actions(self, rank: int, phase: int) -> tuple[Action, ...]:
-        """A rank's list in a phase; empty in phases without a program."""
+    def actions(self, rank: int, state: RankState) -> tuple[Action, ...]:
+        """A rank's list in the pass that `state`, its own or another's, is in; empty in phases without a program."""
+        phase = state.phase
+        if phase == TRAINING and self._passes:
+            return self._passes(self.devices[rank], state.step)
         program = self._of.get(phase)
         return program.actions.get(self.devices[rank], ()) if program else ()
 
@@ -81,7 +91,7 @@ class Programs:
         """Where a rank is, in words."""
         if state is None:
             return "not started yet"
-        actions = self.actions(rank, state.phase)
+        actions = self.actions(rank, state)
         if not actions:
             return PHASES[state.phase]
         if state.index >= len(actions):
@@ -97,7 +107,7 @@ class Programs:
         if state.phase == FINISHING:
             late = [r for r, s in enumerate(states) if s is None or s.phase not in (FINISHING, ENDED)]
             return [Want(r, "the end of its work", False) for r in late]
-        actions = self.actions(rank, state.phase)
+        actions = self.actions(rank, state)
         if not actions:
             return []
         if state.index >= len(actions):
@@ -111,10 +121,10 @@ class Programs:
             return []
         return self._sum(rank, state, action, states)
 
-    def _sends(self, rank: int, phase: int) -> dict[object, int]:
+    def _sends(self, rank: int, state: RankState) -> dict[object, int]:
         """Message -> position of the rank's action that sends it."""
         device = self.devices[rank]
-        return {message_key(a, device): i for i, a in enumerate(self.actions(rank, phase)) if a.kind in SENDS}
+        return {message_key(a, device): i for i, a in enumerate(self.actions(rank, state)) if a.kind in SENDS}
 
     @staticmethod
     def _past(state: RankState, other: RankState | None, index: int) -> bool:
@@ -131,38 +141,42 @@ class Programs:
                 sender = self._rank[receive.peer_device]
                 if sender == rank:
                     continue  # handed over inside the device
-                at = self._sends(sender, state.phase)[message_key(receive, device)]
-                text = self.actions(sender, state.phase)[at].text(receive.peer_device)
+                at = self._sends(sender, state)[message_key(receive, device)]
+                text = self.actions(sender, state)[at].text(receive.peer_device)
                 out.append(Want(sender, text, self._past(state, states[sender], at)))
         return out
 
     def _sum(self, rank: int, state: RankState, action: Action, states: Sequence[RankState | None]) -> list[Want]:
-        """Members of a sum: all that have the same action, whatever their stage."""
-        out = []
+        """Members of a sum: all that have the same action as often, whatever their stage."""
+
+        def places(actions: Sequence[Action]) -> list[int]:
+            return [i for i, a in enumerate(actions) if (a.kind, a.microbatch) == (action.kind, action.microbatch)]
+
+        out, time = [], places(self.actions(rank, state)).index(state.index)
         for other, device in enumerate(self.devices):
-            for at, theirs in enumerate(self.actions(other, state.phase)):
-                if other != rank and (theirs.kind, theirs.microbatch) == (action.kind, action.microbatch):
-                    reached = states[other]
-                    there = reached is not None and (reached.passes, reached.index) >= (state.passes, at)
-                    out.append(Want(other, theirs.text(device), there))
-                    break
+            theirs = self.actions(other, state)
+            found = places(theirs) if other != rank else []
+            if found:
+                at, reached = found[time], states[other]
+                there = reached is not None and (reached.passes, reached.index) >= (state.passes, at)
+                out.append(Want(other, theirs[at].text(device), there))
         return out
 
     def _unread(self, rank: int, state: RankState, actions: Sequence[Action], states: Sequence[RankState | None]) -> list[Want]:
         """Who has not taken in yet what the rank sent: done with it for certain is who has computed on it."""
         device, out = self.devices[rank], []
-        readers = {peer: self._readers(peer, state.phase) for peer in range(len(self.devices))}
+        readers = {peer: self._readers(peer, state) for peer in range(len(self.devices))}
         for send in actions:
             if send.kind in SENDS and send.peer_device != device:
                 peer = self._rank[send.peer_device]
                 at = readers[peer][message_key(send, device)]
                 if not self._past(state, states[peer], at):
-                    out.append(Want(peer, self.actions(peer, state.phase)[at].text(send.peer_device), False))
+                    out.append(Want(peer, self.actions(peer, state)[at].text(send.peer_device), False))
         return list(dict.fromkeys(out))
 
-    def _readers(self, rank: int, phase: int) -> dict[object, int]:
+    def _readers(self, rank: int, state: RankState) -> dict[object, int]:
         """Message -> position of the rank's action that computes on it."""
-        device, actions = self.devices[rank], self.actions(rank, phase)
+        device, actions = self.devices[rank], self.actions(rank, state)
         computes = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in COMPUTE}
         return {message_key(a, device): computes[a.kind[1], a.stage, a.microbatch] for a in actions if a.kind in RECEIVES}
 

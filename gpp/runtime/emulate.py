@@ -16,7 +16,8 @@ from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.runtime.pace import Pace
-from gpp.timeline import Emulation
+from gpp.simulator import steady_period, update_ends
+from gpp.timeline import Emulation, Event
 
 
 @final
@@ -72,12 +73,23 @@ class Emulate(AbstractEngine):
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]
         scale = steps[0][-1]["time_scale"]
         took = {step: logs.ends[step] - logs.starts[step] for step in sorted(logs.ends)}
+        virtual_s = max(record["virtual_s"] for device in steps for record in device)
+        if job.streams:
+            # A pass is several mini-batches, and filling and draining are none of a step's.
+            took = {step: _pace(job, [device[step] for device in steps]) for step in took}
+            updates = {int(s): ends for device in steps for s, ends in device[-1]["virtual_updates"].items()}
+            virtual_s = steady_period(updates, job.plan)[1]
         unpaced_s = took.pop(0)
         measured = timeline(job, run_dir, took, seconds=1.0 / scale)
         emulation = Emulation(
             time_scale=scale,
-            virtual_iteration_s=max(record["virtual_s"] for device in steps for record in device),
+            virtual_iteration_s=virtual_s,
             unpaced_s=unpaced_s,
             step_s=tuple(seconds / scale for seconds in took.values()),
         )
         return Outcome(measured=measured, emulation=emulation)
+
+
+def _pace(job: Job, records: list[dict[str, Any]]) -> float:
+    """Seconds of a mini-batch in the steady state of one pass, by what the devices recorded of it."""
+    return steady_period(update_ends([Event(*event) for record in records for event in record["events"]], job.plan), job.plan)[1]

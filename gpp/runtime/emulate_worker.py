@@ -23,7 +23,7 @@ from gpp.runtime.channels import AbstractTransport
 from gpp.runtime.emulated import Clock, EmulatedRunner, EmulatedSums, ring_sizes, sharpen_timer, sleep_until
 from gpp.runtime.forked import fork_workers
 from gpp.runtime.interpreter import Interpreter
-from gpp.runtime.job import Job
+from gpp.runtime.job import Job, restore
 from gpp.runtime.pace import Pace
 from gpp.runtime.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.status import TRAINING, AbstractStatus, NoStatus
@@ -53,6 +53,7 @@ class EmulatedWorker:
         self.job, self.device_id, self.agree, self.clock = job, device_id, agree, Clock()
         self.status = status or NoStatus()
         rates = message_rates(plan, graph)
+        self.virtual_updates: dict[int, list[float]] = {}
         self.runners = {
             s: EmulatedRunner(
                 stage=s,
@@ -72,15 +73,20 @@ class EmulatedWorker:
             transport,
             device_id=device_id,
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
-            update=lambda stage, minibatch: self.runners[stage].update(),
+            update=self._update,
             status=self.status,
         )
         transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
 
-    def step(self, time_scale: float, number: int = 0) -> dict[str, Any]:
-        """One step, from a start that is common to all workers; `time_scale` 0 does not wait for any clock.
+    def _update(self, stage: int, minibatch: int) -> None:
+        self.runners[stage].update()
+        self.virtual_updates.setdefault(stage, []).append(self.clock.virtual_s)
 
-        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events.
+    def step(self, time_scale: float, number: int = 0) -> dict[str, Any]:
+        """One pass of the program, from a start that is common to all workers; `time_scale` 0 does not wait for any clock.
+
+        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events; of a pipeline that does not
+        drain, virtual_updates: stage -> when its updates ended.
         """
         self.clock.time_scale, self.clock.virtual_s = time_scale, 0.0
         self.status.begin(TRAINING, number)
@@ -90,14 +96,11 @@ class EmulatedWorker:
         for runner in self.runners.values():
             runner.begin()
         sleep_until(start)
+        self.virtual_updates = {}
         self.interpreter.run()
-        return {
-            "start": start,
-            "end": time.perf_counter(),
-            "virtual_s": self.clock.virtual_s,
-            "waited_s": self.interpreter.waited_s,
-            "events": self.interpreter.events,
-        }
+        events, waited_s = self.interpreter.take()
+        record = {"start": start, "end": time.perf_counter(), "virtual_s": self.clock.virtual_s, "waited_s": waited_s}
+        return {**record, "events": events, **({"virtual_updates": self.virtual_updates} if self.job.streams else {})}
 
     def run(self, out: TextIO, ranks: Path) -> None:
         """All steps, one JSON line each to `out`: the first one unpaced, which sets the time scale of the others."""
@@ -113,6 +116,12 @@ class EmulatedWorker:
                 time_scale = pace.choose(virtual_s, unpaced_s, settings.steps - 1)
         peak = round(sum(runner.peak_memory_bytes for runner in self.runners.values()))
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": kept[-KEPT_STEPS:]}
+        if self.job.streams:
+            policy, places = restore(settings.weights), {s: self.job.plan.place(s) for s in self.runners}
+            result |= {
+                "weight_versions": {s: policy.copies(place) for s, place in places.items()},
+                "staleness": {s: policy.staleness(place) for s, place in places.items()},
+            }
         (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
 
 

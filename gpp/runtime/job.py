@@ -176,6 +176,13 @@ def assemble(
         settings: further fields of `Settings`.
     """
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
+    if settings.get("checkpoint_every") and not settings.get("checkpoint_drain") and not strategy.weights.repeats:
+        rule = f"strategy.weights={strategy.weights.name} keeps no weights by which micro-batches in flight could be repeated"
+        raise InvalidConfig("checkpoint.drain", False, rule, "set checkpoint.drain=true")
+    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage" and (shared := plan.shared_weights(problem.graph)):
+        name, stages = shared[0]
+        rule = f"{name} is shared by stages {' and '.join(map(str, stages))}, whose norms differ"
+        raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model")
     return Job(
         settings=Settings(
             steps=steps,
@@ -197,7 +204,7 @@ def assemble(
         cluster=problem.cluster,
         plan=plan,
         program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
-        costs=stage_costs(problem, plan),
+        costs=stage_costs(strategy.posed(problem), plan),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
 

@@ -25,6 +25,7 @@ from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.values import from_json
 
 if TYPE_CHECKING:
+    from gpp.plan import Plan
     from gpp.runtime.job import Settings
 
 MANIFEST = "checkpoint.json"
@@ -39,10 +40,13 @@ class Checkpoints:
     Args:
         every: optimizer steps between two checkpoints, of which the last step has one too; 0 for the final weights only.
         keep: how many to keep, the latest ones.
+        drain: empty the pipeline before a checkpoint, where it does not drain anyway. Otherwise a checkpoint holds every version of
+            the weights that micro-batches in flight have used, and their forwards are repeated by whoever goes on from it.
     """
 
     every: int = 0
     keep: int = 2
+    drain: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("every", 0), ("keep", 1)):
@@ -57,6 +61,7 @@ class Checkpoints:
         return {
             "checkpoint_every": self.every,
             "checkpoint_keep": self.keep,
+            "checkpoint_drain": self.drain,
             "resume": str(resumed.folder) if resumed else None,
             "first_step": resumed.manifest.step if resumed else 0,
         }
@@ -83,6 +88,26 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Of a checkpoint made while micro-batches were in flight.
+
+    Args:
+        start: steps done when the pipeline was last empty.
+        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as after
+            a drain.
+    """
+
+    start: int
+    plan: str
+
+
+def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
+    """What decides which versions of the weights are in flight at which stage."""
+    shape = [[stage.ops, len(stage.devices), stage.microbatch_size, stage.in_flight] for stage in plan.stages]
+    return hashlib.sha256(json.dumps([shape, plan.edges, plan.minibatch_size, weights]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """checkpoint.json.
 
@@ -91,6 +116,7 @@ class Manifest:
         epoch, next_sample: the same as a position in the data, for people.
         steps: those that the run was to do, which a decaying learning rate depends on.
         files: size of each file, bytes.
+        stream: None where the pipeline was empty.
     """
 
     format: int = 1
@@ -100,6 +126,7 @@ class Manifest:
     steps: int
     training: Training
     files: dict[str, int]
+    stream: Stream | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

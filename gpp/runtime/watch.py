@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpp.program import Action
 from gpp.runtime.diagnosis import Diagnosis, Programs, Sight, diagnose
 from gpp.runtime.job import Job
+from gpp.runtime.passes import pass_at
 from gpp.runtime.status import CHECKPOINT, ENDED, PHASES, SILENT, STARTING, RankState, read_state, status_path
+from gpp.streams import of_length
 
 MAX_GAP_S = 1.0
 """What counts at most between two looks: whoever looks may have been stopped itself."""
@@ -137,10 +141,25 @@ class Watch:
         return seen.quiet_s >= self.timeout_s and idle
 
 
+def _passes(job: Job) -> Callable[[int, int], tuple[Action, ...]] | None:
+    """What a device does in the pass of a step, where a pass is longer or shorter than the program.
+
+    Emulated devices (whose engine has settings of its own) run the program as it stands.
+    """
+    if not job.streams or job.settings.engine:
+        return None
+
+    @cache
+    def actions(device: int, count: int) -> tuple[Action, ...]:
+        return tuple(of_length(job.program, job.plan, device, count))
+
+    return lambda device, step: actions(device, pass_at(job, step)[1])
+
+
 def watch_of(job: Job, *, heard: bool = False) -> Watch:
     """The watch over a job's ranks, one a device of the program."""
     return Watch(
-        programs=Programs(sorted(job.program.actions), job.program, job.evaluation),
+        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _passes(job)),
         timeout_s=job.settings.timeout_s,
         startup_timeout_s=job.settings.startup_timeout_s,
         heard=heard,

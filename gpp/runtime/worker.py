@@ -115,7 +115,7 @@ class Worker:
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
-        self._since, self._drain_from = 0.0, 0
+        self._since, self._start, self._stop = 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
 
     def _build(self, run_dir: Path) -> dict[int, StageModule]:
@@ -148,8 +148,9 @@ class Worker:
         if not self.job.streams:
             return {}
         policy, plan = restore(self.job.settings.weights), self.job.plan
+        settings = {"spec": self.spec, "rate": self._rate, "saved_at": self._saved_at}
         return {
-            s: stage_weights(policy, plan.place(s), self.modules[s], optimizer=optimizer, spec=self.spec, rate=self._rate)
+            s: stage_weights(policy, plan.place(s), self.modules[s], optimizer=optimizer, **settings)
             for s, optimizer in self.optimizers.items()
         }
 
@@ -233,7 +234,7 @@ class Worker:
         Args:
             log: gets a record of each step: step, start and end (seconds), loss where it is known.
         """
-        self.step, self._log, self._drain_from = first, log, first + count - self._ahead
+        self.step, self._log, self._stop = first, log, first + count
         settings = self.job.settings
 
         def order(minibatch_of_pass: int) -> torch.Tensor:
@@ -241,8 +242,7 @@ class Worker:
             return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
 
         self._begin(self.training, "train", settings.minibatch_size, order)
-        for weights in self.weights.values():
-            weights.begin(first)
+        self._begin_weights(first)
         self.status.begin(TRAINING, first)
         self._since = time.perf_counter()
         if self.job.streams:
@@ -253,11 +253,40 @@ class Worker:
         for weights in self.weights.values():
             weights.settle()
 
+    def _begin_weights(self, first: int) -> None:
+        """Let the weight policies know where the pass begins, and what of an interrupted one goes on with it."""
+        known = self.checkpoints.in_flight(self.params) if first == self.job.settings.first_step and self.weights else None
+        self._start, history = known or (first, {})
+        for weights in self.weights.values():
+            names = self._names(weights)
+            own = {key: [found[name] for name in names] for key, found in history.items() if set(names) <= set(found)}
+            weights.begin(first, self._start, own)
+
+    def _names(self, weights: AbstractStageWeights) -> list[str]:
+        name_of = {id(param): name for name, param in self.params.items()}
+        return [name_of[id(master)] for master in weights.masters]
+
+    def _saved_at(self, done: int) -> bool:
+        """Whether a checkpoint is made after so many steps while micro-batches are in flight."""
+        return self.checkpoints.due(done) and not self.job.settings.checkpoint_drain and done < self._stop
+
+    def _checkpoint(self, done: int) -> None:
+        """Save while the pipeline is full: also the weights that micro-batches in flight have used."""
+        history: dict[str, dict[str, torch.Tensor]] = {}
+        before: dict[str, torch.Tensor] = {}
+        for weights in self.weights.values():
+            for key, tensors in weights.history().items():
+                history.setdefault(key, {}).update(zip(self._names(weights), tensors, strict=True))
+            before |= weights.take_before()
+        self.status.enter(CHECKPOINT)
+        self.checkpoints.save(done, self._start, history=history, before=before)
+        self.status.enter(TRAINING)
+
     def _record(self, minibatch_of_pass: int) -> None:
         """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
         step, end = self.step + minibatch_of_pass, time.perf_counter()
         events, waited = self.training.take()
-        if step < self._drain_from or step < self.job.settings.first_step + KEPT_STEPS:
+        if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
         self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_pass)})
         self._since = end
@@ -268,6 +297,8 @@ class Worker:
 
     def _updated(self, stage: int, minibatch_of_pass: int) -> None:
         self._record(minibatch_of_pass)
+        if self._saved_at(self.step + minibatch_of_pass + 1):
+            self._checkpoint(self.step + minibatch_of_pass + 1)
 
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Callable[[int], torch.Tensor]) -> None:
         for s, runner in interpreter.runners.items():

@@ -75,6 +75,8 @@ class AbstractWeights(ABC):
     predicts: ClassVar[bool] = False
     """Whether forwards use weights extrapolated with the optimizer's state."""
 
+    repeats: ClassVar[bool] = True
+    """Whether the forward of a micro-batch in flight can be repeated, so that a checkpoint needs no drain."""
     in_step: ClassVar[bool] = False
     """Whether all stages use one version for a micro-batch, so that a weight that several of them share stays one."""
 

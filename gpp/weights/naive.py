@@ -14,6 +14,7 @@ class Naive(AbstractActual):
     """The latest weights in forward and backward, which are different ones: the gradient is that of no function."""
 
     name: ClassVar[str] = "naive"
+    repeats: ClassVar[bool] = False
     accumulation: int | None = 1
 
     def __post_init__(self) -> None:

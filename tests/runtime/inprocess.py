@@ -31,6 +31,7 @@ from gpp.program import reduce_groups
 from gpp.routing import pieces
 from gpp.runtime.channels import FakeNetwork, FakeTransport
 from gpp.runtime.job import Job, assemble, restore
+from gpp.runtime.passes import pass_at
 from gpp.runtime.seeding import pass_seed
 from gpp.runtime.worker import Worker
 from gpp.schedules.base import AbstractSchedule
@@ -111,10 +112,15 @@ def run(
                 runner.forward = _alone(runner.forward, lock)
 
     def train(worker: Worker) -> None:
-        for step in range(job.settings.steps):
-            record = worker.train_step(step)
+        def log(record: dict[str, Any]) -> None:
             with lock:
-                losses[step] += sum(value for name, value in record.items() if is_loss(name))
+                losses[record["step"]] += sum(value for name, value in record.items() if is_loss(name))
+
+        step = 0
+        while step < job.settings.steps:
+            first, count = pass_at(job, step)
+            worker.train(first, count, log)
+            step = first + count
 
     in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}

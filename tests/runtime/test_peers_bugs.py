@@ -151,7 +151,7 @@ def test_evaluation_works_under_every_schedule_and_leaves_no_trace(network: str,
         assert total == pytest.approx(evaluated(model, state), abs=1e-12)
     for worker in workers:
         assert not {event.kind for event in worker.evaluation.events} & {"B", "SB", "R", "U"}
-        assert all(not value.requires_grad for r in worker.evaluation.runners.values() for value in r.results.values())
+        assert not any(runner.results for runner in worker.evaluation.runners.values())
         assert all(p.grad is None or not p.grad.any() for p in worker.params.values())
         for module in worker.modules.values():
             for name, tensor in module.state_dict().items():
@@ -191,7 +191,7 @@ def test_the_backward_of_a_shared_past_runs_once(schedule: AbstractSchedule, tmp
 
     for name, param in workers[0].params.items():
         param.register_post_accumulate_grad_hook(counted(name))
-    inprocess.in_threads([lambda w=w: w.train_step(0) for w in workers])
+    inprocess.in_threads([lambda w=w: w.train(0, 1, lambda record: None) for w in workers])
     assert count == dict.fromkeys(workers[0].params, 4)  # once for each of four micro-batches
 
 

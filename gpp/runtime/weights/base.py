@@ -9,7 +9,7 @@ silently wrong for some operators; so a leaf of a graph keeps its memory, and wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class AbstractStageWeights(ABC):
         optimizer: of the masters.
         spec: its settings.
         rate: number of an update -> its learning rate.
+        saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
 
     `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`, if it is made a
     list, gets (F or B, micro-batch, version) of every pass.
@@ -70,12 +71,16 @@ class AbstractStageWeights(ABC):
         optimizer: torch.optim.Optimizer,
         spec: AbstractOptimizer,
         rate: Callable[[int], float],
+        saved_at: Callable[[int], bool] = lambda updates: False,
     ) -> None:
         self.policy, self.place, self.optimizer, self.spec, self.rate = policy, place, optimizer, spec, rate
-        self.parameters = Parameters(module)
+        self.saved_at = saved_at
+        self.parameters, self.module = Parameters(module), module
+        self._before: dict[str, Tensor] = {}
         self.masters = self.parameters.masters
         self.version = self.start = self.first = self.staleness = 0
         self._used: dict[int, int] = {}
+        self.remembered: dict[str, list[Tensor]] = {}
         self.log: list[tuple[str, int, int]] | None = None
         self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
         self._keeps_direction = policy.predicts and not spec.keeps_direction
@@ -106,10 +111,22 @@ class AbstractStageWeights(ABC):
         assert self._predict is not None
         self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
-    def begin(self, first: int) -> None:
-        """A pass begins with mini-batch number `first`, in an empty pipeline."""
-        self.version = self.start = self.first = first
+    def begin(self, first: int, start: int | None = None, remembered: Mapping[str, list[Tensor]] | None = None) -> None:
+        """A pass begins with mini-batch number `first`.
+
+        Args:
+            start: updates made when the pipeline was last empty; None: it is empty now.
+            remembered: what `history` gave after `first` updates, where the pipeline was full.
+        """
+        self.version = self.first = first
+        self.start = first if start is None else start
+        self.remembered = dict(remembered or {})
         self.reset()
+
+    def in_flight_at_save(self, number: int) -> bool:
+        """Whether the micro-batch is in flight at a checkpoint: its forward comes before the last update, its backward after."""
+        m = self.place.accumulation
+        return any(self.saved_at(done) for done in range((number - self.place.warmup) // m + 1, number // m + 1))
 
     def number(self, microbatch: int) -> int:
         """A micro-batch of the pass, counted from the start of the run."""
@@ -139,6 +156,10 @@ class AbstractStageWeights(ABC):
 
     def forward(self, microbatch: int) -> None:
         """Before the forward of a micro-batch of the pass: give the module the weights that it is to use."""
+        minibatch, within = divmod(self.number(microbatch), self.place.accumulation)
+        if not within and self.place.warmup and self.saved_at(minibatch):
+            # Whoever goes on from that checkpoint repeats this forward, which may move running statistics.
+            self._before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         version = self._used[microbatch] = self.ready(microbatch)
         if self.log is not None:
             self.log.append(("F", self.number(microbatch), version))
@@ -153,6 +174,16 @@ class AbstractStageWeights(ABC):
     @abstractmethod
     def reset(self) -> None:
         """All that is there is the latest version."""
+
+    def take_before(self) -> dict[str, Tensor]:
+        """Buffers as the first forward after the last update found them, where that came before the update."""
+        found, self._before = self._before, {}
+        return found
+
+    @abstractmethod
+    def history(self) -> dict[str, list[Tensor]]:
+        """Right after an update: what else than the latest weights is needed to go on from here with the forwards of what is in
+        flight repeated; keys count from here."""
 
     @abstractmethod
     def make_room(self) -> None:

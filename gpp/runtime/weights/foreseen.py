@@ -18,7 +18,12 @@ class Foreseen(AbstractStageWeights):
         self._of: dict[int, tuple[list[Tensor] | None, list[Tensor]]] = {}
         self._from: dict[int, int] = {}
 
+    def history(self) -> dict[str, list[Tensor]]:
+        first = (self.version - self.first) * self.place.accumulation
+        return {str(mb - first): tensors for mb, (tensors, _) in self._of.items() if tensors is not None}
+
     def ready(self, microbatch: int) -> int:
+        number = self.number(microbatch)
         if self.policy.copies(self.place) == 1:
             # Nothing to foresee, and no update between this forward and its backward.
             self._of[microbatch] = None, alias(self.masters)
@@ -27,10 +32,14 @@ class Foreseen(AbstractStageWeights):
                 fresh = self.allocate()
                 self._free.append((fresh, alias(fresh)))
             tensors, _ = self._of[microbatch] = self._free.pop()
-            self.extrapolate(tensors, self.policy.horizon(self.place, self.number(microbatch), self.start))
+            if (known := self.remembered.pop(str(microbatch), None)) is not None:
+                for into, tensor in zip(tensors, known, strict=True):
+                    into.copy_(tensor)
+            else:
+                self.extrapolate(tensors, self.policy.horizon(self.place, number, self.start))
         self.parameters.install(self._of[microbatch][1])
-        self._from[microbatch] = self.version
-        return self.version
+        self._from[microbatch] = self.policy.forward_version(self.place, number, self.start)
+        return self._from[microbatch]
 
     def prepare(self, microbatch: int) -> int:
         self.hand_over(self._of[microbatch][1])

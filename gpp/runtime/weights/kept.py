@@ -34,6 +34,14 @@ class Kept(AbstractStageWeights):
         self._versions = {self.version: _Version(self.version, [m.data for m in self.masters], alias(self.masters))}
         self._of: dict[int, _Version] = {}
         self._next = self.number(0)
+        for key, tensors in self.remembered.items():
+            number, memory = self.version - int(key), self._free.pop() if self._free else self.allocate()
+            for into, tensor in zip(memory, tensors, strict=True):
+                into.copy_(tensor)
+            self._versions[number] = _Version(number, memory, alias(memory))
+
+    def history(self) -> dict[str, list[Tensor]]:
+        return {str(self.version - n): v.tensors for n, v in self._versions.items() if n != self.version}
 
     def ready(self, microbatch: int) -> int:
         number = self.number(microbatch)

@@ -26,11 +26,27 @@ class Slots(AbstractStageWeights):
 
     def reset(self) -> None:
         self._holds = None
+        self._kept: dict[int, list[torch.Tensor]] = {}
+
+    def history(self) -> dict[str, list[torch.Tensor]]:
+        first = self.version * self.place.accumulation
+        kept, self._kept = self._kept, {}
+        return {str(number - first): tensors for number, tensors in kept.items() if number >= first}
 
     def ready(self, microbatch: int) -> int:
-        self._fill(self.policy.horizon(self.place, self.number(microbatch), self.start))
+        number = self.number(microbatch)
+        if (known := self.remembered.pop(str(microbatch), None)) is not None and self._slot is not None:
+            self._holds = None
+            with torch.no_grad():
+                for into, tensor in zip(self._slot, known, strict=True):
+                    into.copy_(tensor)
+        else:
+            self._fill(self.policy.horizon(self.place, number, self.start))
+        if self.in_flight_at_save(number):
+            # The scratch copy will hold other values by then.
+            self._kept[number] = [leaf.detach().clone() for leaf in self._leaves]
         self.parameters.install(self._leaves)
-        return self.version
+        return self.policy.forward_version(self.place, number, self.start)
 
     def prepare(self, microbatch: int) -> int:
         self._fill(self.policy.backward_horizon(self.place))
