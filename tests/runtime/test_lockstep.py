@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import gpp
 from gpp.data.sampler import minibatch
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
+from gpp.runtime import lockstep_worker
+from gpp.runtime.distributed import Distributed
+from gpp.runtime.engine import Progress
+from gpp.runtime.lockstep import Lockstep
 from gpp.runtime.lockstep_pipeline import Pipeline, lockstep
 from gpp.runtime.state import load_final
+from gpp.schedules.no_flush import NoFlush
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive
@@ -231,6 +239,67 @@ def test_replicas_on_split_data_are_one_stage_with_the_mean_gradient(name: str) 
     assert shared == pytest.approx(alone, rel=1e-12)
     for key, tensor in one.items():
         torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-12)
+
+
+def test_a_run_goes_on_from_where_the_pipeline_was_empty(tmp_path: Path) -> None:
+    settings = {"steps": 24, "checkpoint_every": 8, "checkpoint_drain": True}
+    job, weights = make_job("Fork", PipeOptim(horizon_from="constant"), ADAMW, **settings)
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    resumed, _ = make_job(
+        "Fork",
+        PipeOptim(horizon_from="constant"),
+        ADAMW,
+        resume=str(whole / "checkpoints" / "step_16"),
+        first_step=16,
+        **settings,
+    )
+    for run_dir, one in ((whole, job), (again, resumed)):
+        one.save(run_dir, weights)
+        (run_dir / "ranks").mkdir()
+        lockstep_worker._run(one, run_dir, 0, 1, torch.device("cpu"))
+    first, second = load_final(whole), load_final(again)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    lines = [(run_dir / "ranks" / "rank_0.jsonl").read_text().splitlines() for run_dir in (whole, again)]
+    losses = [[(record["step"], record["loss"]) for record in map(json.loads, found)] for found in lines]
+    assert len(losses[0]) == 24 and losses[0][16:] == losses[1]
+
+
+def test_what_the_engine_refuses(tmp_path: Path) -> None:
+    job, _ = make_job("Chain4", Stash(), SGDM, checkpoint_every=8)
+    with pytest.raises(InvalidConfig, match="saves where the pipeline is empty"):
+        Lockstep().execute(job, tmp_path, Progress())
+    recomputing = replace(job.plan, stages=tuple(replace(stage, recompute=stage.ops) for stage in job.plan.stages))
+    with pytest.raises(UnsupportedPlan, match="recomputation"):
+        Lockstep().check(recomputing)
+
+
+@pytest.mark.dist
+def test_from_python(tmp_path: Path) -> None:
+    """`gpp.train` on the engine leaves the real run's weights in the model."""
+    inputs = torch.randn(64, 8, dtype=torch.float64)
+    targets, ends = inputs.sum(-1, keepdim=True) * 0.3, []
+    optimizer = SGD(lr=0.05)
+    for engine in (Lockstep(), Distributed()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        captured = gpp.capture_model(model, {"input": inputs[:4]}, targets[:4], nn.functional.mse_loss)
+        problem = gpp.problem(captured, gpp.local(num_devices=3), minibatch_size=16, optimizer=optimizer)
+        strategy = gpp.Strategy(name="mine", planner=gpp.Even(), schedule=NoFlush(), weights=PipeOptim())
+        outcome = gpp.train(
+            model,
+            captured,
+            problem,
+            strategy,
+            strategy.plan(problem),
+            data=({"input": inputs}, targets),
+            steps=12,
+            run_dir=tmp_path / engine.name,
+            optimizer=optimizer,
+            engine=engine,
+        )
+        ends.append((outcome.losses, {name: p.detach().clone() for name, p in model.named_parameters()}))
+    assert len(ends[0][0]) == 12 and ends[0][0] == ends[1][0]
+    assert all(torch.equal(tensor, ends[1][1][name]) for name, tensor in ends[0][1].items())
 
 
 def trained(tmp_path: Path, engine: str, *words: str) -> tuple[dict, dict[str, Tensor]]:
