@@ -30,7 +30,9 @@ ONCE = [
     "imagebind_small",
     "inception_small",
     "llava_small",
+    "residual_lstm_small",
     "resnet_small",
+    "translator_small",
     "unet_small",
     "vgg_small",
 ]
