@@ -26,6 +26,7 @@ ONCE = [
     "digits_tasks",
     "evoformer_small",
     "flava_small",
+    "gnmt_small",
     "gpt_small",
     "imagebind_small",
     "inception_small",
