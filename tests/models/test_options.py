@@ -133,6 +133,12 @@ def test_published_sizes(name, published, rel):
     assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(published, rel=rel)
 
 
+def test_published_size_of_a_second_head():
+    with torch.device("meta"):
+        network = model_named("inception", "model.auxiliary=true").build()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 27_161_264  # torchvision's
+
+
 def test_paper_sizes_of_the_dossier():
     """GraphPipe, appendix A.2: about 403M for MMT; DLRM's concatenation is 73,472 wide."""
     with torch.device("meta"):
