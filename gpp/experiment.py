@@ -137,7 +137,7 @@ class Experiment:
         weights, engine = self.strategy.weights, self.engine.name
         if not weights.flushes:
             rule = f"engine={engine} drains its pipeline before every update"
-            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, emulate or simulate")
+            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, lockstep, emulate or simulate")
         if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
             rule = f"engine={engine} clips by the norm of the whole model"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")

@@ -238,6 +238,7 @@ class Recorder:
             planning_peak_bytes=self.planning_peak_bytes,
             resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,
             emulation=self.outcome.emulation,
+            versions=self.outcome.versions,
         )
 
     def _run(self) -> RunRecord:

@@ -79,6 +79,19 @@ class Emulation:
     step_s: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """What an engine without a timeline says of the weights of each stage; as in `Metrics`.
+
+    Args:
+        weight_versions: copies that the stage of the pipeline would hold, by its policy.
+        staleness: counted over the micro-batches.
+    """
+
+    weight_versions: dict[int, int]
+    staleness: dict[int, int]
+
+
 COMPUTE = frozenset({"F", "B", "I", "W"})
 
 

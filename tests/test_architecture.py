@@ -117,7 +117,7 @@ def test_planning_modules_leave_torch_alone() -> None:
     code = (
         "import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, "
         "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.models.mmt, gpp.data.digits, "
-        "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
+        "gpp.runtime.lockstep, baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
         "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpp.plan import Plan
 from gpp.planners.lower_bound import Bound
-from gpp.timeline import Emulation, Metrics
+from gpp.timeline import Emulation, Metrics, Versions
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
 
@@ -40,6 +40,7 @@ def result_dict(
     planning_peak_bytes: int | None = None,
     resumed: dict[str, Any] | None = None,
     emulation: Emulation | None = None,
+    versions: Versions | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
 
@@ -54,6 +55,7 @@ def result_dict(
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
         emulation: of emulated devices; the key is left out of other runs.
+        versions: of an engine that trains without a timeline (`lockstep`); likewise.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if loss_terms:
@@ -62,6 +64,8 @@ def result_dict(
         more["resumed"] = resumed
     if emulation is not None:
         more["emulation"] = asdict(emulation)
+    if versions is not None:
+        more["versions"] = asdict(versions)
     return finite(
         {
             "status": status,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpp.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
-    from gpp.timeline import Emulation, Timeline
+    from gpp.timeline import Emulation, Timeline, Versions
 
 OnStep = Callable[[int, float | None, float | None], None]
 """(steps done, loss, samples per second); None for what there is not."""
@@ -30,6 +30,7 @@ class Outcome:
         terms: `loss:NAME` -> its value in every step, for a loss of several terms.
         evaluations: one {"step": steps done, name: value} for each evaluation.
         emulation: of emulated devices, how.
+        versions: of an engine that trains without a timeline.
     """
 
     measured: Timeline | None = None
@@ -37,6 +38,7 @@ class Outcome:
     terms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
     emulation: Emulation | None = None
+    versions: Versions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
