@@ -206,5 +206,12 @@ class RMSprop(AbstractOptimizer):
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
-        rates = {"alpha": self.alpha, "eps": self.eps, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        return torch.optim.RMSprop(params, lr=self.lr, foreach=True, **rates)  # torch has no fused one
+        return torch.optim.RMSprop(
+            params,
+            lr=self.lr,
+            alpha=self.alpha,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            foreach=True,  # torch has no fused one
+        )
