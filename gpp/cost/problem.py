@@ -100,6 +100,10 @@ class Problem:
         least = self.weights.least_accumulation(depth or self.cluster.num_devices)
         return tuple(b for b in sizes if minibatch // b >= least) or (1,)
 
+    def accumulation(self, microbatch_size: int) -> int:
+        """Micro-batches between two updates."""
+        return self.minibatch_size // self.window // microbatch_size
+
     @property
     def static_factor(self) -> float:
         """Bytes of weights, gradients and optimizer state for each byte of trainable parameter, with the copies assumed."""
@@ -220,7 +224,7 @@ class Problem:
     def weight_copies(self, microbatch_size: int, in_flight: int, depth: int | None = None) -> int:
         """Copies of the weights that a stage holds; arguments as of `stage_memory`."""
         count = max(in_flight // microbatch_size, 1)
-        accumulation = max(self.minibatch_size // self.window // microbatch_size, 1)
+        accumulation = max(self.accumulation(microbatch_size), 1)
         return self.weights.copies(Place(warmup=count - 1, depth=depth or count, accumulation=accumulation))
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:

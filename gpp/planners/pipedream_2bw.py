@@ -95,7 +95,7 @@ class PipeDream2BW(AbstractPlanner):
         (chosen, plan), (depth, width, b, recompute) = best, best[0].shape
         lines = (
             f"own objective: {chosen.value_s:.6g} s a mini-batch; depth {depth}, width {width}, micro-batch {b} "
-            f"({search.count(b)} a mini-batch), {'everything' if recompute else 'nothing'} recomputed",
+            f"({problem.accumulation(b)} a mini-batch), {'everything' if recompute else 'nothing'} recomputed",
             f"{len(found)} of {search.num_shapes} shapes (depth, width, micro-batch, recomputation) fit; "
             f"best prediction of the {tried} best",
         )
@@ -161,10 +161,6 @@ class _Search:
         self.tables = [intervals(costs, order) for order in orders]
         self.num_shapes = 0
 
-    def count(self, microbatch_size: int) -> int:
-        """Micro-batches of a mini-batch."""
-        return self.problem.minibatch_size // self.problem.window // microbatch_size
-
     def shapes(self) -> Iterator[_Shape]:
         """Every depth, width, micro-batch size and recomputation that the devices and the weight policy allow."""
         problem, devices = self.problem, self.problem.cluster.num_devices
@@ -173,7 +169,7 @@ class _Search:
         for width in range(1, widest + 1):
             for depth in range(1, min(devices // width, problem.graph.num_ops) + 1):
                 for b in problem.microbatch_sizes(depth):
-                    if b % width == 0 and self.count(b) >= problem.weights.least_accumulation(depth):
+                    if b % width == 0 and problem.accumulation(b) >= problem.weights.least_accumulation(depth):
                         for recompute in ways:
                             yield _Shape(depth, width, b, recompute)
 
@@ -193,7 +189,7 @@ class _Search:
                 if cuts is not None and (best is None or value_s < best[0] * MARGIN):
                     best = value_s, tuple(table.mask(i, j) for i, j in cuts)
             if best is not None:
-                m = self.count(shape.microbatch_size)
+                m = self.problem.accumulation(shape.microbatch_size)
                 turns = m + shape.depth - 1 if self.problem.weights.flushes else m
                 yield _Found(turns * best[0], shape, best[1])
 
@@ -272,7 +268,7 @@ class _Cutter:
         low, high = cluster.allreduce_s(1.0, devices), cluster.allreduce_s(most, devices)
         reduce = np.where(trainable > 0, low + (high - low) * (trainable - 1) / (most - 1), 0.0)
         busy = self.amounts.seconds + table.entering * self.samples / bandwidth
-        self.seconds = np.maximum(busy, reduce / search.count(self.b))
+        self.seconds = np.maximum(busy, reduce / self.problem.accumulation(self.b))
         self.seconds[np.tril_indices(len(self.seconds))] = np.inf
         # By the versions of the weights at every position from the end: least slowest stage of i.., and where its first one ends.
         self._rows: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
