@@ -124,8 +124,8 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
             near = get_close_matches(name, known, n=1, cutoff=0.3)
             fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
             raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
-    # A strategy may override these groups, which asks for them to be there.
-    groups = ["+cost=analytical", "+engine=simulate"]
+    # A strategy may override these groups, which asks for them to be there; weights override the schedule of a run.
+    groups = ["+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b"]
     groups += [f"+strategy@compared.{name}={name}" for name in names]
     parsed = OverridesParser.create().parse_overrides(words)
     for override in parsed:

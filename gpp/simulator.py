@@ -22,12 +22,15 @@ ORDER_BYTES = 1
 """Payload of an order-only edge: one byte, whatever the number of samples."""
 
 
+SHOWN = 3
+"""Mini-batches that the timeline of a pipeline which does not drain shows: its pattern may take more than one to repeat."""
+
 STEADY = 1e-9
 """Share of a period by which rounding may move an event."""
 
 
 def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
-    """The timeline of one training step; of a program that does not drain, of one mini-batch in its steady state.
+    """The timeline of one training step; of a program that does not drain, of `SHOWN` mini-batches in its steady state.
 
     Args:
         record: keep the events; a planner that scores candidates needs only the metrics.
@@ -40,7 +43,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     iteration_s, events, count = max(run.clock.values(), default=0.0), run.events, program.minibatches
     if count > 1:
         begin, iteration_s = steady_period(run.updated, plan)
-        events = within(events, begin, iteration_s)
+        events = within(events, begin, SHOWN * iteration_s)
     held = max_in_flight(program, plan)
     kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
@@ -55,7 +58,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         weight_versions={s: problem.weights.copies(plan.place(s)) for s in range(len(plan.stages))},
         staleness={s: problem.weights.staleness(plan.place(s)) for s in range(len(plan.stages))},
     )
-    return Timeline(source="predicted", metrics=metrics, events=tuple(events))
+    return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN if count > 1 else 1)
 
 
 def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[float, float]:

@@ -16,8 +16,8 @@ from gpp.plan import Plan
 from gpp.program import Action, Program
 from gpp.weights.base import AbstractWeights
 
-SETTLE = 4
-"""Mini-batches of a program beyond those that fill the pipeline: two equal ones in the middle, one on either side."""
+SETTLE = 8
+"""Mini-batches of a program beyond those that fill and empty the pipeline: enough to see its pace, and to show some."""
 
 
 def window(plan: Plan, ahead: int) -> int:

@@ -44,11 +44,22 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Events of one training step (zero = its start) and what they add up to."""
+    """Events of one training step (zero = its start) and what they add up to.
+
+    Args:
+        steps: mini-batches whose time the events fill; above 1 for a pipeline that does not drain, seen in its steady state. The
+            metrics are of one.
+    """
 
     source: str
     metrics: Metrics
     events: tuple[Event, ...] = ()
+    steps: int = 1
+
+    @property
+    def length_s(self) -> float:
+        """Seconds that the events fill."""
+        return self.metrics.iteration_s * self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,10 +81,13 @@ class Problem:
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
 
-    def microbatch_sizes(self) -> tuple[int, ...]:
+    def microbatch_sizes(self, depth: int | None = None) -> tuple[int, ...]:
         """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one.
 
-        A weight policy may ask for a number of micro-batches that grows with the depth; then those remain that do for any depth.
+        A weight policy may ask for a number of micro-batches that grows with the depth.
+
+        Args:
+            depth: of the pipeline; None for one whose depth is not known yet: sizes that do for as many stages as devices.
         """
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
@@ -94,8 +97,12 @@ class Problem:
             sizes.append(2 * sizes[-1])
         if sizes[-1] != minibatch:
             sizes.append(minibatch)
-        least = self.weights.least_accumulation(self.cluster.num_devices)
+        least = self.weights.least_accumulation(depth or self.cluster.num_devices)
         return tuple(b for b in sizes if minibatch // b >= least) or (1,)
+
+    def accumulation(self, microbatch_size: int) -> int:
+        """Micro-batches between two updates."""
+        return self.minibatch_size // self.window // microbatch_size
 
     @property
     def static_factor(self) -> float:
@@ -217,7 +224,7 @@ class Problem:
     def weight_copies(self, microbatch_size: int, in_flight: int, depth: int | None = None) -> int:
         """Copies of the weights that a stage holds; arguments as of `stage_memory`."""
         count = max(in_flight // microbatch_size, 1)
-        accumulation = max(self.minibatch_size // self.window // microbatch_size, 1)
+        accumulation = max(self.accumulation(microbatch_size), 1)
         return self.weights.copies(Place(warmup=count - 1, depth=depth or count, accumulation=accumulation))
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:

@@ -150,7 +150,7 @@ def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Str
     compute: dict[tuple[int, int], float] = defaultdict(float)
     for event in predicted.events:
         if event.kind in COMPUTE:
-            compute[event.stage, event.device] += event.end_s - event.start_s
+            compute[event.stage, event.device] += (event.end_s - event.start_s) / predicted.steps
     after = {
         device.device: device.idle_s["all_reduce"] + device.idle_s["update"]
         for device in device_times(predicted, plan.stage_of_device)

@@ -46,8 +46,29 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tupl
             own[event.device].append(event)
             if event.kind == "R":
                 reached[event.microbatch] = max(reached[event.microbatch], event.start_s)
+    if timeline.steps > 1:
+        length_s, steps = timeline.length_s, timeline.steps
+        return tuple(_steady_time(device, stage_of_device[device], events, length_s, steps) for device, events in own.items())
     step = timeline.metrics.iteration_s
     return tuple(_device_time(device, stage_of_device[device], events, reached, step) for device, events in own.items())
+
+
+def _steady_time(device: int, stage: int, events: list[Event], length_s: float, steps: int) -> DeviceTime:
+    """The mean step of a pipeline that does not drain, seen for so many: what crosses the end of the view has begun before it."""
+    events.sort(key=lambda e: (e.start_s, e.end_s))
+    idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
+    compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
+    for event in events:
+        idle["gradient" if event.kind in ("B", "I") else "data"] += max(0.0, event.start_s - now) / steps
+        took = (event.end_s - event.start_s) / steps
+        if event.kind in COMPUTE:
+            compute += took
+        else:
+            idle["all_reduce" if event.kind == "R" else "update"] += took
+        now = max(now, event.end_s)
+    if not events:
+        idle["data"] = length_s / steps
+    return DeviceTime(device=device, stage=stage, compute_s=compute, idle_s=idle)
 
 
 def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[int, float], step: float) -> DeviceTime:

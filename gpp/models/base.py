@@ -114,8 +114,11 @@ def networks_hash() -> str:
     return source_hash((Path(__file__).parent / "networks").glob("*.py"))
 
 
-def check_positive(settings: Any, *names: str) -> None:
+def check_positive(settings: Any, *names: str, group: str = "model") -> None:
     """Refuse fields that are not integers of at least 1.
+
+    Args:
+        group: what the settings are of, as in `model.hidden`.
 
     Raises:
         InvalidConfig: names the first such field.
@@ -123,7 +126,7 @@ def check_positive(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidConfig(f"model.{name}", value, "must be an integer of at least 1", f"{name}=1 or more")
+            raise InvalidConfig(f"{group}.{name}", value, "must be an integer of at least 1", f"{name}=1 or more")
 
 
 def check_fraction(settings: Any, *names: str) -> None:

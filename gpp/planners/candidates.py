@@ -279,6 +279,8 @@ class Assessor:
     ) -> tuple[list[float], list[int], list[int]]:
         """No iteration is shorter than any of these, one for each stage: the way in, all micro-batches, the way out, the update.
 
+        Of a pipeline that does not drain, the micro-batches and the updates.
+
         Its micro-batches take their compute time, or as many round trips to the farthest sink as its
         samples in flight force one after the other. Also the stage before each on its longest way in, and on its longest way
         out, which leads back over its predecessors; -1 at its end.
@@ -300,8 +302,13 @@ class Assessor:
         for s in range(count):
             in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
             forward, backward = times[s]
-            busy = max(num_microbatches * (forward + backward), -(-num_microbatches // in_flight) * trip[s])
-            bounds.append(way_in[s] + busy + max(way_out[s], self._update_s(parts[s][0], devices[s])))
+            busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
+            if problem.window == 1:
+                trips = -(-num_microbatches // in_flight) * trip[s]
+                bounds.append(way_in[s] + max(busy, trips) + max(way_out[s], update))
+            else:
+                # In a steady state nothing fills or drains, and an update holds the stage up every time.
+                bounds.append(max(busy + problem.window * update, num_microbatches / in_flight * trip[s]))
             for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
                 if way_in[s] + forward + ahead > way_in[t]:
                     way_in[t], came_from[t] = way_in[s] + forward + ahead, s

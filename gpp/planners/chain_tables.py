@@ -236,7 +236,7 @@ class Best:
         r = max(replicas(problem, b)) if self.replication else 1
         in_flight = problem.minibatch_size if problem.in_flight == "all" else b
         if problem.stage_memory(ops, b, r, in_flight) <= problem.memory_limit_bytes:
-            cluster, count = problem.cluster, problem.minibatch_size // b
+            cluster, count = problem.cluster, problem.accumulation(b)
             link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
             sync_s = 4 * (r - 1) * problem.trainable_bytes(ops) / (r * count) / link.bandwidth_bytes_per_s
             self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))) + sync_s, [Part(problem.graph.all_mask, r)], b)
@@ -252,11 +252,14 @@ class Best:
             self.plan, self.seconds, self.value_s = plan, seconds, value_s
 
     def _least_s(self, plan: Plan) -> float:
-        """No step of a chain is shorter: the way in and out, and all micro-batches of one stage."""
+        """No step of a chain is shorter: the way in and out, and all micro-batches of one stage.
+
+        A pipeline that does not drain has its way in and out behind it.
+        """
         before, least = 0.0, 0.0
         for stage in plan.stages:
             b = stage.microbatch_size
             took = sum(self.problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel))
             least = max(least, before + plan.minibatch_size // b * took)
-            before += took
+            before += took if self.problem.window == 1 else 0.0
         return least

@@ -50,6 +50,7 @@ class Intervals:
     Args:
         static: bytes that do not depend on the batch; trainable: those of trainable parameters;
         kept: activation bytes per sample in flight; grads: border gradient bytes per sample; as in `Problem.amounts`.
+        entering: bytes per sample that come in, and go back for them, in both passes.
         link_out_bytes: bytes per sample that cross the end of the interval out of its last operator, both passes.
     """
 
@@ -57,7 +58,7 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        static, trainable, kept, grads = (np.zeros((n + 2, n + 2)) for _ in range(4))
+        static, trainable, kept, grads, entering = (np.zeros((n + 2, n + 2)) for _ in range(5))
         factor = problem.static_factor
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
@@ -79,9 +80,10 @@ class Intervals:
             # Made before the interval and read inside it.
             _add_first(kept, consumers, i + 1, size)
             _add_first(grads, consumers, i + 1, back)
+            _add_first(entering, consumers, i + 1, size + back)
             self.link_out_bytes[i + 1] += size + back
-        self.static, self.trainable, self.kept, self.grads = (
-            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (static, trainable, kept, grads)
+        self.static, self.trainable, self.kept, self.grads, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (static, trainable, kept, grads, entering)
         )
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1

@@ -73,7 +73,7 @@ def _smaller_microbatch(problem: Problem, attempt: Attempt) -> int | None:
     """The largest size below the imposed one with which the planner finds a plan."""
     imposed = problem.microbatch_size or 1
     for b in range(imposed - 1, 0, -1):
-        if problem.minibatch_size % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
+        if problem.minibatch_size // problem.window % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
             return b
     return None
 

@@ -107,9 +107,13 @@ class PipeDream(AbstractPlanner):
             return self._repeat(problem, best, budget)
         flat = _Flat(problem, self, budget, 1.0)
         best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
-        if best.plan is None and flat.servers is not None:
-            # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit.
-            return replace(self, hierarchical=False).plan(problem, predict)
+        if flat.servers is not None and (best.plan is None or problem.window > 1):
+            # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit. Where
+            # nothing drains a micro-batch is a whole mini-batch and memory is scarce, so that a better chain may be among them.
+            over_devices = _Flat(problem, replace(self, hierarchical=False), budget, 1.0)
+            before = best.plan
+            best.sweep(over_devices.ideal_s(), over_devices.find, prune=self.prune)
+            flat = flat if best.plan is before else over_devices
         if best.plan is None:
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
         lines = (
@@ -250,7 +254,7 @@ class _Flat:
     def _ways(self, room: Room, b: int) -> list[Way]:
         family, out, last = self.family, [], self.family.num_states - 1
         count = self.problem.minibatch_size // b
-        between_updates = count // self.problem.window
+        between_updates = self.problem.accumulation(b)
         for r in self.counts(b):
             pairs = room.pairs(r)
             start, end = family.start[pairs], family.end[pairs]

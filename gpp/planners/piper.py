@@ -264,7 +264,7 @@ class _Search:
         return None if chain is None else (chain.value_s, [self._part(cut, b) for cut in chain.cuts])
 
     def _ways(self, room: Room, b: int) -> list[Way]:
-        family, out, count = self.family, [], self.problem.minibatch_size // b
+        family, out = self.family, []
         for t, able in self.degrees.items():
             unable = family.sums((~able).astype(float))
             for r in self.counts(b):
@@ -281,7 +281,8 @@ class _Search:
                 wire = b // r / self.link.bandwidth_bytes_per_s
                 moved = amounts.border + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
                 time_s = compute + moved * wire
-                time_s = time_s + 4 * (r - 1) * amounts.trainable / (r * count) / self.link.bandwidth_bytes_per_s
+                sync = 4 * (r - 1) * amounts.trainable / (r * self.problem.accumulation(b)) / self.link.bandwidth_bytes_per_s
+                time_s = time_s + sync
                 small = np.flatnonzero(time_s <= room.cap_s)
                 found = (Stages(family, start[small], end[small]), amounts.at(small), time_s[small])
                 rows = self._remembered((b, t, r), pairs[small], menu, *found)

@@ -76,8 +76,8 @@ class Servers:
     def _at(self, b: int, depth: int) -> tuple[float, list[Part]] | None:
         family, tables, last = self.family, self.tables, self.family.num_states - 1
         nodes = [m for m in (replicas(self.problem, b) if self.replication else [1]) if m <= len(self.servers)]
-        inside = {m: self._inside(b // m, self.problem.minibatch_size // b, depth) for m in nodes}
-        count = self.problem.minibatch_size // b
+        count = self.problem.accumulation(b)
+        inside = {m: self._inside(b // m, count, depth) for m in nodes}
         # Least device seconds of a stretch: nothing runs it faster than without borders or reductions.
         samples = sorted({b // m // r for m in nodes for r in inside[m].whole})
         least = np.min([b // s * np.sum(self.seconds.of(s), axis=0) for s in samples], axis=0)
@@ -113,7 +113,7 @@ class Servers:
         return chain.value_s, parts
 
     def _inside(self, b: int, count: int, depth: int) -> _Inside:
-        """All stretches on one node, for `b` samples."""
+        """All stretches on one node, for `b` samples and `count` micro-batches between two updates."""
         family, tables = self.family, self.tables
         n, last = family.num_states, family.num_states - 1
         whole, tail = {}, {}

@@ -112,6 +112,7 @@ def line_chart(
     width: float = 650.0,
     height: float = 230.0,
     x_name: str = "step",
+    x_show: Callable[[Value], str] | None = None,
     points: bool = False,
     from_zero: bool = False,
 ) -> str:
@@ -119,6 +120,7 @@ def line_chart(
 
     Args:
         series: name, colour and (x, y) pairs of every line; points that are not finite break the line.
+        x_show: a value of the lower axis as text; None: they are whole numbers.
         points: mark every value (for few of them), and label the axis at theirs.
         from_zero: start the upright axis at zero.
     """
@@ -151,9 +153,10 @@ def line_chart(
                 "end",
             )
         )
-    own = sorted({x for x, _ in finite})
-    x_marks = own if points and len(own) <= 10 else [m for m in ticks(x0, x1, 6) if m == round(m)] or [x0]
-    out += [label(px(mark), height - foot + 15, f"{mark:,.0f}", 10.5, MUTED, "middle") for mark in x_marks]
+    own, show_x = sorted({x for x, _ in finite}), x_show or (lambda mark: f"{mark:,.0f}")
+    whole = [m for m in ticks(x0, x1, 6) if x_show or m == round(m)]
+    x_marks = own if points and len(own) <= 10 else whole or [x0]
+    out += [label(px(mark), height - foot + 15, show_x(mark), 10.5, MUTED, "middle") for mark in x_marks]
     out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
     x = left
     for name, colour, pairs in series:

@@ -38,6 +38,7 @@ def run_report(run: RunRecord) -> str:
         parts.append(section("Why it takes this long", explanation_section(run.explanation, run)))
     parts.append(section("Memory per device", _memory(run)))
     parts.append(section("Training", _training(run)))
+    parts.append(section("Versions of the weights", _versions(run)))
     parts.append(section("Stages", _stage_table(run)))
     parts.append(section("Beside other strategies", _baselines(run)))
     parts.append(section("What the planner did", bullets(run.plan.explanation) if run.plan else ""))
@@ -156,6 +157,7 @@ def _training(run: RunRecord) -> str:
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
             lines.append((name, tone(i + 1).dark, _over_steps(values, run.first_step)))
         charts.append(line_chart(lines, title="Training loss over steps"))
+        charts.append(_over_time(run))
     names = sorted({name for entry in run.evals for name in entry if name != "step"})
     for name in names:
         pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
@@ -167,6 +169,46 @@ def _training(run: RunRecord) -> str:
     )
     pair = f'<div class="pair">{"".join(f"<div>{scroll(chart)}</div>" for chart in charts)}</div>' if charts else ""
     return pair + (f'<p class="sub">At the end: {final}</p>' if final else "")
+
+
+def _over_time(run: RunRecord) -> str:
+    """The loss by the time that the steps take: measured, or on the cluster described if nothing else is known."""
+    timeline, whose = (run.measured, "measured") if run.measured else (run.predicted, "predicted")
+    step_s = timeline.metrics.iteration_s if timeline else 0.0
+    if not step_s > 0:
+        return ""
+    pairs = [(i * step_s, loss) for i, loss in _over_steps(run.losses, run.first_step)]
+    words = f"Training loss over time ({whose} step of {text.seconds(step_s)})"
+    return line_chart([(f"training loss over time, {whose}", MEASURED, pairs)], title=words, x_name="time", x_show=text.seconds)
+
+
+def _versions(run: RunRecord) -> str:
+    """Copies of the weights and staleness, stage by stage; nothing for a pipeline that drains."""
+    both = [
+        (f"{what}, {whose}", fill, found)
+        for what, name, fills in (
+            ("copies", "weight_versions", (PREDICTED, MEASURED)),
+            ("staleness", "staleness", (tone(1).light, tone(1).dark)),
+        )
+        for (whose, t), fill in zip((("predicted", run.predicted), ("measured", run.measured)), fills, strict=True)
+        if t is not None and (found := getattr(t.metrics, name))
+    ]
+    stages = sorted({s for _, _, found in both for s in found})
+    if not any(count > 1 for name, _, found in both if "copies" in name for count in found.values()) and not any(
+        found[s] for name, _, found in both if "staleness" in name for s in found
+    ):
+        return ""
+    chart = grouped_bars(
+        [f"s{s}" for s in stages],
+        [(name, fill, [found.get(s) for s in stages]) for name, fill, found in both],
+        lambda count: "–" if count is None else f"{count:.0f}",
+        title="Copies of the weights and staleness per stage",
+    )
+    words = (
+        '<p class="sub">Staleness: updates that a stage makes between the weights that a forward starts from and the update that '
+        "applies its gradient, at most.</p>"
+    )
+    return scroll(chart) + words
 
 
 def _stage_table(run: RunRecord) -> str:

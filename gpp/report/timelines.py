@@ -69,13 +69,13 @@ def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, floa
     for event in timeline.events:
         if event.kind in COMPUTE:
             busy[event.device] += event.end_s - event.start_s
-    step = timeline.metrics.iteration_s
+    step = timeline.length_s
     return {d: max(0.0, 1 - busy[d] / step) if step > 0 else 0.0 for d in devices}
 
 
 def span_s(timelines: Iterable[Timeline]) -> float:
     """Seconds that the common scale must cover."""
-    return max((max(t.metrics.iteration_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
+    return max((max(t.length_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
 
 
 def draw_timelines(
@@ -96,6 +96,7 @@ def draw_timelines(
     for heading, timeline in named:
         metrics = timeline.metrics
         what = f"{heading}: {text.seconds(metrics.iteration_s)} per step, bubble {text.percent(metrics.bubble_fraction)}"
+        what += f", {timeline.steps} mini-batches of the steady state" if timeline.steps > 1 else ""
         body.append(label(0, y + 13, what, 13, INK, font_weight="600"))
         body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
         y += 20
@@ -123,7 +124,7 @@ def _one(timeline: Timeline, rows: Rows, top: float, height: float, scale: float
     for event in timeline.events:
         by_device[event.device].append(event)
     bubbles = device_bubbles(timeline, rows.devices)
-    step = timeline.metrics.iteration_s
+    step = timeline.length_s
     out, size = [], min(11.0, height + 0.5)
     for n, device in enumerate(rows.devices):
         y = top + n * (height + 3)

@@ -23,7 +23,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.passes import pass_at
 from gpp.runtime.resume import make_room
 from gpp.runtime.watch import LocalWatch, said_pids, watch_of
-from gpp.simulator import max_in_flight, steady_period, update_ends, within
+from gpp.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.streams import fill
 from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
 
@@ -34,6 +34,9 @@ made a step of 3 ms stages a quarter shorter."""
 
 KINDS = ("error", "hang", "lost", "ended")
 """Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
+
+SENT = ("SF", "SB", "R")
+"""Events that move bytes between devices, as a step's communication counts them."""
 
 UNTIMED_STEPS = 2
 """First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
@@ -250,9 +253,10 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
     devices = devices_of(run_dir / "ranks")
     kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
     typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
-    period_s = took.get(typical)
+    period_s, steps = took.get(typical), 1
     if job.streams:
-        events, period_s = _steady_events(job, devices, typical, median_s), median_s
+        events, busy_s, sent = _steady_events(job, devices, typical, median_s)
+        bubble, steps = max(0.0, 1.0 - busy_s / (len(devices) * median_s)), SHOWN
     else:
         seen = [
             Event(*event)
@@ -264,20 +268,17 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
         # A stage near the sink starts its step early and waits; the step begins with the first thing done.
         zero = min(event.start_s for event in seen)
         events = [event._replace(start_s=event.start_s - zero, end_s=event.end_s - zero) for event in seen]
-        period_s = period_s or max(event.end_s for event in events)
-    events = tuple(
-        sorted(
-            (event._replace(start_s=event.start_s * seconds, end_s=event.end_s * seconds) for event in events),
-            key=lambda e: (e.start_s, e.device),
-        )
+        sent = sum(e.num_bytes for e in events if e.kind in SENT)
+        bubble = bubble_fraction(tuple(events), [d["device"] for d in devices], period_s or max(e.end_s for e in events))
+    events = sorted(
+        (event._replace(start_s=event.start_s * seconds, end_s=event.end_s * seconds) for event in events),
+        key=lambda e: (e.start_s, e.device),
     )
-    ids = [device["device"] for device in devices]
     iteration_s = median_s * seconds
-    sent = sum(e.num_bytes for e in events if e.kind in ("SF", "SB", "R"))
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
-        bubble_fraction=bubble_fraction(events, ids, period_s * seconds),
+        bubble_fraction=bubble,
         peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
         communication_bytes=round(sent),
         max_in_flight_samples=max_in_flight(job.program, job.plan),
@@ -285,22 +286,29 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
         staleness=_largest(job, devices, "staleness", 0),
         overhead_s=_overhead_s(devices),
     )
-    return Timeline(source="measured", metrics=metrics, events=events)
+    return Timeline(source="measured", metrics=metrics, events=tuple(events), steps=steps)
 
 
-def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> list[Event]:
-    """What happened in one period of a pipeline that does not drain: stages are at different steps at a time.
+def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> tuple[list[Event], float, float]:
+    """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
 
     Args:
         typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
+
+    Returns:
+        The events; of one mini-batch, over all devices: seconds of computing, and bytes sent.
     """
     passes = "virtual_updates" in devices[0]["steps"][0]
     of_device = [[r for r in device["steps"] if not passes or r["step"] == typical] for device in devices]
+    count = job.program.minibatches if passes else len(of_device[0])
     seen = [[Event(*event) for record in records for event in record["events"]] for records in of_device]
     events = [event for found in seen for event in found]
+    busy_s = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE) / count
+    sent = sum(e.num_bytes for e in events if e.kind in SENT) / count
     begin, _ = steady_period(update_ends(events, job.plan), job.plan)
     # All devices must have been seen by then.
-    return within(events, max(begin, *(min(event.start_s for event in found) for found in seen if found)), period_s)
+    begin = max(begin, *(min(event.start_s for event in found) for found in seen if found))
+    return within(events, begin, SHOWN * period_s), busy_s, sent
 
 
 def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> dict[int, int]:

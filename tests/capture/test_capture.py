@@ -134,6 +134,16 @@ def test_attention_and_recurrence_have_flops():
     assert ops["attention"].forward_flops == 2 * 2 * 5 * 5 * 8 and ops["attention"].backward_flops > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recurrent_layers_keep_gates_and_cells(dtype):
+    """oneDNN, which computes float32, does not say what it keeps."""
+    model = small(lambda self, x: self.rnn(x)[0].mean(1), rnn=nn.LSTM(4, 8, batch_first=True, bidirectional=True)).to(dtype)
+    captured = capture(model, (torch.zeros(2, 5, 4, dtype=dtype),), torch.zeros(2, 16, dtype=dtype), mse, name="rnn")
+    (op,) = [op for op in captured.graph.ops if op.kind == "recurrent"]
+    step = 2 * 7 * 8 * dtype.itemsize  # both ways: four gates, two forms of the cell, the state
+    assert 5 * step <= op.saved_bytes + 5 * 16 * dtype.itemsize <= 1.6 * 5 * step
+
+
 def test_detached_and_integer_tensors_take_no_gradient():
     _, captured = capture_case("many_outputs")
     flags = {t.name: t.differentiable for t in captured.graph.tensors}

@@ -21,20 +21,24 @@ from gpp.models.imagebind import ImageBind
 from gpp.models.inception import Inception
 from gpp.models.llava import LLaVA
 from gpp.models.mmt import MMT
+from gpp.models.residual_lstm import ResidualLSTM
+from gpp.models.translator import Translator
 from gpp.models.unet import UNet
 
 SPECS = """
 import sys
 from gpp.models import base, bridge_tower, candle_uno, clip, digits, dlrm, dotted, evoformer, flava, gpt, imagebind, imported
-from gpp.models import convnet, digits_deep, inception, llava, mmt, unet
-from gpp.data import base as data_base, digits as data_digits, imported as data_imported, sampler, synthetic
+from gpp.models import convnet, digits_deep, inception, llava, mmt, residual_lstm, translator, unet
+from gpp.data import base as data_base, digits as data_digits, imported as data_imported, sampler, synthetic, text, translation
 model = imported.Imported(factory="transformers.CLIPModel", loss="mse", input_specs={"x": {}}, target_specs={"y": {}})
 shipped = [mmt.MMT, dlrm.DLRM, digits.Digits, candle_uno.CandleUno, bridge_tower.BridgeTower, clip.CLIP, evoformer.Evoformer]
 shipped += [flava.FLAVA, gpt.GPT, imagebind.ImageBind, inception.Inception, llava.LLaVA, unet.UNet]
-shipped += [convnet.ConvNet, digits_deep.DigitsDeep]
+shipped += [convnet.ConvNet, digits_deep.DigitsDeep, residual_lstm.ResidualLSTM, translator.Translator]
 for each in (model, *(cls() for cls in shipped)):
     each.key(), each.inputs(), each.targets()
 data_digits.Digits().check(digits.Digits())
+text.Text().check(gpt.GPT())
+translation.Translation().check(translator.Translator())
 data_imported.Imported(factory="transformers.CLIPModel").check(model)
 sampler.minibatch(3, 4, 20, 0)
 print(sorted({"torch", "transformers", "sklearn", "hydra", "omegaconf"} & set(sys.modules)))
@@ -88,6 +92,8 @@ def test_tensor_spec_refuses(settings, words):
         (Inception, {"norm": "layer"}, "must be one of batch, group"),
         (Inception, {"image_size": 64}, "75 or more"),
         (LLaVA, {"frozen": "tower"}, "did you mean towers"),
+        (ResidualLSTM, {"hidden": 0}, "model.hidden=0"),
+        (Translator, {"num_heads": 3}, "must divide model.hidden=512"),
         (UNet, {"widths": (320, 650)}, "model.widths"),
         (UNet, {"attention": (True,)}, "model.attention"),
         (UNet, {"size": 20}, "multiple of 8"),

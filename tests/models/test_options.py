@@ -17,6 +17,7 @@ OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.s
 ABSTRACT = ["imported"]  # has no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
+PAPER += ["residual_lstm", "gnmt8", "translator"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 
 
@@ -120,6 +121,7 @@ def test_paper_sizes(name, total):
         ("vgg16", 138_357_544, 0),
         ("resnet101", 44_549_160, 0),
         ("googlenet", 6_624_904, 0),  # without auxiliary heads
+        ("translator", 44.1e6 + 3 * 37000 * 512, 0.002),  # the base model's 63M with three matrices in place of one
         ("case_study", 8 * 12.6e6, 0.005),
         ("transformer", 403e6, 0.005),
     ],
@@ -129,6 +131,12 @@ def test_published_sizes(name, published, rel):
     with torch.device("meta"):
         network = model.build()
     assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(published, rel=rel)
+
+
+def test_published_size_of_a_second_head():
+    with torch.device("meta"):
+        network = model_named("inception", "model.auxiliary=true").build()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 27_161_264  # torchvision's
 
 
 def test_paper_sizes_of_the_dossier():

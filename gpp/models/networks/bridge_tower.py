@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gpp.models.networks.layers import CrossAttention, Mlp, SelfAttention, TransformerLayer, drop
+from gpp.models.networks.layers import CrossLayer, TransformerLayer
 
 if TYPE_CHECKING:
     from gpp.models.bridge_tower import BridgeTower
@@ -41,26 +41,6 @@ class Image(nn.Module):
         return self.patches(image).flatten(2).transpose(1, 2) + self.positions
 
 
-class CrossLayer(nn.Module):
-    """One side of a cross layer: attends to itself, then to the other modality: [B, L, D], [B, M, D] -> [B, L, D]."""
-
-    def __init__(self, settings: BridgeTower) -> None:
-        super().__init__()
-        hidden, heads = settings.hidden, settings.num_heads
-        self.dropout = settings.dropout
-        self.self_norm = nn.LayerNorm(hidden)
-        self.self_attention = SelfAttention(hidden, heads, settings.dropout)
-        self.cross_norm = nn.LayerNorm(hidden)
-        self.cross_attention = CrossAttention(hidden, heads, settings.dropout)
-        self.mlp_norm = nn.LayerNorm(hidden)
-        self.mlp = Mlp(hidden, settings.ffn)
-
-    def forward(self, x_BLD: Tensor, other_BMD: Tensor) -> Tensor:
-        x_BLD = x_BLD + drop(self.self_attention(self.self_norm(x_BLD)), self)
-        x_BLD = x_BLD + drop(self.cross_attention(self.cross_norm(x_BLD), other_BMD), self)
-        return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
-
-
 class Bridge(nn.Module):
     """Adds what a tower says at this height to what the cross layers below have: [B, L, D], [B, L, D] -> [B, L, D]."""
 
@@ -79,8 +59,9 @@ class BridgeTowerNetwork(nn.Module):
         super().__init__()
         hidden, crosses = settings.hidden, settings.num_cross_layers
 
+        layer = (hidden, settings.num_heads, settings.ffn, settings.dropout)
+
         def tower() -> nn.ModuleList:
-            layer = (hidden, settings.num_heads, settings.ffn, settings.dropout)
             return nn.ModuleList(TransformerLayer(*layer) for _ in range(settings.num_layers))
 
         self.num_plain = settings.num_layers - crosses
@@ -88,8 +69,8 @@ class BridgeTowerNetwork(nn.Module):
         self.text_layers, self.image_layers = tower(), tower()
         self.text_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
         self.image_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
-        self.text_cross = nn.ModuleList(CrossLayer(settings) for _ in range(crosses))
-        self.image_cross = nn.ModuleList(CrossLayer(settings) for _ in range(crosses))
+        self.text_cross = nn.ModuleList(CrossLayer(*layer) for _ in range(crosses))
+        self.image_cross = nn.ModuleList(CrossLayer(*layer) for _ in range(crosses))
         self.classify = nn.Linear(2 * hidden, settings.num_classes)
 
     def forward(self, text: Tensor, image: Tensor) -> Tensor:

@@ -90,6 +90,25 @@ class TransformerLayer(nn.Module):
         return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
 
 
+class CrossLayer(nn.Module):
+    """Attends to itself (causal: a decoder's layer), then to another sequence: [B, L, D], [B, M, D] -> [B, L, D]."""
+
+    def __init__(self, hidden: int, num_heads: int, ffn: int, dropout: float = 0.0, *, causal: bool = False) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.self_norm = nn.LayerNorm(hidden)
+        self.self_attention = SelfAttention(hidden, num_heads, dropout, causal=causal)
+        self.cross_norm = nn.LayerNorm(hidden)
+        self.cross_attention = CrossAttention(hidden, num_heads, dropout)
+        self.mlp_norm = nn.LayerNorm(hidden)
+        self.mlp = Mlp(hidden, ffn)
+
+    def forward(self, x_BLD: Tensor, other_BMD: Tensor) -> Tensor:
+        x_BLD = x_BLD + drop(self.self_attention(self.self_norm(x_BLD)), self)
+        x_BLD = x_BLD + drop(self.cross_attention(self.cross_norm(x_BLD), other_BMD), self)
+        return x_BLD + drop(self.mlp(self.mlp_norm(x_BLD)), self)
+
+
 class Encoder(nn.Module):
     """A stack of Transformer layers and a norm, the MLP four times as wide: [B, L, D] -> [B, L, D]."""
 

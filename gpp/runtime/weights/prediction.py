@@ -39,14 +39,13 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, futu
     Raises:
         InvalidConfig: an optimizer without a rule here.
     """
-    state = optimizer.state
 
     def plain(out: torch.Tensor, param: torch.Tensor, rates: Sequence[float]) -> None:
         out.copy_(param)
 
     def along(slot: str) -> Callable[[torch.Tensor, torch.Tensor, Sequence[float]], None]:
         def momentum(out: torch.Tensor, param: torch.Tensor, rates: Sequence[float]) -> None:
-            torch.add(param, state[param][slot], alpha=-weighed(rates), out=out)
+            torch.add(param, optimizer.state[param][slot], alpha=-weighed(rates), out=out)
 
         return momentum
 
@@ -57,7 +56,7 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, futu
         return sum(rate * keeps**j for j, rate in enumerate(rates, 1))
 
     if isinstance(spec, Adam):
-        one = _Adam(spec, state, future=future, decay=decay)
+        one = _Adam(spec, optimizer, future=future, decay=decay)
     elif isinstance(spec, SGD | RMSprop):
         kept = "momentum_buffer" if spec.keeps_direction else DIRECTION
         one = plain if future == "zero" and not spec.keeps_direction else along(kept)
@@ -68,19 +67,19 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, futu
     def predict(out: Sequence[torch.Tensor], params: Sequence[torch.Tensor], rates: Sequence[float]) -> None:
         with torch.no_grad():
             for into, param in zip(out, params, strict=True):
-                (one if rates and state.get(param) else plain)(into, param, rates)
+                (one if rates and optimizer.state.get(param) else plain)(into, param, rates)
 
     return predict
 
 
 class _Adam:
-    def __init__(self, spec: Adam, state: dict[torch.Tensor, dict[str, torch.Tensor]], *, future: str, decay: bool) -> None:
-        self.spec, self.state, self.future = spec, state, future
+    def __init__(self, spec: Adam, optimizer: torch.optim.Optimizer, *, future: str, decay: bool) -> None:
+        self.spec, self.optimizer, self.future = spec, optimizer, future
         self.shrinks = spec.weight_decay if decay and spec.decoupled else 0.0
 
     def __call__(self, out: torch.Tensor, param: torch.Tensor, rates: Sequence[float]) -> None:
         first, second = self.spec.betas
-        kept = self.state[param]
+        kept = self.optimizer.state[param]
         step, mean, square = float(kept["step"]), kept["exp_avg"], kept["exp_avg_sq"]
         factors = [1.0 - rate * self.shrinks for rate in rates]
         after = [_product(factors[j + 1 :]) for j in range(len(rates))]
