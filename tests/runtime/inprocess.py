@@ -98,12 +98,15 @@ def workers_of(job: Job, run_dir: Path, device: str = "cpu") -> list[Worker]:
 
 
 def run(
-    job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu"
+    job: Job, run_dir: Path, weights: dict[str, torch.Tensor], device: str = "cpu", *, first: int = 0
 ) -> tuple[list[float], dict[str, torch.Tensor], list[Worker]]:
-    """Train; returns the loss of every step, the final parameters and buffers, and the workers."""
+    """Train from step `first` on; returns the loss of every step, the final parameters and buffers, and the workers.
+
+    Checkpoints are made as `Worker.run` makes them.
+    """
     job.save(run_dir, weights)
     workers = workers_of(job, run_dir, device)
-    losses = [0.0] * job.settings.steps
+    losses = [0.0] * (job.settings.steps - first)
     lock = threading.Lock()
     for worker in workers:
         for runner in worker.training.runners.values():
@@ -114,13 +117,15 @@ def run(
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:
             with lock:
-                losses[record["step"]] += sum(value for name, value in record.items() if is_loss(name))
+                losses[record["step"] - first] += sum(value for name, value in record.items() if is_loss(name))
 
-        step = 0
+        step = first
         while step < job.settings.steps:
-            first, count = pass_at(job, step)
-            worker.train(first, count, log)
-            step = first + count
+            begin, count = pass_at(job, step)
+            worker.train(begin, count, log)
+            step = begin + count
+            if job.streams and worker.checkpoints.due(step):
+                worker.checkpoints.save(step)
 
     in_threads([lambda w=w: train(w) for w in workers])
     state: dict[str, torch.Tensor] = {}

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from gpp.models.digits_deep import DigitsDeep
 
-MEAN, DEVIATION = 0.305, 0.376  # of the pixels that data=digits trains on; without it eight layers end near 88 % instead of 96 %
-
 
 class DigitsDeepNetwork(nn.Module):
     """Pixels [B, 64] -> logits [B, 10]."""
@@ -21,9 +19,12 @@ class DigitsDeepNetwork(nn.Module):
         super().__init__()
         widths = [64, *[settings.width] * (settings.num_layers - 1), 10]
         self.layers = nn.ModuleList(nn.Linear(narrow, wide) for narrow, wide in pairwise(widths))
+        for layer in self.layers:
+            # Keeps the deviation of what passes a tanh through many layers, for inputs of deviation 1 (LeCun et al. 1998).
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        x = (image - MEAN) / DEVIATION
         for layer in self.layers[:-1]:
-            x = torch.tanh(layer(x))
-        return self.layers[-1](x)
+            image = torch.tanh(layer(image))
+        return self.layers[-1](image)
