@@ -15,7 +15,7 @@ from page_check import parse
 from gpp.errors import InvalidConfig
 from gpp.report.jobs import Job
 from gpp.report.sweep import write_sweep
-from gpp.report.sweep_figure import SweepFigure
+from gpp.report.sweep_figure import Key, SweepFigure
 from gpp.report.sweep_figure_chart import figure_svg
 from gpp.report.sweep_figure_table import figure_section
 
@@ -121,6 +121,34 @@ def test_picture_and_table(jobs: list[Job], chart: str, scale: str) -> None:
         assert "published 120, ours 1.50×" in words and "published 1.20×" in words
 
 
+@pytest.mark.parametrize("chart", ["lines", "bars"])
+def test_means_stand_with_their_deviation(jobs: list[Job], chart: str) -> None:
+    figure = SweepFigure.of({**DECLARED, "average": "mean", "chart": chart})
+    data = figure.evaluate([*jobs, job("mmt", "graphpipe", "summit_1x4", 280.0, seed=3)])
+    point = data.points[Key("mmt", "graphpipe", "4")]
+    assert point.value == pytest.approx((120 + 180 + 240 + 280) / 4) and point.num_jobs == 4
+    assert point.deviation == pytest.approx(((85**2 + 25**2 + 35**2 + 75**2) / 3) ** 0.5)
+    assert data.points[Key("mmt", "pipedream", "4")].deviation is None  # of one job
+    words = " ".join(parse(f"<main>{figure_section(data)}</main>").words)
+    assert "205 ± 70.0" in words and "100 ±" not in words
+    svg = figure_svg(data)
+    ElementTree.fromstring(svg)
+    assert "graphpipe at 4: 205 ± 70.0" in svg and "nan" not in svg
+    found = {(p["panel"], p["series"], p["x"]): p for p in data.summary()["points"]}
+    assert found["mmt", "graphpipe", "4"]["deviation"] == point.deviation and found["mmt", "pipedream", "4"]["deviation"] is None
+    assert "deviation" not in SweepFigure.of(DECLARED).evaluate(jobs).summary()["points"][0]
+
+
+def test_an_accuracy_is_shown_as_a_share_of_a_hundred() -> None:
+    jobs = [job("mmt", "graphpipe", "c", 1.0, seed=n) for n in range(2)]
+    for each, accuracy in zip(jobs, (0.95, 0.97), strict=True):
+        each.result["final_metric"] = {"accuracy": accuracy}
+    data = SweepFigure.of({"title": "t", "x": "model", "y": "final_metric.accuracy", "chart": "bars", "average": "mean"}).evaluate(
+        jobs
+    )
+    assert "graphpipe at mmt: 96.0 % ± 1.4 %" in figure_svg(data)
+
+
 def test_a_sweep_writes_its_figures(tmp_path: Path, jobs: list[Job]) -> None:
     for each in jobs:
         (tmp_path / each.name).mkdir()
@@ -162,6 +190,8 @@ def test_strategies_compared_in_one_job_are_told_apart() -> None:
         ({"chart": "pie"}, "chart"),
         ({"colour": "red"}, "colour"),
         ({"over": []}, "over"),
+        ({"average": "mode"}, "average"),
+        ({"average": "mean", "normalise": ["piper"]}, "average"),
         ({"published": {"mmt": {"graphpipe": 3}}}, "published"),
     ],
 )
