@@ -19,6 +19,7 @@ from gpp.report.text import quotient
 
 CHARTS = ("lines", "bars", "sorted")
 SCALES = ("linear", "log")
+AVERAGES = ("median", "mean")
 FIELD = "hydra.callbacks.sweep.figures"
 ALL = ""
 """The panel of a figure that has only one."""
@@ -35,11 +36,15 @@ class Key(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Median over the ok jobs that fall on one place (seeds, repeats); without one, how the jobs ended."""
+    """Median or mean over the ok jobs that fall on one place (seeds, repeats); without one, how the jobs ended.
+
+    `deviation`: beside a mean over several jobs, their standard deviation (of a sample: n - 1).
+    """
 
     value: float | None
     num_jobs: int
     status: str
+    deviation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,7 @@ class SweepFigure:
         labels: value of a column -> what the figure calls it; numbers make a numeric axis.
         order: series in the order of the legend; series that are not listed follow.
         better: whether `higher` or `lower` values are.
+        average: of the jobs on one place: `median`, or `mean`, which is shown with the standard deviation.
         normalise: y is shown relative to the best of these series at the same place; above 1 is better.
         multiple_of: y is shown as a multiple of the best of these series' at the same place, whichever way is better.
         gain: series whose advantage over the best of `over` is listed; above 1 is better.
@@ -82,6 +88,7 @@ class SweepFigure:
     labels: Mapping[Any, Any] | None = None
     order: Sequence[str] = ()
     better: str = "higher"
+    average: str = "median"
     normalise: Sequence[str] = ()
     multiple_of: Sequence[str] = ()
     gain: str | None = None
@@ -92,13 +99,23 @@ class SweepFigure:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("chart", CHARTS), ("x_scale", SCALES), ("y_scale", SCALES), ("better", ("higher", "lower"))):
+        words = (
+            ("chart", CHARTS),
+            ("x_scale", SCALES),
+            ("y_scale", SCALES),
+            ("better", ("higher", "lower")),
+            ("average", AVERAGES),
+        )
+        for name, known in words:
             if getattr(self, name) not in known:
                 raise InvalidConfig(f"{FIELD}.{name}", getattr(self, name), f"must be one of {', '.join(known)}", f"use {known[0]}")
         if self.normalise and self.multiple_of:
             raise InvalidConfig(
                 f"{FIELD}.multiple_of", list(self.multiple_of), "stands in place of `normalise`", "give one of them"
             )
+        if self.average == "mean" and (self.normalise or self.multiple_of):
+            rule = "has a deviation, which a value relative to others has not"
+            raise InvalidConfig(f"{FIELD}.average", self.average, rule, "leave out normalise and multiple_of, or average")
         if (self.gain is None) != (not self.over):
             raise InvalidConfig(
                 f"{FIELD}.over", list(self.over), "must name the series that `gain` is measured against", "give both"
@@ -152,6 +169,8 @@ class SweepFigure:
         values: list[float] = [v for v in (columns_of(job).get(self.y) for job in jobs if job.ok) if _is_number(v)]
         ends = [str(job.result.get("status")) for job in jobs]
         status = "ok" if values else "infeasible" if "infeasible" in ends else "failed"
+        if self.average == "mean" and values:
+            return Point(statistics.mean(values), len(values), status, statistics.stdev(values) if len(values) > 1 else None)
         return Point(statistics.median(values) if values else None, len(values), status)
 
     def _normalised(self, points: dict[Key, Point]) -> dict[Key, Point]:
@@ -261,6 +280,7 @@ class FigureData:
         return {
             **key._asdict(),
             "ours": value,
+            **({"deviation": point.deviation if point else None} if self.figure.average == "mean" else {}),
             "published": None if printed is None else printed[0] if printed[0] == printed[1] else list(printed),
             "ratio": quotient(value, middle(printed)) if printed else None,
             "jobs": point.num_jobs if point else 0,

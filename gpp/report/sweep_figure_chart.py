@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpp.report import text
 from gpp.report.palette import INK, MUTED, RULE, tone
 from gpp.report.svg import element, label, line, picture, rect, tick_label, ticks
-from gpp.report.sweep_figure import ALL, FigureData, Key, Range, SweepFigure
+from gpp.report.sweep_figure import ALL, FigureData, Key, Point, Range, SweepFigure
 
 WIDTH, HEIGHT = 440.0, 280.0
 LEFT, RIGHT, HEAD, FOOT = 66.0, 14.0, 30.0, 46.0
@@ -67,8 +67,18 @@ def shown(figure: SweepFigure) -> Callable[[float | None], str]:
         if figure.y.endswith("_s") and "_per_s" not in figure.y
         else text.num_bytes
         if figure.y.endswith("_bytes")
+        else text.percent
+        if figure.y.endswith("accuracy")
         else text.significant
     )
+
+
+def written(figure: SweepFigure, point: Point) -> str:
+    """A point's value, with its deviation where it has one; without a value, how its jobs ended."""
+    show = shown(figure)
+    if point.value is None:
+        return point.status
+    return show(point.value) + (f" ± {show(point.deviation)}" if point.deviation is not None else "")
 
 
 def _legend(data: FigureData, y: float) -> tuple[list[str], float]:
@@ -102,7 +112,9 @@ def _panel(data: FigureData, panel: str, width: float) -> list[str]:
 
 
 def _values(data: FigureData, panel: str) -> list[float]:
-    own = [point.value for key, point in data.points.items() if key.panel == panel and point.value is not None]
+    points = [point for key, point in data.points.items() if key.panel == panel]
+    own = [point.value + (point.deviation or 0.0) for point in points if point.value is not None]
+    own += [point.value for point in points if point.value is not None]
     return own + [value for key, pair in data.published.items() if key.panel == panel for value in pair]
 
 
@@ -129,7 +141,7 @@ def _y_axis(figure: SweepFigure, y: Scale, width: float) -> list[str]:
     show, step = shown(figure), marks[1] - marks[0] if len(marks) > 1 else 1.0
     out = []
     for mark in marks:
-        words = show(mark) if y.log or show in (text.seconds, text.num_bytes) else tick_label(mark, step)
+        words = show(mark) if y.log or show in (text.seconds, text.num_bytes, text.percent) else tick_label(mark, step)
         words += "×" if show is text.ratio and not y.log else ""
         out.append(line(LEFT, y.at(mark), width - RIGHT, y.at(mark), RULE))
         out.append(label(LEFT - 6, y.at(mark) + 3.6, "0" if mark == 0 else words, 10.5, MUTED, "end"))
@@ -150,7 +162,7 @@ def _x_positions(figure: SweepFigure, places: Sequence[str], width: float) -> di
 
 def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: float) -> list[str]:
     at = _x_positions(data.figure, places, width)
-    base, show = HEIGHT - FOOT, shown(data.figure)
+    base = HEIGHT - FOOT
     out = [label(x, base + 16, place, 10.5, MUTED, "middle") for place, x in at.items()]
     for n, name in enumerate(data.series):
         printed = [(at[x], data.published[key]) for x in places if (key := Key(panel, name, x)) in data.published]
@@ -163,7 +175,9 @@ def _lines(data: FigureData, panel: str, places: Sequence[str], y: Scale, width:
             path = "M" + "L".join(f"{at[x]:.1f} {y.at(v):.1f}" for x, v in own)
             out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=1.8 + 0.8 * n, stroke_linejoin="round"))
         for x, v in own:
-            out.append(_dot(at[x], y.at(v), colour, colour, f"{name} at {x}: {show(v)}"))
+            point = data.points[Key(panel, name, x)]
+            out += _whisker(at[x], point, y, colour)
+            out.append(_dot(at[x], y.at(v), colour, colour, f"{name} at {x}: {written(data.figure, point)}"))
         for x in places:
             point = data.points.get(Key(panel, name, x))
             if point and point.value is None:
@@ -214,7 +228,10 @@ def _bars(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: 
             point, printed = data.points.get(key), data.published.get(key)
             if point and point.value is not None:
                 top = y.at(point.value)
-                out.append(rect(x + 1.5, top, bar - 3, base - top, tone(n).mid, f"{name} at {place}: {show(point.value)}"))
+                words = f"{name} at {place}: {written(data.figure, point)}"
+                out.append(rect(x + 1.5, top, bar - 3, base - top, tone(n).mid, words))
+                out += _whisker(x + bar / 2, point, y, INK)
+                top = y.at(point.value + (point.deviation or 0.0))
                 highest = min(top, y.at(printed[1])) if printed and y.at(printed[1]) > top - 14 else top
                 out.append(label(x + bar / 2, highest - 4, show(point.value), 10, INK, "middle"))
             elif point:
@@ -224,6 +241,15 @@ def _bars(data: FigureData, panel: str, places: Sequence[str], y: Scale, width: 
             if printed:
                 out += _published_bar(x, bar, printed, y)
     return out
+
+
+def _whisker(x: float, point: Point, y: Scale, colour: str) -> list[str]:
+    """A deviation to either side of a value, within the picture."""
+    if point.value is None or point.deviation is None:
+        return []
+    low, high = y.at(max(point.value - point.deviation, y.low)), y.at(point.value + point.deviation)
+    across = [line(x - 4, at, x + 4, at, colour, 1.2) for at in (low, high)]
+    return [line(x, low, x, high, colour, 1.2), *across]
 
 
 def _published_bar(x: float, bar: float, printed: Range, y: Scale) -> list[str]:

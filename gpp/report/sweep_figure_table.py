@@ -9,7 +9,7 @@ from html import escape
 from gpp.report import text
 from gpp.report.page import Column, Html, bullets, scroll, table
 from gpp.report.sweep_figure import ALL, FigureData, Key, middle
-from gpp.report.sweep_figure_chart import figure_svg, shown
+from gpp.report.sweep_figure_chart import figure_svg, shown, written
 
 QUANTILES = (("least", 0.0), ("5 %", 0.05), ("median", 0.5), ("95 %", 0.95), ("greatest", 1.0))
 
@@ -47,7 +47,7 @@ def _places(data: FigureData) -> str:
 def _cell(data: FigureData, key: Key) -> str:
     show, point, printed = shown(data.figure), data.points.get(key), data.published.get(key)
     value = point.value if point else None
-    own = show(value) if value is not None else point.status if point else "–"
+    own = written(data.figure, point) if point else "–"
     if printed is None:
         return own
     words = show(printed[0]) if printed[0] == printed[1] else f"{show(printed[0])} to {show(printed[1])}"

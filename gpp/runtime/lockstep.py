@@ -26,7 +26,10 @@ VERSIONS = "versions.json"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lockstep(AbstractEngine):
-    """Computes on the CPU, whatever the devices of the cluster; has no measured timeline."""
+    """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
+
+    It saves, and goes on, with an empty pipeline only: of a checkpoint of a full one, what was in flight is forgotten.
+    """
 
     own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
@@ -48,7 +51,7 @@ class Lockstep(AbstractEngine):
         settings = job.settings
         if job.streams and settings.checkpoint_every and not settings.checkpoint_drain:
             rule = f"engine={self.name} saves where the pipeline is empty, and here it is not"
-            raise InvalidConfig("checkpoint.every", settings.checkpoint_every, rule, "leave it out, or use engine=distributed")
+            raise InvalidConfig("checkpoint.every", settings.checkpoint_every, rule, "set checkpoint.drain=true")
         logs = run_workers("gpp.runtime.lockstep_worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())

@@ -43,6 +43,15 @@ class Chain(nn.Module):
         return self.s2(self.s1(self.s0(x)))
 
 
+class Chain4(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3 = layer(), layer(), layer(), layer()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.s3(self.s2(self.s1(self.s0(x))))
+
+
 class Fork(nn.Module):
     """s0 -> {s1, s2} -> s3; the branches differ, so that swapping them shows."""
 
@@ -258,11 +267,31 @@ class Turning(nn.Module):
         return self.mix(x)[:, ::2].T
 
 
+class Springs(nn.Module):
+    """Four weights, one a stage, whose outputs go on untouched: with `half_squares` each is a w -> w^2 / 2 of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3 = Spring(), Spring(), Spring(), Spring()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.s3(self.s2(self.s1(self.s0(x))))[:, D:]
+
+
+class Spring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.cat([h, self.w * torch.ones_like(h[:, :1])], dim=-1)
+
+
 NETWORKS = {
     kind.__name__: kind
     for kind in (
-        *(Chain, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, FrozenSkip, Integers, Masking, Dropping),
-        *(NormedBatch, Turned, ThreeOutputs),
+        *(Chain, Chain4, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, FrozenSkip, Integers, Masking, Dropping),
+        *(NormedBatch, Turned, ThreeOutputs, Springs),
     )
 }
 INPUTS = {
@@ -277,6 +306,11 @@ def squares(outputs: Any, y: Tensor) -> Tensor | dict[str, Tensor]:
     if isinstance(outputs, Tensor):
         return F.mse_loss(outputs, y)
     return {name: (1.0 + 0.5 * i) * F.mse_loss(output, y) for i, (name, output) in enumerate(outputs.items())}
+
+
+def half_squares(outputs: Tensor, y: Tensor) -> Tensor:
+    """Half the squared norm of the output, mean over samples; y is not looked at."""
+    return 0.5 * outputs.square().sum(-1).mean() + 0.0 * y.mean()
 
 
 @final

@@ -1,0 +1,84 @@
+"""Jobs whose pipelines do not drain, on the small networks: what the tests of asynchronous training share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from gpp.data.base import AbstractData
+from gpp.data.synthetic import Synthetic
+from gpp.graph.captured import Captured
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan import make_plan
+from gpp.planners.even import Even
+from gpp.runtime.job import Job, assemble
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.weights.base import AbstractWeights
+from tests.runtime import inprocess
+from tests.runtime.small import Small
+from tests.runtime.test_equality import parts_of
+
+MINIBATCH, HELD_OUT, STEPS = 8, 12, 60
+DATA = Synthetic(num_samples=48, num_test_samples=HELD_OUT)
+
+
+@cache
+def captured(network: str) -> tuple[Small, Captured, dict[str, Tensor]]:
+    model = Small(kind=network, **({"loss": "tests.runtime.small.half_squares"} if network == "Springs" else {}))
+    return model, *inprocess.capture(model)
+
+
+def make_job(
+    network: str,
+    policy: AbstractWeights,
+    optimizer: AbstractOptimizer,
+    *,
+    sizes: int | tuple[int, ...] = MINIBATCH,
+    replicas: tuple[int, ...] | None = None,
+    steps: int = STEPS,
+    minibatch_size: int = MINIBATCH,
+    data: AbstractData = DATA,
+    held_out: int = 0,
+    whole: bool = False,
+    **settings: Any,
+) -> tuple[Job, dict[str, Tensor]]:
+    """The job of a network, a stage for each of its submodules s0, s1, ...; and its initial weights.
+
+    Args:
+        sizes: micro-batch of each stage, or of all.
+        replicas: devices of each stage; one each by default.
+        whole: all of it is one stage.
+    """
+    model, found, weights = captured(network)
+    masks = [found.graph.all_mask] if whole else parts_of(found.graph)
+    counts = replicas or (1,) * len(masks)
+    problem = replace(inprocess.problem_of(found, sum(counts), minibatch_size), graph=found.graph)
+    schedule = OneFOneB() if policy.flushes else NoFlush()
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=policy)
+    # As strategies ask planners: one with a very large mini-batch is a pipeline that does not drain.
+    asked = problem if policy.flushes else replace(problem, minibatch_size=64 * minibatch_size)
+    parts = list(zip(masks, counts, strict=True))
+    plan = make_plan(asked, "test", parts, sizes if isinstance(sizes, int) else list(sizes), ordered=True)
+    plan = replace(plan, minibatch_size=minibatch_size)
+    strategy.check(plan, strategy.posed(problem))
+    job = assemble(
+        found,
+        problem,
+        plan,
+        strategy,
+        optimizer=optimizer,
+        data=data,
+        model=model,
+        steps=steps,
+        dtype="float64",
+        seed=0,
+        train_samples=len(data.load("train", model, seed=0, dtype="float64")),
+        held_out=held_out,
+        **settings,
+    )
+    return job, weights

@@ -1,0 +1,182 @@
+"""Real processes against the loop of `gpp.runtime.lockstep_pipeline`, which shares none of the runtime's handling of versions.
+
+Bit for bit in float64: every weight policy, with every optimizer, on a chain, a graph with a fork and a join, and a stage with two
+replicas.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, RMSprop
+from gpp.runtime.job import Job
+from gpp.runtime.lockstep_pipeline import Pipeline, lockstep
+from gpp.weights.base import AbstractWeights
+from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.flush import Flush
+from gpp.weights.naive import Naive
+from gpp.weights.pipeoptim import PipeOptim
+from gpp.weights.spectrain import SpecTrain
+from gpp.weights.stash import Stash
+from gpp.weights.vertical_sync import VerticalSync
+from tests.runtime.asynchronous import HELD_OUT, MINIBATCH, STEPS, make_job
+from tests.runtime.crew import Trained, train_all
+
+POLICIES: dict[str, AbstractWeights] = {
+    "naive": Naive(),
+    "stash": Stash(),
+    "vertical sync": VerticalSync(),
+    "double buffer": DoubleBuffer(),
+    "spectrain 1": SpecTrain(form=1),
+    "spectrain 2": SpecTrain(form=2),
+    "pipeoptim": PipeOptim(),
+    "pipeoptim offset": PipeOptim(offset=1),
+    "pipeoptim zero": PipeOptim(future="zero"),
+    "pipeoptim decay": PipeOptim(decay=True),
+    "pipeoptim constant": PipeOptim(horizon_from="constant"),
+}
+OPTIMIZERS: dict[str, AbstractOptimizer] = {
+    "sgd": SGD(lr=0.1, momentum=0.9),
+    "adam": Adam(lr=0.01),
+    "adamw": Adam(lr=0.01, weight_decay=0.1, decoupled=True),
+}
+SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
+    "chain": ("Chain4", None, MINIBATCH),
+    "fork": ("Fork", None, MINIBATCH // 2),
+    "replicas": ("Chain", (1, 2, 1), MINIBATCH),
+}
+"""Network, devices of each stage, micro-batch."""
+
+OTHER_STEPS = 32
+COSINE = LearningRate(shape="cosine", warmup_steps=5)
+
+Case = tuple[Job, dict[str, Tensor]]
+
+
+def _matrix(shape: str, policy: str, optimizer: str) -> Case:
+    network, replicas, size = SHAPES[shape]
+    size = MINIBATCH // 4 if policy == "double buffer" else size
+    # One of the three with messages through gloo's sockets, the others through shared memory.
+    return make_job(
+        network, POLICIES[policy], OPTIMIZERS[optimizer], replicas=replicas, sizes=size, shared_memory=optimizer != "adam"
+    )
+
+
+MATRIX = {
+    f"{shape}, {policy}, {optimizer}": (shape, policy, optimizer)
+    for shape in SHAPES
+    for policy in POLICIES
+    for optimizer in OPTIMIZERS
+}
+
+
+def _others() -> dict[str, Case]:
+    """What else may go wrong: drains, a changing rate, random numbers, running statistics, unequal micro-batches."""
+    sgd, adamw = OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]
+    plain = {"steps": OTHER_STEPS}
+    drained = {**plain, "held_out": HELD_OUT, "evaluate_every": 13}
+    gentle = SGD(lr=0.02, momentum=0.9)
+    out: dict[str, Case] = {}
+    for name, policy in POLICIES.items():
+        if name != "double buffer":
+            out[f"drains, {name}"] = make_job("Fork", policy, adamw, **drained)
+            out[f"cosine, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, learning_rate=COSINE), **plain)
+    for name in ("naive", "stash", "spectrain 1", "spectrain 2", "pipeoptim"):
+        policy, half, quarter = POLICIES[name], MINIBATCH // 2, MINIBATCH // 4
+        out[f"dropout, {name}"] = make_job("Dropping", policy, gentle, replicas=(1, 2, 1), sizes=half, **drained)
+        out[f"batch norm, {name}"] = make_job("NormedBatch", policy, sgd, replicas=(2, 2), **drained)
+        out[f"rmsprop, {name}"] = make_job("Chain4", policy, RMSprop(lr=0.003), **plain)
+        out[f"plain sgd, {name}"] = make_job("Fork", policy, SGD(lr=0.1, momentum=0.0), sizes=quarter, **plain)
+        out[f"unequal, {name}"] = make_job("Fork", policy, adamw, sizes=(4, 8, 2, 8), **drained)
+        out[f"clipped, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, clip_norm=0.2, clip_scope="stage"), **plain)
+    out["double buffer, skip"] = make_job("Skip", DoubleBuffer(), adamw, sizes=2, **drained)
+    out["double buffer, tied"] = make_job("Tied", DoubleBuffer(), adamw, sizes=2, replicas=(1, 2, 1), **drained)
+    out["vertical sync, tied"] = make_job("Tied", VerticalSync(), sgd, replicas=(1, 2, 1), **drained)
+    out["flush"] = make_job("Fork", Flush(), adamw, sizes=2, **drained)
+    out["flush, last micro-batch smaller"] = make_job("Fork", Flush(), sgd, sizes=(3, 5, 8, 2), **drained)
+    return out
+
+
+def _rounded() -> dict[str, Case]:
+    """Sums over more than two devices, in whose order the backend is free."""
+    clipped, settings = SGD(lr=0.1, clip_norm=0.2), {"steps": OTHER_STEPS, "held_out": HELD_OUT, "evaluate_every": 13}
+    return {
+        "three replicas": make_job(
+            "NormedBatch", Stash(), OPTIMIZERS["sgd"], replicas=(3, 1), sizes=6, minibatch_size=6, **settings
+        ),
+        "norm of the model": make_job("Fork", Flush(), clipped, sizes=2, **settings),
+    }
+
+
+def followed(job: Job, weights: dict[str, Tensor]) -> Trained:
+    """What the loop in this process makes of a job, evaluations included."""
+    pipeline, losses, evaluations = Pipeline(job, weights), [], []
+    for first, count in pipeline.passes():
+        losses += [sum(results.values()) for results in pipeline.train(first, count)]
+        if job.evaluation and (first + count == job.settings.steps or (first + count) % job.settings.evaluate_every == 0):
+            evaluations.append({"step": first + count, **pipeline.evaluate()})
+    return Trained(losses, evaluations, {k: t for state in pipeline.final_state().values() for k, t in state.items()})
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, Case]:
+    return {name: _matrix(*words) for name, words in MATRIX.items()} | _others() | _rounded()
+
+
+@pytest.fixture(scope="module")
+def real(jobs: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    return train_all(jobs, tmp_path_factory.mktemp("crew"))
+
+
+def check_equal(real: Trained, loop: Trained, steps: int) -> None:
+    assert len(real.losses) == steps and real.losses == loop.losses
+    assert real.evaluations == loop.evaluations
+    assert real.state.keys() == loop.state.keys()
+    for name, tensor in real.state.items():
+        assert torch.equal(tensor, loop.state[name]), name
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", MATRIX)
+def test_processes_compute_what_the_table_says(name: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
+    job, weights = jobs[name]
+    losses, state = lockstep(job, weights)
+    check_equal(real[name], Trained(losses, [], state), STEPS)
+    assert losses[-1] < losses[0] and not torch.equal(next(iter(state.values())), weights[next(iter(state))])
+
+
+@pytest.mark.dist
+def test_policies_differ(real: dict[str, Trained]) -> None:
+    """Else their equality with the loop would prove little."""
+    ends = {policy: real[f"chain, {policy}, adamw"].losses[-1] for policy in POLICIES}
+    # The constant horizon is the schedule's, but where the pipeline fills, and there is no momentum yet at the start of a run.
+    assert ends.pop("pipeoptim constant") == ends["pipeoptim"] and len(set(ends.values())) == len(ends)
+    drained = {policy: real[f"drains, {policy}"].losses[-1] for policy in ("pipeoptim", "pipeoptim constant")}
+    assert len(set(drained.values())) == 2
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "what",
+    ["drains", "cosine", "dropout", "batch norm", "rmsprop", "plain sgd", "unequal", "clipped", "double", "vertical", "flush"],
+)
+def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
+    """Evaluations in the middle drain the pipeline; a rate that changes within the horizon; dropout; batch norm; and so on."""
+    names = sorted(name for name in jobs if name.split(",")[0].startswith(what))
+    assert names
+    for name in names:
+        check_equal(real[name], followed(*jobs[name]), OTHER_STEPS)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ["three replicas", "norm of the model"])
+def test_sums_over_more_than_two_devices_are_equal_up_to_rounding(
+    name: str, jobs: dict[str, Case], real: dict[str, Trained]
+) -> None:
+    found, expected = real[name], followed(*jobs[name])
+    assert found.losses == pytest.approx(expected.losses, rel=1e-11)
+    assert [e["loss"] for e in found.evaluations] == pytest.approx([e["loss"] for e in expected.evaluations], rel=1e-11)
+    for key, tensor in found.state.items():
+        torch.testing.assert_close(tensor, expected.state[key], rtol=1e-9, atol=1e-11)
