@@ -44,6 +44,7 @@ METRICS = [
     "communication_bytes",
     "max_in_flight_samples",
     "weight_versions",
+    "staleness",
     "overhead_s",
 ]
 
