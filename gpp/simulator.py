@@ -85,6 +85,8 @@ def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[f
     for s, ends in updated.items():
         last = len(ends) - 1 - -(-places[s].warmup // places[s].accumulation)
         first = max(last - span, 0)
+        if last <= first:
+            continue  # too few to say anything
         pace = (ends[last] - ends[first]) / (last - first)
         begin, period = (ends[first], pace) if pace > period else (begin, period)
     return begin, period
