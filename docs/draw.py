@@ -10,6 +10,7 @@ state.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -81,7 +82,7 @@ def main() -> None:
     one = experiments[0]
     captured = one.captured()
     problem = one.problem(captured, one.op_graph(captured))
-    found = [attempt(each.strategy, problem) for each in experiments]
+    found = [attempt(each.strategy, replace(problem, microbatch_size=each.microbatch_size)) for each in experiments]
     span = span_s(each.predicted for each in found if each.predicted)
     for each in found:
         path = ROOT / "docs" / "strategies" / f"{each.strategy}.svg"
