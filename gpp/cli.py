@@ -40,7 +40,7 @@ Examples:
   python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
 """
 
-COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even")
+COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """What mode=compare plans with where `strategies` says nothing: those of them that there are."""
 
 Story = Callable[[Any, Any], None]

@@ -26,6 +26,7 @@ class Attempt:
     Args:
         reason: why there is no plan.
         search_s: seconds that the search took, whatever came of it.
+        drains: whether its pipeline is empty between two mini-batches; no bound on those speaks of one that is not.
     """
 
     strategy: str
@@ -34,6 +35,7 @@ class Attempt:
     plan: Plan | None = None
     predicted: Timeline | None = None
     search_s: float = 0.0
+    drains: bool = True
 
     @property
     def iteration_s(self) -> float:
@@ -61,7 +63,7 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
     Args:
         record: keep the predicted events.
     """
-    start = time.perf_counter()
+    start, drains = time.perf_counter(), strategy.schedule.drains
     try:
         plan = strategy.plan(problem)
         predicted = strategy.predict(plan, problem, record=record)
@@ -69,8 +71,9 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
         # One planner's own bug must not take the others' results with it.
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
-        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=time.perf_counter() - start)
-    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s)
+        took = time.perf_counter() - start
+        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=took, drains=drains)
+    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s, drains=drains)
 
 
 def compare(

@@ -341,7 +341,8 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
-        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not self.strategy.schedule.drains:
+        drains = self.strategy.schedule.drains or self.compares
+        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
             # Of one device, not of what others could do with them all; it knows of no operator with a micro-batch of its own, and
             # a pipeline that does not drain may be faster.
             return None

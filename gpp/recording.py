@@ -233,7 +233,7 @@ class Recorder:
             loss=losses,
             loss_terms=self.outcome.terms,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
-            bound=self.bound,
+            bound=self.bound if best is None or best.drains else None,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,

@@ -70,19 +70,26 @@ def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[floa
 
 
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
-    """Of a pipeline that does not drain: when its steady state is seen to begin, and seconds of a mini-batch in it.
+    """Of a pipeline that does not drain: when its last whole mini-batch in the steady state begins, and seconds of one.
 
-    A sink's updates come at the steady pace until the last one, whatever drains behind it.
+    The slowest stage's, or the slowest round trip's, from the start; the others are ahead of it for a while, by what is in flight.
+    Neither are the last mini-batches counted, of which a stage has only backwards left.
 
     Args:
         updated: stage -> when each of its updates ended.
     """
     begin, period = 0.0, 0.0
+    places = {s: plan.place(s) for s in updated}
+    # Over as many micro-batches as are in flight a round trip repeats itself.
+    span = max(max(-(-(place.warmup + 1) // place.accumulation) for place in places.values()), 2)
+    drain = max(-(-place.warmup // place.accumulation) for place in places.values())
     for s, ends in updated.items():
-        if not plan.successors[s]:
-            first = len(ends) // 2
-            pace = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
-            begin, period = (ends[first], pace) if pace > period else (begin, period)
+        last = len(ends) - 1 - -(-places[s].warmup // places[s].accumulation)
+        first = max(last - span, 0)
+        if last <= first:
+            continue  # too few to say anything
+        pace = (ends[last] - ends[first]) / (last - first)
+        begin, period = (ends[max(len(ends) - 2 - drain, 0)], pace) if pace > period else (begin, period)
     return begin, period
 
 

@@ -31,6 +31,9 @@ from gpp.weights.flush import Flush
 PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 
+FRESHER = 1e-3
+"""Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are less stale by an update."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,8 @@ class Strategy:
         found = self.predict(self._as_run(candidate, problem), problem, record=False)
         if asked.window == 1:
             return found
-        return replace(found, metrics=replace(found.metrics, iteration_s=found.metrics.iteration_s * asked.window))
+        seconds = found.metrics.iteration_s * asked.window * (1.0 + FRESHER * candidate.depth)
+        return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:

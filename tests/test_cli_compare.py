@@ -73,6 +73,25 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says
     assert "Traceback" not in done.out
 
 
+def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path) -> None:
+    names = ["graphpipe", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim"]
+    done = run(tmp_path, *COMPARE, f"strategies=[{','.join(names)}]")
+    assert done.code == 0, done.out
+    found = {each["strategy"]: each for each in done.result["compared"]}
+    assert list(found) == names and all(each["status"] == "ok" for each in found.values()), done.out
+    stale = {name: max(each["predicted"]["staleness"].values()) for name, each in found.items()}
+    assert stale["graphpipe"] == 0 and stale["pipedream_2bw"] == 1
+    assert [name for name, each in found.items() if each["plan"]["optimality_gap"] is not None] == ["graphpipe"]
+    assert "stale" in done.out
+
+
+def test_weights_are_for_all_too(tmp_path: Path) -> None:
+    words = ["strategies=[sequential,even]", "strategy/weights=stash", "strategy/schedule=no_flush"]
+    done = run(tmp_path, *COMPARE, *words)
+    assert done.code == 0, done.out
+    assert all(each["plan"]["microbatch_sizes"] and each["plan"]["optimality_gap"] is None for each in done.result["compared"])
+
+
 def test_a_schedule_is_for_all(tmp_path: Path) -> None:
     done = run(tmp_path, *COMPARE, "strategies=[sequential,gpipe]", "strategy/schedule=gpipe")
     assert done.code == 0, done.out

@@ -2,15 +2,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from gpp.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
 from gpp.plan import Plan, make_plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.even import Even
 from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.lower_bound import lower_bound
+from gpp.planners.pipedream_2bw import PipeDream2BW
+from gpp.report.comparison import columns, compared_dicts, lines
+from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.graphs import problem, two_towers
+from gpp.weights.stash import Stash
+from tests.graphs import chain, problem, two_towers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,19 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
     assert found[3].objective == "0.0125 s a micro-batch for the slowest stage" and found[3].objective_s == 0.0125
     assert found[1].objective is None and found[1].objective_s is None
+
+
+def test_no_bound_speaks_of_a_pipeline_that_does_not_drain() -> None:
+    given = problem(chain(4), 4, 16, microbatch_size=4)
+    asynchronous = Strategy(name="stash", planner=PipeDream2BW(replication=False), schedule=NoFlush(), weights=Stash())
+    found = compare([*strategies(Even()), asynchronous], given)
+    assert [a.drains for a in found] == [True, False] and best_of(found) is found[1]
+    even, stash = lines(found, lower_bound(given))
+    assert even.gap is not None and even.gap > 0 and stash.gap is None and stash.bound is None
+    assert even.relative == pytest.approx((4 + 3) / 4)
+    assert [line.cells()["stale"] for line in (even, stash)] == ["0", "1"] and "stale" in columns([even, stash])
+    assert "stale" not in columns([even])
+    assert [d["plan"]["optimality_gap"] is None for d in compared_dicts(found, lower_bound(given), 4)] == [False, True]
 
 
 def test_nothing_fits() -> None:

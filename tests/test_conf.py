@@ -56,9 +56,9 @@ def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
         _ = unknown.minibatch_size
 
 
-@pytest.mark.parametrize("group", ["strategy/planner", "strategy/schedule"])
+@pytest.mark.parametrize("group", ["strategy/planner", "strategy/schedule", "strategy/weights"])
 def test_one_word_four_places(group: str) -> None:
-    package = {"strategy/planner": "planners", "strategy/schedule": "schedules"}[group]
+    package = {"strategy/planner": "planners", "strategy/schedule": "schedules", "strategy/weights": "weights"}[group]
     for path in (CONF / group).glob("*.yaml"):
         target = OmegaConf.load(path)._target_
         module, _, cls = target.rpartition(".")

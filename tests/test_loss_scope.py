@@ -21,7 +21,8 @@ from gpp.strategy import Strategy
 from tests.conf import option
 from tests.graphs import chain, diamond, graph, problem, two_towers
 
-PLANNERS = ["graphpipe", "sequential", "even", "pipedream", "piper"]
+PLANNERS = ["graphpipe", "sequential", "even", "pipedream", "piper", "pipedream_2bw"]
+FLUSH = ("strategy/weights=flush", "strategy/schedule=1f1b")
 
 
 def last_ones(of, share: float) -> int:
@@ -103,7 +104,7 @@ def test_losses_without_a_common_tensor_are_apart_from_each_other() -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_is_judged_by_what_will_run(name: str) -> None:
-    strategy = option("strategy", name, "name=test")
+    strategy = option("strategy", name, "name=test", *FLUSH)
     fine = diamond() if name == "even" else two_towers(3)
     of = replace(problem(fine, 3, 16), minibatch_ops=1 << (fine.num_ops - 1))
     plan = strategy.plan(of)

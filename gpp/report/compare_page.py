@@ -7,7 +7,7 @@ from html import escape
 from gpp.comparison import Attempt
 from gpp.report import text
 from gpp.report.charts import grouped_bars
-from gpp.report.comparison import Line, certificate, lines, reason_lines
+from gpp.report.comparison import Line, certificate, columns, lines, reason_lines
 from gpp.report.page import Column, Html, bullets, link, page, scroll, section, status_mark, table
 from gpp.report.palette import PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
@@ -49,10 +49,8 @@ def _reason(run: RunRecord) -> str:
 
 
 def _table(found: list[Line]) -> str:
-    names = list(found[0].cells())
-    if not any(line.attempt.objective for line in found):
-        names.remove("own objective")
-    columns = [Column(name=name, kind="" if name in (*WORDS, "own objective") else "n") for name in names]
+    names = columns(found)
+    heads = [Column(name=name, kind="" if name in (*WORDS, "own objective") else "n") for name in names]
     rows = []
     for line in found:
         cells = line.cells()
@@ -61,14 +59,15 @@ def _table(found: list[Line]) -> str:
         if line.is_best:
             row[0] = Html(f"<b>{escape(row[0])}</b> (best)")
         rows.append(row)
-    return table(columns, rows)
+    return table(heads, rows)
 
 
 def _certificate(found: list[Line], run: RunRecord) -> str:
     best = next((line for line in found if line.is_best), None)
-    words = certificate(best.attempt.plan, best.metrics, run.bound) if best else ""
+    words = certificate(best.attempt.plan, best.metrics, best.bound) if best else ""
     note = (
-        "× best: time over the best strategy's. b: micro-batch size. Gap: from optimal, at most. "
+        "× best: time over the best strategy's. b: micro-batch size. Gap: from optimal, at most. Stale: updates between "
+        "the weights of a forward and the update that applies its gradient; 0 is what one device computes. "
         "Own objective: what the planner itself minimises; all other figures come from one simulator for all."
     )
     proof = f"<p>{escape(best.attempt.strategy)}: {escape(words)}.</p>" if words and best else ""
@@ -80,16 +79,18 @@ def _bars(found: list[Line], run: RunRecord) -> str:
     if not any(values):
         return ""
     names = [line.attempt.strategy for line in found]
-    bound, plans = run.bound, [line.attempt.plan for line in found]
-    outside = bound is not None and any(plan is not None and not bound.covers(plan) for plan in plans)
+    bound = run.bound
+    covered = [line.attempt.plan is None or bound is None or bound.covers(line.attempt.plan) for line in found]
+    which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
+    limits = [line.bound and (line.bound.iteration_s if holds else None) for line, holds in zip(found, covered, strict=True)]
     return scroll(
         grouped_bars(
             names,
             [("iteration time", PREDICTED, values)],
             text.seconds,
             title="Predicted iteration time of every strategy",
-            limits=[bound.iteration_s if plan is None or bound.covers(plan) else None for plan in plans] if bound else (),
-            limit_name="no plan that keeps all activations is faster than" if outside else "no plan is faster than",
+            limits=limits if bound else (),
+            limit_name=f"no plan{which} is faster than",
             notes=[line.attempt.status for line in found],
         )
     )

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gpp.report.comparison import certificate, lines, reason_lines
+from gpp.report.comparison import certificate, columns, lines, reason_lines
 from gpp.report.record import RunRecord
 from gpp.report.terminal import new_table
 
@@ -20,7 +20,7 @@ def compare_table(run: RunRecord, width: int) -> Table:
     """One line a strategy, with as many facts as fit."""
     found = lines(run.compared, run.bound)
     rows = [line.cells() for line in found]
-    names = [name for name in rows[0] if name != "own objective" or any(line.attempt.objective for line in found)]
+    names = columns(found)
 
     def needed() -> int:
         return sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in names)
@@ -57,5 +57,5 @@ def show_comparison(console: Console, run: RunRecord) -> None:
         console.print(Text(line, style="yellow"))
     best = next((line for line in lines(run.compared, run.bound) if line.is_best), None)
     if best is not None:
-        words = certificate(best.attempt.plan, best.metrics, run.bound)
+        words = certificate(best.attempt.plan, best.metrics, best.bound)
         console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {words}" if words else ""))

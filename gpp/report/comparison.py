@@ -21,13 +21,18 @@ class Line:
 
     Args:
         relative: its iteration time over the best one's; None without a plan.
-        gap: no plan is more than this share faster; None without a plan, or where the bound does not speak of it.
+        bound: no plan of its kind is faster; None where none is known.
     """
 
     attempt: Attempt
     is_best: bool
     relative: float | None
-    gap: float | None
+    bound: Bound | None
+
+    @property
+    def gap(self) -> float | None:
+        """No plan is more than this share faster; None without a plan, or where the bound does not speak of it."""
+        return optimality_gap(self.attempt.plan, self.metrics, self.bound)
 
     @property
     def metrics(self) -> Metrics | None:
@@ -45,6 +50,7 @@ class Line:
             "× best": text.ratio(self.relative),
             "bubble": text.percent(metrics.bubble_fraction) if metrics else "–",
             "memory": text.num_bytes(peak_memory(metrics)),
+            "stale": str(max(metrics.staleness.values(), default=0)) if metrics else "–",
             "stages": str(len(plan.stages)) if plan else "–",
             "depth": str(plan.depth) if plan else "–",
             "devices": str(plan.num_devices) if plan else "–",
@@ -63,9 +69,8 @@ def lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Line]:
     for attempt in attempts:
         metrics = attempt.predicted.metrics if attempt.predicted else None
         relative = text.quotient(metrics.iteration_s, best.iteration_s) if metrics and best else None
-        out.append(
-            Line(attempt=attempt, is_best=attempt is best, relative=relative, gap=optimality_gap(attempt.plan, metrics, bound))
-        )
+        own = bound if attempt.drains else None
+        out.append(Line(attempt=attempt, is_best=attempt is best, relative=relative, bound=own))
     return out
 
 
@@ -79,7 +84,7 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
                 "strategy": attempt.strategy,
                 "status": attempt.status,
                 "reason": attempt.reason,
-                "plan": None if attempt.plan is None else plan_dict(attempt.plan, num_ops, metrics, bound),
+                "plan": None if attempt.plan is None else plan_dict(attempt.plan, num_ops, metrics, line.bound),
                 "predicted": None if metrics is None else asdict(metrics),
                 "relative_to_best": line.relative,
                 "objective": attempt.objective,
@@ -88,6 +93,13 @@ def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: in
             }
         )
     return out
+
+
+def columns(found: Sequence[Line]) -> list[str]:
+    """The cells that say something about any of them, by name."""
+    empty = set() if any(line.attempt.objective for line in found) else {"own objective"}
+    empty |= set() if any(not line.attempt.drains for line in found) else {"stale"}
+    return [name for name in found[0].cells() if name not in empty]
 
 
 def reason_lines(attempts: Sequence[Attempt]) -> list[str]:

@@ -178,6 +178,8 @@ class StageRunner:
         start = time.perf_counter()
         if self.weights:
             self.weights.forward(microbatch)
+            if self.meter:
+                self.meter.own |= self.weights.storages()
         if self.module.has_random:
             torch.manual_seed(self._seed(microbatch))
         with self._modes(microbatch):
@@ -198,8 +200,6 @@ class StageRunner:
         if self.train:
             self._passes[microbatch] = _Pass(leaves, outputs, loss)
             if self.meter:
-                if self.weights:
-                    self.meter.own |= self.weights.storages()
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()

@@ -20,6 +20,7 @@ from gpp.planners.chains import Intervals, depth_first_order
 from gpp.planners.even import Even
 from gpp.planners.exhaustive import Exhaustive
 from gpp.planners.graphpipe import GraphPipe
+from gpp.planners.pipedream_2bw import PipeDream2BW
 from gpp.planners.sequential import Sequential
 from gpp.planners.stage_costs import StageCosts
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -28,7 +29,7 @@ from gpp.values import from_json, to_json
 
 from .cases import cluster, one_f_one_b_s, random_problem, run, towers
 
-PLANNERS = (Even(), Sequential(), GraphPipe(), Sequential(replication=False), GraphPipe(replication=False))
+PLANNERS = (Even(), Sequential(), GraphPipe(), Sequential(replication=False), GraphPipe(replication=False), PipeDream2BW())
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -161,9 +162,9 @@ def test_same_plan_under_another_hash_seed():
     code = (
         "from tests.planners.cases import random_problem, run\n"
         "from gpp.planners.graphpipe import GraphPipe\nfrom gpp.planners.sequential import Sequential\n"
-        "from gpp.planners.even import Even\nfrom dataclasses import replace\n"
+        "from gpp.planners.even import Even\nfrom gpp.planners.pipedream_2bw import PipeDream2BW\nfrom dataclasses import replace\n"
         "for seed in range(6):\n"
-        "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even()):\n"
+        "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
         "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
         "        print(found and (replace(found[0], search_s=0.0), found[1]))\n"
     )
@@ -189,7 +190,7 @@ def test_order_of_identical_branches_does_not_matter():
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize("planner", [Even(), Sequential(), GraphPipe()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("planner", [Even(), Sequential(), GraphPipe(), PipeDream2BW()], ids=lambda p: type(p).__name__)
 def test_infeasible_says_what_lacks_and_what_would_fit(planner):
     problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8)
     strategy = Strategy(name="test", planner=planner, schedule=OneFOneB())
