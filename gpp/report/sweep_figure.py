@@ -289,8 +289,15 @@ class FigureData:
 
 
 def columns_of(job: Job) -> dict[str, Any]:
-    """A job's columns of results.csv; an override of a result's own name is `override.NAME`."""
+    """A job's columns of results.csv; an override of a result's own name is `override.NAME`.
+
+    Of what is told by device or stage, `NAME.max` is the largest, as in `predicted.peak_memory_bytes.max`.
+    """
     row = flatten(job.result)
+    for half in ("predicted", "measured"):
+        for name, values in (job.result.get(half) or {}).items():
+            numbers = [v for v in values.values() if _is_number(v)] if isinstance(values, dict) else []
+            row |= {f"{half}.{name}.max": max(numbers)} if numbers else {}
     given = {f"override.{key}": value for key, value in job.overrides.items()}
     return {**job.overrides, **row, **given}
 
