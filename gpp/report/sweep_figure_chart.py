@@ -66,7 +66,7 @@ def shown(figure: SweepFigure) -> Callable[[float | None], str]:
         text.seconds
         if figure.y.endswith("_s") and "_per_s" not in figure.y
         else text.num_bytes
-        if figure.y.endswith("_bytes")
+        if figure.y.removesuffix(".max").endswith("_bytes")
         else text.percent
         if figure.y.endswith("accuracy")
         else text.significant
