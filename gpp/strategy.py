@@ -32,7 +32,7 @@ PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
 
 FRESHER = 1e-3
-"""Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are less stale by an update."""
+"""Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
 
 
 @final
