@@ -26,19 +26,19 @@ def window(plan: Plan, ahead: int) -> int:
     Args:
         ahead: compute actions by which receives are posted ahead.
     """
-    longest = max(
-        -(-(stage.in_flight // stage.microbatch_size + ahead) // accumulation(plan, s)) for s, stage in enumerate(plan.stages)
-    )
+    places = [plan.place(s) for s in range(len(plan.stages))]
+    longest = max(-(-(place.warmup + 1 + ahead) // place.accumulation) for place in places)
     return 2 * longest + SETTLE
 
 
 def fill(plan: Plan) -> int:
     """Mini-batches that it takes until the pipeline is full, and again until it is empty."""
-    return max(-(-(stage.in_flight // stage.microbatch_size - 1) // accumulation(plan, s)) for s, stage in enumerate(plan.stages))
+    places = [plan.place(s) for s in range(len(plan.stages))]
+    return max(-(-place.warmup // place.accumulation) for place in places)
 
 
 def accumulation(plan: Plan, stage: int) -> int:
-    """Micro-batches of a stage between two updates."""
+    """Micro-batches of a stage between two updates, over all its replicas."""
     return -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
 
 

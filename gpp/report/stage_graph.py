@@ -37,9 +37,10 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def run_words(stage: Stage) -> str:
-    """Which of a stage's operators run otherwise than once on each device's own samples; empty where none does."""
+    """Which of a stage's operators run otherwise than once on each device's part of every micro-batch; empty where none does."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
+    words += ["in turn"] if stage.turns > 1 else []
     return ", ".join(words)
 
 
