@@ -27,11 +27,13 @@ class Stage:
         devices: device ids, ascending; more than one means data parallelism inside the stage.
         microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
-        in_flight: samples whose activations the stage may hold at a time (i), a multiple of b. With `round_robin`, the least over
-            all replicas that keeps them busy (PipeDream's NOAM, times b): each holds `ahead` whole micro-batches, its share rounded up.
+        in_flight: samples whose activations the stage may hold at a time (i), a multiple of b. With `round_robin`: the least over
+            all replicas that keeps them busy (PipeDream's NOAM, times b); each may hold `ahead` whole micro-batches, its share
+            rounded up.
         recompute: operators whose activations are computed again in the backward pass, ascending.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
-        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR); else every replica runs a part of each.
+        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
+            replicas at the update; else every replica runs a part of each micro-batch.
     """
 
     ops: tuple[int, ...]

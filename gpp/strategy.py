@@ -81,12 +81,12 @@ class Strategy:
                 self.check(plan, problem)
                 return plan
             except Infeasible as error:
-                if last and self.replicas == ROUND_ROBIN:
-                    raise Infeasible(
-                        error.reason, f"{error.fix}, or strategy.replicas=split: whole micro-batches need more"
-                    ) from error
-                if last:
-                    raise
+                if not last:
+                    continue
+                if self.replicas == ROUND_ROBIN:
+                    # A replica keeps whole micro-batches, of which planners do not know.
+                    raise Infeasible(error.constraint, f"{error.remedy}, or strategy.replicas=split") from error
+                raise
         raise AssertionError("there is a last one")
 
     def check(self, plan: Plan, problem: Problem) -> None:
@@ -196,8 +196,8 @@ class Strategy:
         """Refuse turns where a mini-batch is one micro-batch, before a search that could not use them."""
         size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
         if self.replicas == ROUND_ROBIN and size == problem.minibatch_size:
-            own = problem.microbatch_size is None
-            fix = "strategy.weights.accumulation=2" if own else f"microbatch_size={max(size // 2, 1)}"
+            half = max(problem.minibatch_size // 2, 1)
+            fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
             rule = "one micro-batch a mini-batch leaves nothing to take in turn"
             raise InvalidConfig(
                 "strategy.replicas", ROUND_ROBIN, rule, f"set {fix} (a multiple of the replicas), or strategy.replicas=split"

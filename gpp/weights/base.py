@@ -143,7 +143,7 @@ class AbstractWeights(ABC):
         """
         least = self.least_accumulation(place.depth)
         if place.accumulation < least:
-            rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as there are stages"
+            rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as are in flight"
             fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
             raise InvalidConfig("micro-batches in a mini-batch", place.accumulation, rule, fix)
 
