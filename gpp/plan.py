@@ -27,9 +27,8 @@ class Stage:
         devices: device ids, ascending; more than one means data parallelism inside the stage.
         microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
-        in_flight: samples whose activations the stage may hold at a time (i), a multiple of b. With `round_robin`: the least over
-            all replicas that keeps them busy (PipeDream's NOAM, times b); each may hold `ahead` whole micro-batches, its share
-            rounded up.
+        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
+            `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
         recompute: operators whose activations are computed again in the backward pass, ascending.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
@@ -59,7 +58,7 @@ class Stage:
     @property
     def ahead(self) -> int:
         """Micro-batches, whole or in part, that a replica may hold at a time."""
-        return -(-self.in_flight // (self.microbatch_size * self.turns))
+        return self.in_flight // (self.microbatch_size * self.turns)
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """Who holds which samples of a pass over so many: pieces on the first device of each replica."""
@@ -218,25 +217,14 @@ class Plan:
         for s, stage in enumerate(self.stages):
             if not graph.is_convex(mask_of(stage.ops)):
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
-            b = stage.microbatch_size
-            t = stage.tensor_parallel
+            b, t = stage.microbatch_size, stage.tensor_parallel
             if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
                 raise InvalidPlan(
                     f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
                     f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
                 )
-            replicas = len(stage.devices) // t
-            count = -(-self.minibatch_size // b) if b > 0 else 0
-            if count % stage.turns:
-                raise InvalidPlan(
-                    f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
-                    f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
-                )
-            if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % b or replicas > b * stage.turns:
-                raise InvalidPlan(
-                    f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                    f"must be a multiple of it, and {replicas} replicas at most as many as its samples"
-                )
+            self._check_sizes(s)
+            replicas = len(stage.replicas)
             if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
                 raise InvalidPlan(
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
@@ -250,6 +238,22 @@ class Plan:
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
         self._check_memory(problem)
+
+    def _check_sizes(self, s: int) -> None:
+        """Micro-batch and samples in flight fit the mini-batch and the replicas."""
+        stage, replicas = self.stages[s], len(self.stages[s].replicas)
+        b, turns = stage.microbatch_size, stage.turns
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * turns) or replicas > b * turns:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
+                f"must be a multiple of it{f' times {turns}' if turns > 1 else ''}, and {replicas} replicas at most as many as its "
+                "samples, unless they take turns"
+            )
+        if (count := -(-self.minibatch_size // b)) % turns:
+            raise InvalidPlan(
+                f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
+                f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
+            )
 
     def _check_sharding(self, problem: Problem) -> None:
         """Every operator of a tensor-parallel stage declares its degree, and shares no parameter with another stage."""
