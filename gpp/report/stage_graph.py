@@ -37,11 +37,15 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def run_words(stage: Stage) -> str:
-    """Which of a stage's operators run otherwise than once on each device's part of every micro-batch; empty where none does."""
+    """Which of a stage's operators run otherwise than once on each device's own samples; empty where none does."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
-    words += ["in turn"] if stage.turns > 1 else []
     return ", ".join(words)
+
+
+def device_words(stage: Stage) -> str:
+    """Its devices, and whether they take micro-batches in turn."""
+    return text.ranges(stage.devices, "d") + " in turn" * (stage.turns > 1)
 
 
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
@@ -127,7 +131,7 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     shares = branch_shares(stage, graph, branches)
     colours = tone(branch_of(stage, graph, branches))
     names = module_names(plan, graph, box.stage)
-    devices = text.ranges(stage.devices, "d")
+    devices = device_words(stage)
     roomy = style.box_width >= 120
     portions = f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight"
     special = [f"operators: {run_words(stage)}"] if run_words(stage) else []

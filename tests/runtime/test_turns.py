@@ -27,7 +27,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
 from tests.graphs import DEVICE
 from tests.runtime import inprocess, test_emulate
-from tests.runtime.test_equality import DATA, MINIBATCH, captured, parts_of, problem_of
+from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
 from tests.test_turns import random_plan
 
 OPTIMIZER = SGD(lr=0.2, momentum=0.9)
