@@ -345,7 +345,8 @@ def make_plan(
         edges |= {(s, s + 1) for s in range(len(parts) - 1)}
     total = problem.minibatch_size
     shapes = [(sizes[p], ks[p], parts[p][1] if turning[p] else 1) for p in order]
-    in_flight = in_flight_samples(shapes, edges, total, problem.in_flight == "all")
+    drained = total if problem.weights.flushes else None
+    in_flight = in_flight_samples(shapes, edges, drained, problem.in_flight == "all")
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]

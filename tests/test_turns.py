@@ -31,15 +31,11 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.graphs import chain, diamond, graph, problem
 
-LONG = 100
-"""Mini-batches that a plan for a pipeline without drains is made for: as many as it takes to be full."""
-
 
 def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: bool | list[bool] = True) -> Plan:
     """A plan for a pipeline that does not drain: stage s is operator s."""
-    long = replace(prob, minibatch_size=prob.minibatch_size * LONG)
-    plan = make_plan(long, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=turns, ordered=True)
-    return replace(plan, minibatch_size=prob.minibatch_size)
+    asynchronous = replace(prob, weights=Stash(accumulation=None))
+    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=turns, ordered=True)
 
 
 def with_weights(of: OpGraph) -> OpGraph:

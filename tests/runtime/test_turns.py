@@ -60,10 +60,9 @@ def test_replicas_in_turn_equal_one_device(network: str, counts: list[int], sche
 def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: int = STEPS) -> Job:
     """Three stages of `Chain` whose replicas take turns, `count` micro-batches a mini-batch of 12 samples."""
     model, found, _ = captured("Chain")
-    problem = replace(problem_of(found, NoFlush(), sum(counts)), weights=policy)
+    problem = replace(problem_of(found, NoFlush(), sum(counts)), weights=policy, minibatch_size=12)
     parts, b = list(zip(parts_of(found.graph), counts, strict=True)), 12 // count
-    plan = make_plan(replace(problem, minibatch_size=12 * 100), "test", parts, b, ordered=True, round_robin=True)
-    plan, problem = replace(plan, minibatch_size=12), replace(problem, minibatch_size=12)
+    plan = make_plan(problem, "test", parts, b, ordered=True, round_robin=True)
     strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=policy)
     strategy.check(plan, problem)
     settings = {"optimizer": OPTIMIZER, "data": DATA, "model": model, "steps": steps, "dtype": "float64", "seed": 0}
