@@ -20,11 +20,13 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulator import steady_period
 from gpp.strategy import Strategy
+from gpp.timeline import Timeline
+from gpp.values import from_json, to_json
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
-from gpp.weights.flush import Flush
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
+from tests.cli import run
 from tests.graphs import DEVICE
 from tests.runtime import inprocess, test_emulate
 from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
@@ -163,56 +165,58 @@ def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp
             assert held.copies <= policy.copies(job.plan.place(s))
 
 
-def emulated_job(seed: int) -> tuple[Job, Plan, float, dict[int, int]]:
-    """A random plan on links that take time: its job, its predicted time of a step, and memory."""
+def emulated_job(seed: int) -> tuple[Job, Timeline]:
+    """A random plan on links that take time, and its prediction."""
     problem, plan, schedule = random_plan(seed)
-    devices = problem.cluster.num_devices
     link = Link(latency_s=0.1, bandwidth_bytes_per_s=8)
+    devices = problem.cluster.num_devices
     cluster = uniform(name="test", num_nodes=1, devices_per_node=devices, device=DEVICE, memory_bytes=1e15, intra_node=link)
-    problem = replace(problem, cluster=cluster)
-    if schedule.drains:
-        job, predicted = test_emulate.job_of(problem, plan, schedule)
-        return job, plan, predicted.metrics.iteration_s, predicted.metrics.peak_memory_bytes
-    strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=Stash(accumulation=None))
-    drained, _ = test_emulate.job_of(problem, replace(plan), OneFOneB())
-    posed = strategy.posed(problem)
-    job = assemble(
-        drained.captured,
-        posed,
-        plan,
-        strategy,
-        optimizer=SGD(lr=0.1),
-        data=DATA,
-        model=None,
-        steps=3,
-        dtype="float32",
-        seed=0,
-        train_samples=0,
-        **test_emulate.Emulate(budget_s=1.0).worker_settings,
-    )
-    metrics = strategy.predict(plan, problem).metrics
-    return job, plan, metrics.iteration_s, metrics.peak_memory_bytes
+    weights = None if schedule.drains else Stash(accumulation=None)
+    return test_emulate.job_of(replace(problem, cluster=cluster), plan, schedule, weights)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> None:
-    job, plan, iteration_s, memory = emulated_job(seed)
+    job, predicted = emulated_job(seed)
     job.save(tmp_path)
     workers = test_emulate.workers_of(Job.load(tmp_path))
     done = test_emulate.step(workers, 0.0)
+    period = max(record["virtual_s"] for record in done)
     if job.streams:
-        ends = {s: times for record in done for s, times in record["virtual_updates"].items()}
-        for worker, record in zip(workers, done, strict=True):
-            for s, times in record["virtual_updates"].items():
-                assert times == pytest.approx(ends[s], rel=1e-12), f"replicas of stage {s}, device {worker.device_id}"
-        assert steady_period(ends, plan)[1] == pytest.approx(iteration_s, rel=1e-12)
-    else:
-        assert max(record["virtual_s"] for record in done) == pytest.approx(iteration_s, rel=1e-12)
+        first = {s: stage.devices[0] for s, stage in enumerate(job.plan.stages)}
+        of_device = {worker.device_id: record["virtual_updates"] for worker, record in zip(workers, done, strict=True)}
+        period = steady_period({s: of_device[device][s] for s, device in first.items()}, job.plan)[1]
+    assert period == pytest.approx(predicted.metrics.iteration_s, rel=1e-12)
     peaks = {w.device_id: round(sum(r.peak_memory_bytes for r in w.runners.values())) for w in workers}
-    assert peaks == pytest.approx(memory, abs=1)
+    assert peaks == pytest.approx(predicted.metrics.peak_memory_bytes, abs=1)
 
 
 def test_the_emulated_plans_take_turns() -> None:
-    kinds = {(stage.turns > 1, random_plan(seed)[2].drains) for seed in range(30) for stage in random_plan(seed)[1].stages}
-    assert kinds >= {(True, True), (True, False)}
-    assert Flush().flushes
+    jobs = [emulated_job(seed)[0] for seed in range(30)]
+    kinds = {(stage.turns > 1, job.streams) for job in jobs for stage in job.plan.stages}
+    assert kinds == {(turns, streams) for turns in (False, True) for streams in (False, True)}
+
+
+COMMON = ["model=digits_deep", "data=digits", "graph.max_ops=2", "cluster=local_4", "cost=analytical", "logger=none", "explain_s=0"]
+ENDLESS = ["strategy=pipedream", "strategy.weights.accumulation=4", "optimizer=sgd", "dtype=float64", "evaluate_every=0"]
+
+
+@pytest.mark.dist
+def test_processes_take_turns_and_resume_with_micro_batches_in_flight(tmp_path: Path) -> None:
+    first = run(tmp_path / "cut", *COMMON, *ENDLESS, "mode=plan")
+    assert first.code == 0, first.out
+    plan = from_json(Plan, (tmp_path / "cut" / "job" / "plan.json").read_text())
+    stages = [replace(s, devices=(2 * i, 2 * i + 1), round_robin=True, in_flight=0) for i, s in enumerate(plan.stages)]
+    b = stages[0].microbatch_size
+    plan = replace(plan, stages=(replace(stages[0], in_flight=4 * b), replace(stages[1], in_flight=2 * b)))
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    words = [*COMMON, *ENDLESS, f"plan={tmp_path / 'plan.json'}", "steps=6"]
+    whole = run(tmp_path / "whole", *words, "checkpoint.every=3", "checkpoint.keep=3")
+    assert whole.code == 0, whole.out
+    assert "d0-1 in turn" in whole.out
+    assert whole.result["measured"]["max_in_flight_samples"] == {"0": 4 * b, "1": 2 * b}
+    assert whole.result["measured"]["weight_versions"] == {"0": 2, "1": 1}
+    again = run(tmp_path / "again", *words, f"resume={tmp_path / 'whole' / 'checkpoints' / 'step_3'}")
+    assert again.code == 0, again.out
+    assert len(again.result["loss"]) == 3
+    assert again.result["loss"] == whole.result["loss"][3:]
