@@ -80,13 +80,9 @@ class Strategy:
                 plan = replace(self._as_run(found, problem), search_s=time.perf_counter() - start)
                 self.check(plan, problem)
                 return plan
-            except Infeasible as error:
-                if not last:
-                    continue
-                if self.replicas == ROUND_ROBIN:
-                    # A replica keeps whole micro-batches, of which planners do not know.
-                    raise Infeasible(error.constraint, f"{error.remedy}, or strategy.replicas=split") from error
-                raise
+            except Infeasible:
+                if last:
+                    raise
         raise AssertionError("there is a last one")
 
     def check(self, plan: Plan, problem: Problem) -> None:
@@ -182,7 +178,7 @@ class Strategy:
         if plan.minibatch_size != problem.minibatch_size:
             plan = replace(plan, minibatch_size=problem.minibatch_size)
         if self.replicas == ROUND_ROBIN:
-            plan = in_turn(plan, drains=self.schedule.drains, whole=self.posed(problem).in_flight == "all")
+            plan = in_turn(plan, self.posed(problem))
         return with_loss_apart(plan, problem)
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem) -> Timeline:

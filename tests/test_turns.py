@@ -220,17 +220,32 @@ def test_a_plan_reads_back_equal_and_an_old_one_splits() -> None:
 def test_turns_are_taken_where_replicas_divide_the_micro_batches() -> None:
     prob = problem(diamond(), 8, 12)
     plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2])
-    found = in_turn(plan, drains=True, whole=False)
+    found = in_turn(plan, prob)
     assert [s.turns for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
-    assert found.explanation == ("stages 1 split micro-batches: their replicas do not divide those of a mini-batch",)
+    assert found.explanation == (
+        "stage 1: replicas split every micro-batch, as their number does not divide those of a mini-batch",
+    )
     assert [s.in_flight for s in found.stages] == [
         s.in_flight
         for s in make_plan(
             prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], round_robin=[True, False, True, False]
         ).stages
     ]
-    whole = in_turn(plan, drains=True, whole=True)
+    whole = in_turn(plan, replace(prob, in_flight="all"))
     assert {s.in_flight for s in whole.stages} == {12}
+
+
+def test_a_plan_splits_where_whole_micro_batches_do_not_fit() -> None:
+    prob = problem(chain(1, saved=3.0), 2, 4)
+    plan = make_plan(prob, "test", [(1, 2)], 2)
+    turned = in_turn(plan, prob)
+    need = max(turned.device_memory(prob, {0: 4}).values())
+    assert need > max(plan.device_memory(prob, {0: 2}).values())
+    enough, little = (problem(chain(1, saved=3.0), 2, 4, memory_bytes=amount) for amount in (need, need - 0.5))
+    assert in_turn(plan, enough) == turned
+    assert in_turn(plan, little) == replace(
+        plan, explanation=("replicas split every micro-batch: whole ones in turn would need more memory than a device has",)
+    )
 
 
 ASYNCHRONOUS = {"planner": PipeDream(), "schedule": NoFlush(), "replicas": "round_robin"}
