@@ -17,7 +17,7 @@ from gpp.data.base import TARGET
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
-from gpp.routing import Piece, pieces
+from gpp.routing import Piece
 from gpp.runtime.job import Job
 from gpp.runtime.process import connect, disconnect, guarded
 from gpp.runtime.seeding import pass_seed
@@ -47,9 +47,7 @@ class WholeModel(AbstractShare):
         self.metric = metric_named(model.metric) if model.metric else None
         self.optimizer = harness.optimizer.build([p for p in self.module.parameters() if p.requires_grad])
         stage = job.plan.stages[0]
-        self.pieces = [
-            p for p in pieces(stage.devices, stage.microbatch_size, settings.minibatch_size) if p.device == harness.device_id
-        ]
+        self.pieces = [p for p in stage.pieces(settings.minibatch_size) if p.device == harness.device_id]
         self.ready_at, self.reduced_bytes = 0.0, 0
         self.parallel = self._parallel() if world > 1 else None
 
@@ -136,7 +134,7 @@ class WholeModel(AbstractShare):
         count = harness.job.settings.evaluation_samples
         self.module.eval()
         # In parts as large as in training, so that a loss that couples samples means the same.
-        for piece in pieces(stage.devices, stage.microbatch_size, count):
+        for piece in stage.pieces(count):
             if piece.device != harness.device_id:
                 continue
             inputs, targets = _split(harness.fetch("test", range(piece.lo, piece.hi)))

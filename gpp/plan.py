@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+from gpp.in_flight import in_flight_samples
+from gpp.routing import Piece, pieces
 from gpp.weights.base import Place
 
 if TYPE_CHECKING:
@@ -25,9 +27,12 @@ class Stage:
         devices: device ids, ascending; more than one means data parallelism inside the stage.
         microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
         k: the k of kFkB.
-        in_flight: samples whose activations the stage may hold at a time (i), a multiple of b.
+        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
+            `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
         recompute: operators whose activations are computed again in the backward pass, ascending.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
+        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
+            replicas at the update; else every replica runs a part of each micro-batch.
     """
 
     ops: tuple[int, ...]
@@ -37,12 +42,28 @@ class Stage:
     k: int = 1
     recompute: tuple[int, ...] = ()
     tensor_parallel: int = 1
+    round_robin: bool = False
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each replica."""
         t = self.tensor_parallel
         return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
+
+    @property
+    def turns(self) -> int:
+        """Every how many micro-batches it is a replica's turn: R with `round_robin`, else 1."""
+        return len(self.devices) // self.tensor_parallel if self.round_robin else 1
+
+    @property
+    def ahead(self) -> int:
+        """Micro-batches, whole or in part, that a replica may hold at a time."""
+        return self.in_flight // (self.microbatch_size * self.turns)
+
+    def pieces(self, num_samples: int) -> list[Piece]:
+        """Who holds which samples of a pass over so many: pieces on the first device of each replica."""
+        leaders = self.devices[:: self.tensor_parallel]
+        return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +112,20 @@ class Plan:
         """Stages on the longest path: the pipeline's depth."""
         return max(self.distance_to_sink)
 
+    @cached_property
+    def _entering(self) -> int | None:
+        """Samples in flight where most are, if a stage's replicas take turns."""
+        return max(s.in_flight for s in self.stages) if any(s.turns > 1 for s in self.stages) else None
+
     def place(self, stage: int) -> Place:
-        """Where a stage stands, for weight policies."""
+        """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
+
+        Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
+        """
         s = self.stages[stage]
-        b = s.microbatch_size
-        return Place(warmup=s.in_flight // b - 1, depth=self.depth, accumulation=-(-self.minibatch_size // b))
+        own = s.microbatch_size * s.turns
+        depth = self.depth if self._entering is None else -(-self._entering // own)
+        return Place(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // own))
 
     @cached_property
     def stages_of_device(self) -> dict[int, tuple[int, ...]]:
@@ -187,19 +217,14 @@ class Plan:
         for s, stage in enumerate(self.stages):
             if not graph.is_convex(mask_of(stage.ops)):
                 raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
-            b = stage.microbatch_size
-            t = stage.tensor_parallel
+            b, t = stage.microbatch_size, stage.tensor_parallel
             if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
                 raise InvalidPlan(
                     f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
                     f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
                 )
-            replicas = len(stage.devices) // t
-            if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % b or replicas > b:
-                raise InvalidPlan(
-                    f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                    f"must be a multiple of it, and {replicas} replicas at most as many as its samples"
-                )
+            self._check_sizes(s)
+            replicas = len(stage.replicas)
             if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
                 raise InvalidPlan(
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
@@ -213,6 +238,22 @@ class Plan:
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
         self._check_memory(problem)
+
+    def _check_sizes(self, s: int) -> None:
+        """Micro-batch and samples in flight fit the mini-batch and the replicas."""
+        stage, replicas = self.stages[s], len(self.stages[s].replicas)
+        b, turns = stage.microbatch_size, stage.turns
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * turns) or replicas > b * turns:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
+                f"must be a multiple of it{f' times {turns}' if turns > 1 else ''}, and {replicas} replicas at most as many as its "
+                "samples, unless they take turns"
+            )
+        if (count := -(-self.minibatch_size // b)) % turns:
+            raise InvalidPlan(
+                f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
+                f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
+            )
 
     def _check_sharding(self, problem: Problem) -> None:
         """Every operator of a tensor-parallel stage declares its degree, and shares no parameter with another stage."""
@@ -232,12 +273,14 @@ class Plan:
         """Peak bytes on every device: the sum over its stages.
 
         Args:
-            in_flight: stage -> samples between forward and backward at a time.
+            in_flight: stage -> samples between forward and backward at a time, over all replicas.
         """
         out: dict[int, float] = {}
         for s, stage in enumerate(self.stages):
             b, t = stage.microbatch_size, stage.tensor_parallel
-            need = problem.stage_memory(stage.ops, b, len(stage.devices), in_flight[s], stage.recompute, t, depth=self.depth)
+            held, depth = b * -(-in_flight[s] // (b * stage.turns)), self.place(s).depth
+            count = len(stage.devices) // stage.turns
+            need = problem.stage_memory(stage.ops, b, count, held, stage.recompute, t, depth=depth, turns=stage.turns)
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
         return out
@@ -255,27 +298,6 @@ class Plan:
             )
 
 
-def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None) -> int:
-    """Smallest number of samples in flight at a stage that does not starve its successor.
-
-    Args:
-        b, k: the stage's micro-batch size and its k of kFkB.
-        successor: (in-flight samples, b, k) of the next stage; None for a sink.
-
-    Returns:
-        Samples, a multiple of `b`. With several successors take the maximum.
-
-    Source: reconstruction of GraphPipe's ComputeInFlight (Table 2). For k = 1: a stage of smaller
-    micro-batches must have the successor's next micro-batch ready when its backward ends; a stage of
-    larger ones needs the time of its own backward and forward before the successor runs dry.
-    """
-    if successor is None:
-        return k * b
-    held, b_next, k_next = successor
-    need = held + max(k * b, b_next) if b <= b_next else held + k * b + b - min(b, k_next * b_next)
-    return -(-need // b) * b
-
-
 def make_plan(
     problem: Problem,
     planner: str,
@@ -286,6 +308,7 @@ def make_plan(
     chain: bool = False,
     ordered: bool = False,
     placement: Sequence[tuple[int, ...]] | None = None,
+    round_robin: bool | Sequence[bool] = False,
     explanation: tuple[str, ...] = (),
 ) -> Plan:
     """A plan from a partition.
@@ -295,7 +318,7 @@ def make_plan(
 
     Args:
         parts: (operator mask, number of devices) for each stage, in any order.
-        microbatch_size, k: one for all stages, or one for each part.
+        microbatch_size, k, round_robin: one for all stages, or one for each part.
         chain: add an order edge between neighbours, which makes the stage graph a chain.
         ordered: the parts are given in a topological order that is to be kept.
         placement: devices of each part, if `ordered`.
@@ -306,6 +329,7 @@ def make_plan(
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
     ks = [k] * len(parts) if isinstance(k, int) else list(k)
+    turning = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
     owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
     succ: list[set[int]] = [set() for _ in parts]
     for tensor in graph.tensors:
@@ -319,13 +343,10 @@ def make_plan(
     edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
     if chain:
         edges |= {(s, s + 1) for s in range(len(parts) - 1)}
-    total, in_flight = problem.minibatch_size, [0] * len(parts)
-    for s in reversed(range(len(order))):
-        b, own = sizes[order[s]], ks[order[s]]
-        nexts = [(in_flight[t], sizes[order[t]], ks[order[t]]) for a, t in edges if a == s]
-        need = max((required_in_flight(b, own, successor) for successor in nexts), default=required_in_flight(b, own, None))
-        most = -(-total // b) * b
-        in_flight[s] = most if problem.in_flight == "all" else min(need, most)
+    total = problem.minibatch_size
+    shapes = [(sizes[p], ks[p], parts[p][1] if turning[p] else 1) for p in order]
+    drained = total if problem.weights.flushes else None
+    in_flight = in_flight_samples(shapes, edges, drained, problem.in_flight == "all")
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]
@@ -336,6 +357,7 @@ def make_plan(
                 microbatch_size=sizes[p],
                 in_flight=in_flight[s],
                 k=ks[p],
+                round_robin=turning[p],
             )
         )
         device += count

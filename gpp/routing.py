@@ -1,7 +1,7 @@
 """Who sends which samples to whom: the one static routing function.
 
-A stage's micro-batch is a range of samples, its replicas split that range, and a message is the
-intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes, replicated
+A stage's micro-batch is a range of samples, its replicas split that range or take whole ones in turn, and a
+message is the intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes, replicated
 stages, forks, joins and skip edges, forwards and backwards, are all this one rule.
 """
 
@@ -31,14 +31,21 @@ class Message(NamedTuple):
     hi: int
 
 
-def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int) -> list[Piece]:
+def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, round_robin: bool = False) -> list[Piece]:
     """The pieces of a stage in sample order: micro-batch by micro-batch, replica by replica.
 
     The last micro-batch may be smaller; a replica without samples has no piece.
+
+    Args:
+        devices: of the replicas.
+        round_robin: replica j mod R has all of micro-batch j; else every replica has a part of each.
     """
     out, n = [], len(devices)
     for m, start in enumerate(range(0, num_samples, microbatch_size)):
         size = min(microbatch_size, num_samples - start)
+        if round_robin:
+            out.append(Piece(devices[m % n], m, start, start + size))
+            continue
         for r, device in enumerate(devices):
             lo, hi = start + size * r // n, start + size * (r + 1) // n
             if lo < hi:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpp.cost.problem import Problem
 from gpp.plan import Plan
 from gpp.program import NORM_BYTES, reduce_groups
-from gpp.routing import copies, messages, pieces
+from gpp.routing import copies, messages
 from gpp.simulator import ORDER_BYTES, pass_times
 from gpp.timeline import Metrics, Timeline
 
@@ -30,13 +30,16 @@ STREAM = 8
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     """Whether all stages have devices of their own, one micro-batch size that divides the mini-batch, and a covering warm-up.
 
-    A warm-up covers if it is at least as long as those of the successors.
+    A warm-up covers if it is at least as long as those of the successors. Replicas that take turns are at different
+    micro-batches at a time, so there are no rounds that all stages share.
 
     Args:
         warmups: forwards of each stage before its first backward; None for an order of another form.
     """
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
+        return False
+    if any(stage.turns > 1 for stage in plan.stages):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
@@ -93,7 +96,7 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
     out: list[Channels] = [{"F": [], "B": []} for _ in index]
     total = 0.0
     group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
-    cut = [pieces(stage.devices[:: stage.tensor_parallel], b, b) for stage in plan.stages]
+    cut = [stage.pieces(b) for stage in plan.stages]
     returning = plan.returning(problem.graph)
     for (s, t), tensors in plan.edge_tensors(problem.graph).items():
         fixed = 0.0 if tensors else float(ORDER_BYTES)

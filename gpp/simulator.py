@@ -64,7 +64,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[float, float]:
     """Seconds of a forward and of a backward of stage `s` on a micro-batch of so many samples, its weights made ready included."""
     stage = plan.stages[s]
-    forward, backward = problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel)
+    forward, backward = problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.turns)
     more = problem.weight_times(stage.ops, stage.devices[0], plan.place(s), stage.tensor_parallel)
     return forward + more[0], backward + more[1]
 
@@ -109,7 +109,10 @@ def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
 
 
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
-    """Largest number of samples between forward and backward at each stage; without backwards, one micro-batch."""
+    """Largest number of samples between forward and backward at each stage; without backwards, one micro-batch.
+
+    Of replicas that take turns, the sum of what each holds at most.
+    """
     out: dict[int, int] = {}
     for s, stage in enumerate(plan.stages):
         held = most = 0
@@ -122,7 +125,7 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
                 most = max(most, held)
             elif action.kind == "B":
                 held, keeps = held - 1, True
-        out[s] = (most if keeps else 1) * stage.microbatch_size
+        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.turns
     return out
 
 

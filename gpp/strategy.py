@@ -25,6 +25,7 @@ from gpp.scoring import can_score, score
 from gpp.simulator import simulate
 from gpp.streams import check_asked, check_stream, window
 from gpp.timeline import Timeline
+from gpp.turns import ROUND_ROBIN, SPLIT, WAYS, in_turn
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
@@ -38,14 +39,24 @@ FRESHER = 1e-3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A bundle of choices that a user names in one word and an expert swaps one by one."""
+    """A bundle of choices that a user names in one word and an expert swaps one by one.
+
+    Args:
+        replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
+            as if they split; their candidates are judged, and the plan is made, with turns (`gpp.turns.in_turn`).
+    """
 
     name: str
     planner: AbstractPlanner
     schedule: AbstractSchedule
     weights: AbstractWeights = field(default_factory=Flush)
+    replicas: str = SPLIT
 
     def __post_init__(self) -> None:
+        if self.replicas not in WAYS:
+            raise InvalidConfig(
+                "strategy.replicas", self.replicas, f"must be one of {', '.join(WAYS)}", "set strategy.replicas=split"
+            )
         if self.weights.flushes != self.schedule.drains:
             does = "drains before every update" if self.schedule.drains else "does not drain"
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"
@@ -64,6 +75,7 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
+        self._check_turns(problem)
         start = time.perf_counter()
         for last, asked in self._asked(problem):
             try:
@@ -168,6 +180,8 @@ class Strategy:
         """A planner's plan with the mini-batch of the run, and the loss apart where it must be."""
         if plan.minibatch_size != problem.minibatch_size:
             plan = replace(plan, minibatch_size=problem.minibatch_size)
+        if self.replicas == ROUND_ROBIN:
+            plan = in_turn(plan, self.posed(problem))
         return with_loss_apart(plan, problem)
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem) -> Timeline:
@@ -177,6 +191,17 @@ class Strategy:
             return found
         seconds = found.metrics.iteration_s * asked.window * (1.0 + FRESHER * candidate.depth)
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
+
+    def _check_turns(self, problem: Problem) -> None:
+        """Refuse turns where a mini-batch is one micro-batch, before a search that could not use them."""
+        size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
+        if self.replicas == ROUND_ROBIN and size == problem.minibatch_size:
+            half = max(problem.minibatch_size // 2, 1)
+            fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
+            rule = "one micro-batch a mini-batch leaves nothing to take in turn"
+            raise InvalidConfig(
+                "strategy.replicas", ROUND_ROBIN, rule, f"set {fix} (a multiple of the replicas), or strategy.replicas=split"
+            )
 
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:

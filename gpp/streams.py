@@ -26,19 +26,19 @@ def window(plan: Plan, ahead: int) -> int:
     Args:
         ahead: compute actions by which receives are posted ahead.
     """
-    longest = max(
-        -(-(stage.in_flight // stage.microbatch_size + ahead) // accumulation(plan, s)) for s, stage in enumerate(plan.stages)
-    )
+    places = [plan.place(s) for s in range(len(plan.stages))]
+    longest = max(-(-(place.warmup + 1 + ahead) // place.accumulation) for place in places)
     return 2 * longest + SETTLE
 
 
 def fill(plan: Plan) -> int:
     """Mini-batches that it takes until the pipeline is full, and again until it is empty."""
-    return max(-(-(stage.in_flight // stage.microbatch_size - 1) // accumulation(plan, s)) for s, stage in enumerate(plan.stages))
+    places = [plan.place(s) for s in range(len(plan.stages))]
+    return max(-(-place.warmup // place.accumulation) for place in places)
 
 
 def accumulation(plan: Plan, stage: int) -> int:
-    """Micro-batches of a stage between two updates."""
+    """Micro-batches of a stage between two updates, over all its replicas."""
     return -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
 
 
@@ -124,7 +124,7 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
 
     Raises:
         InvalidPlan: a device holds several stages, or a micro-batch does not divide the mini-batch.
-        InvalidConfig: too few micro-batches, or shared weights, for the policy.
+        InvalidConfig: too few micro-batches, stages that count them otherwise, or shared weights, for the policy.
     """
     if plan.shares_devices:
         raise InvalidPlan(
@@ -138,6 +138,7 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
                 "that does not drain between two of them"
             )
         weights.check(plan.place(s))
+    _check_versions(plan, weights)
     tied = [] if weights.in_step else plan.shared_weights(graph)
     if tied:
         name, stages = tied[0]
@@ -145,3 +146,27 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
         rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
         fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
         raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+
+
+def _check_versions(plan: Plan, weights: AbstractWeights) -> None:
+    """Refuse versions that are not there yet, and several for one sample where the policy promises one.
+
+    Raises:
+        InvalidConfig: names the stages.
+    """
+    fix = "set strategy/weights=stash, or one microbatch_size for all stages and strategy.replicas=split"
+    steady = 2 + 2 * max(fill(plan), plan.depth)
+    first: list[int] = []
+    for s, stage in enumerate(plan.stages):
+        place, before = plan.place(s), steady * plan.minibatch_size
+        own = [(before + i) // stage.microbatch_size // stage.turns for i in range(plan.minibatch_size)]
+        versions = [weights.forward_version(place, number) for number in own]
+        if any(version > place.latest(number) for version, number in zip(versions, own, strict=True)):
+            rule = f"stage {s} would use weights that it does not have yet: its forwards are {place.warmup} micro-batches ahead"
+            raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+        first = first or versions
+        if weights.in_step and versions != first:
+            rule = (
+                f"stages 0 and {s} would use different versions for one sample: they count micro-batches of other sizes, or in turn"
+            )
+            raise InvalidConfig("strategy.weights", weights.name, rule, fix)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS: list[set[str]] = [
     {"errors", "values"},
     {"cluster", "graph", "weights"},
-    {"cost", "plan", "routing", "timeline", "optimizers"},
-    {"planners", "program", "loss_scope"},
+    {"cost", "plan", "routing", "in_flight", "timeline", "optimizers"},
+    {"planners", "program", "loss_scope", "turns"},
     {"schedules", "simulator", "scoring", "streams", "models", "data", "capture"},
     {"strategy"},
     {"comparison", "explain"},
@@ -27,6 +27,8 @@ LEVELS: list[set[str]] = [
 ]
 SAME_LEVEL = {
     ("plan", "cost"),
+    ("plan", "routing"),
+    ("plan", "in_flight"),
     ("scoring", "simulator"),
     ("data", "models"),
     ("capture", "models"),

@@ -6,7 +6,8 @@ import pytest
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag
-from gpp.plan import Plan, Stage, make_plan, required_in_flight, topological_order
+from gpp.in_flight import required_in_flight
+from gpp.plan import Plan, Stage, make_plan, topological_order
 from gpp.values import from_json, to_json
 from tests.graphs import chain, diamond, problem
 

@@ -132,9 +132,14 @@ class Problem:
         devices: tuple[int, ...],
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
+        turns: int = 1,
     ) -> tuple[float, float]:
-        """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides."""
-        samples = -(-microbatch_size * tensor_parallel // len(devices))
+        """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
+
+        Args:
+            turns: replicas that take whole micro-batches in turn (`Stage.turns`): the time is then one replica's.
+        """
+        samples = -(-microbatch_size * tensor_parallel * turns // len(devices))
         index = list(ops)
         pairs, border_s = [], 0.0
         if tensor_parallel > 1:
@@ -189,6 +194,7 @@ class Problem:
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         depth: int | None = None,
+        turns: int = 1,
     ) -> float:
         """Peak bytes on one device of a stage.
 
@@ -196,9 +202,11 @@ class Problem:
         (saved tensors and what crosses the stage's border); the border's gradients of one micro-batch.
 
         Args:
-            in_flight: samples in flight over all replicas (a multiple of `microbatch_size`).
+            num_devices: that a micro-batch is split over.
+            in_flight: samples in flight on all of those (a multiple of `microbatch_size`).
             recompute, tensor_parallel: as in `gpp.plan.Stage`; see `gpp.cost.variants`.
             depth: of the pipeline, for policies whose copies depend on it; None: the stage is its first.
+            turns: how many such groups of devices take micro-batches in turn.
         """
         mask = mask_of(ops)
         static, kept, grads = self.amounts(mask)
@@ -210,7 +218,7 @@ class Problem:
             kept += own.kept - sum(self.graph.ops[op].saved_bytes for op in ops)
             grads += own.extra
         if not self.weights.flushes:
-            static += trainable * (self.weight_copies(microbatch_size, in_flight, depth) - self.assumed_copies)
+            static += trainable * (self.weight_copies(microbatch_size, in_flight, depth, turns) - self.assumed_copies)
         return static + kept * samples * (in_flight // microbatch_size) + grads * samples
 
     def weight_times(self, ops: tuple[int, ...], device: int, place: Place, tensor_parallel: int = 1) -> tuple[float, float, float]:
@@ -221,10 +229,10 @@ class Problem:
         forward, backward, update = (self.cost.move_s(amount * held_bytes, self.cluster.devices[device]) for amount in traffic)
         return forward, backward, update
 
-    def weight_copies(self, microbatch_size: int, in_flight: int, depth: int | None = None) -> int:
+    def weight_copies(self, microbatch_size: int, in_flight: int, depth: int | None = None, turns: int = 1) -> int:
         """Copies of the weights that a stage holds; arguments as of `stage_memory`."""
         count = max(in_flight // microbatch_size, 1)
-        accumulation = max(self.accumulation(microbatch_size), 1)
+        accumulation = max(self.accumulation(microbatch_size) // turns, 1)
         return self.weights.copies(Place(warmup=count - 1, depth=depth or count, accumulation=accumulation))
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:

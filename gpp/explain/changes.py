@@ -37,7 +37,10 @@ def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
     sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]
     fits = all(
-        size == int(size) and size >= 1 and plan.minibatch_size % int(size) == 0 and int(size) % len(stage.replicas) == 0
+        size == int(size)
+        and size >= 1
+        and plan.minibatch_size % int(size) == 0
+        and _dealt_out(replace(stage, microbatch_size=int(size)), plan)
         for size, stage in zip(sizes, plan.stages, strict=True)
     )
     return (
@@ -66,9 +69,16 @@ def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tup
     """The plan with twice the replicas of each of `stages`; None where a micro-batch cannot be dealt out to so many."""
 
     def wider(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
-        return None if stage.microbatch_size % (2 * len(stage.replicas)) else [replace(stage, devices=stage.devices + more)]
+        wide = replace(stage, devices=stage.devices + more)
+        return [wide] if _dealt_out(wide, plan) else None
 
     return _on_twice_the_devices(plan, problem, stages, wider)
+
+
+def _dealt_out(stage: Stage, plan: Plan) -> bool:
+    """Whether replicas get equal shares: of every micro-batch, or as many of them."""
+    share = -(-plan.minibatch_size // stage.microbatch_size) if stage.round_robin else stage.microbatch_size
+    return share % len(stage.replicas) == 0
 
 
 def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
@@ -78,7 +88,7 @@ def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
     """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
-    times = problem.op_times(-(-stage.microbatch_size // len(stage.replicas)), stage.devices[0])
+    times = problem.op_times(-(-stage.microbatch_size * stage.turns // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
 
@@ -113,6 +123,7 @@ def _remade(plan: Plan, problem: Problem, pieces: list[Stage]) -> Plan:
         [stage.microbatch_size for stage in pieces],
         chain=is_chain(plan, problem.graph),
         ordered=True,
+        round_robin=[stage.round_robin for stage in pieces],
     )
     stages = [replace(stage, in_flight=new.in_flight) for stage, new in zip(pieces, made.stages, strict=True)]
     return replace(made, stages=tuple(stages))

@@ -117,7 +117,7 @@ class Bound:
 
     def covers(self, plan: Plan) -> bool:
         """Whether it speaks of the plan."""
-        return all(not stage.recompute and stage.tensor_parallel == 1 for stage in plan.stages)
+        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.turns == 1 for stage in plan.stages)
 
     def gap(self, iteration_s: float) -> float:
         """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""

@@ -14,7 +14,7 @@ from gpp.report.figures import emulation_words, pass_seconds, run_figures, stage
 from gpp.report.page import Column, bullets, link, page, scroll, section, table
 from gpp.report.palette import MEASURED, PREDICTED, branch_of, tone
 from gpp.report.record import RunRecord
-from gpp.report.stage_graph import draw_stage_graph, hatch_definition, legend, module_names, run_words
+from gpp.report.stage_graph import device_words, draw_stage_graph, hatch_definition, legend, module_names, run_words
 from gpp.report.timelines import draw_timelines, key, rows_of
 
 FILES = (
@@ -236,7 +236,7 @@ def _stage_table(run: RunRecord) -> str:
             [
                 f"s{s}",
                 ", ".join(module_names(run.plan, run.graph, s)),
-                text.ranges(stage.devices, "d"),
+                device_words(stage),
                 str(stage.microbatch_size),
                 str(stage.in_flight),
                 text.seconds(passes.get((s, "F"))),

@@ -43,6 +43,11 @@ def run_words(stage: Stage) -> str:
     return ", ".join(words)
 
 
+def device_words(stage: Stage) -> str:
+    """Its devices, and whether they take micro-batches in turn."""
+    return text.ranges(stage.devices, "d") + " in turn" * (stage.turns > 1)
+
+
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:
     """Bytes that one micro-batch of the producer puts on each edge, forwards; None on an order-only edge."""
     return {
@@ -126,7 +131,7 @@ def _box(plan: Plan, graph: OpGraph, branches: tuple[int | None, ...], box: Box,
     shares = branch_shares(stage, graph, branches)
     colours = tone(branch_of(stage, graph, branches))
     names = module_names(plan, graph, box.stage)
-    devices = text.ranges(stage.devices, "d")
+    devices = device_words(stage)
     roomy = style.box_width >= 120
     portions = f"micro-batch {stage.microbatch_size}, {stage.in_flight} samples in flight"
     special = [f"operators: {run_words(stage)}"] if run_words(stage) else []

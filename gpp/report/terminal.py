@@ -22,7 +22,7 @@ from gpp.report import text
 from gpp.report.comparison import certificate
 from gpp.report.figures import emulation_words, pass_seconds, run_figures, stage_memory
 from gpp.report.record import RunRecord
-from gpp.report.stage_graph import module_names, run_words
+from gpp.report.stage_graph import device_words, module_names, run_words
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -79,7 +79,7 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
         row = [
             f"s{s}",
             _names(names, room),
-            text.ranges(stage.devices, "d"),
+            device_words(stage),
             str(stage.microbatch_size),
             str(stage.in_flight),
             *times,

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpp.plan import Plan
 from gpp.report.timelines import is_transfer, stages_by_device
-from gpp.routing import messages, pieces
+from gpp.routing import messages
 from gpp.timeline import Event, Timeline
 
 COMPUTE_TID, COMMUNICATION_TID = 1, 100
@@ -106,7 +106,7 @@ def _name(event: Event) -> str:
 def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id: int) -> list[dict[str, Any]]:
     """Arrows: forward from producer to consumer, backward (B, or I where it is split) the other way."""
     backward = "I" if any(key[0] == "I" for key in slices) else "B"
-    cut = {s: pieces(stage.devices, stage.microbatch_size, plan.minibatch_size) for s, stage in enumerate(plan.stages)}
+    cut = {s: stage.pieces(plan.minibatch_size) for s, stage in enumerate(plan.stages)}
     out: list[dict[str, Any]] = []
     for a, b in plan.edges:
         for message in messages(cut[a], cut[b]):
@@ -136,7 +136,7 @@ def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]
     samples = {
         (s, piece.microbatch, piece.device): piece.hi - piece.lo
         for s, stage in enumerate(plan.stages)
-        for piece in pieces(stage.devices, stage.microbatch_size, plan.minibatch_size)
+        for piece in stage.pieces(plan.minibatch_size)
     }
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in timeline.events:

@@ -42,7 +42,8 @@ def stage_costs(problem: Problem, plan: Plan) -> tuple[StageCost, ...]:
         rest = plan.minibatch_size % b or b
         whole, last = (pass_times(problem, plan, s, n) for n in (b, rest))
         # Memory grows by the same amount with every micro-batch, so two points give the line.
-        one, two = (one_version.stage_memory(stage.ops, b, len(stage.devices), n * b, stage.recompute, t) for n in (1, 2))
+        count = len(stage.devices) // stage.turns
+        one, two = (one_version.stage_memory(stage.ops, b, count, n * b, stage.recompute, t) for n in (1, 2))
         trainable = problem.trainable_bytes(stage.ops, t)
         out.append(
             StageCost(

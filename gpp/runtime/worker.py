@@ -21,7 +21,6 @@ from safetensors import safe_open
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.program import Program, reduce_groups
-from gpp.routing import pieces
 from gpp.runtime.channels import AbstractTransport, Channel
 from gpp.runtime.checkpoint import Checkpointer, owned_names
 from gpp.runtime.gradients import Gradients
@@ -164,7 +163,6 @@ class Worker:
         for s, module in modules.items():
             stage = plan.stages[s]
             num_samples = plan.minibatch_size if train else program.num_samples
-            own = pieces(stage.devices, stage.microbatch_size, num_samples)
             out[s] = StageRunner(
                 module,
                 stage=s,
@@ -173,8 +171,9 @@ class Worker:
                 transport=self.transport,
                 border=border(plan, self.job.graph, module, s),
                 handover=handover,
-                pieces={p.microbatch: (p.lo, p.hi) for p in own if p.device == self.device_id},
+                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
                 accumulation=-(-num_samples // stage.microbatch_size),
+                turns=stage.turns,
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),

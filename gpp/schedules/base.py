@@ -12,7 +12,11 @@ Pass = tuple[str, int]
 
 
 class AbstractSchedule(ABC):
-    """Emits compute actions only; `gpp.schedules.passes` adds communication, reduction, update."""
+    """Emits compute actions only; `gpp.schedules.passes` adds communication, reduction, update.
+
+    An order is that of one replica, and so are `num_microbatches`, and the numbers of micro-batches in it: where replicas take
+    turns (`Stage.round_robin`), number m is micro-batch m R + r of the stage.
+    """
 
     in_flight: ClassVar[Literal["depth", "all"]]
     """What a stage keeps under this order; planners reckon memory with it."""
@@ -25,4 +29,4 @@ class AbstractSchedule(ABC):
 
     @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        """The stage's passes in order: each F before its B, both first-in first-out (condition C4)."""
+        """A replica's passes in order: each F before its B, both first-in first-out (condition C4)."""

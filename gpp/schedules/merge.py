@@ -31,14 +31,14 @@ class Task(NamedTuple):
 
 def merge(
     plan: Plan,
-    orders: Sequence[Sequence[Pass]],
+    orders: Sequence[Mapping[int, Sequence[Pass]]],
     routes: Mapping[tuple[int, int], Iterable[Message]],
     returning: set[tuple[int, int]],
 ) -> dict[int, list[Task]]:
     """The order of every device.
 
     Args:
-        orders: of each stage.
+        orders: of each stage: device -> its passes.
         routes: edge -> who hands which micro-batch to whom.
         returning: edges over which gradients, or an order, come back.
 
@@ -56,7 +56,7 @@ def merge(
         for need in found:
             users[need].append(device)
     queues = {
-        device: [[Task(s, kind, m) for kind, m in reversed(orders[s])] for s in stages]
+        device: [[Task(s, kind, m) for kind, m in reversed(orders[s][device])] for s in stages]
         for device, stages in plan.stages_of_device.items()
     }
     out: dict[int, list[Task]] = {device: [] for device in queues}

@@ -27,7 +27,7 @@ class NoFlush(AbstractSchedule):
         if s.k != 1:
             rule = "needs k=1. Fix: plan with strategy.planner.per_stage=false, or drain (strategy/weights=flush)"
             raise InvalidPlan(f"stage {stage} alternates {s.k} forwards and backwards; a pipeline without drains {rule}")
-        return min(max(s.in_flight // s.microbatch_size, 1), num_microbatches)
+        return min(s.ahead, num_microbatches)
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         ahead = self.warmup(plan, stage, num_microbatches)

@@ -26,7 +26,7 @@ class OneFOneB(AbstractSchedule):
 
     @staticmethod
     def _ahead(stage: Stage, num_microbatches: int) -> int:
-        return min(max(stage.in_flight // stage.microbatch_size, 1), num_microbatches)
+        return min(stage.ahead, num_microbatches)
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         s = plan.stages[stage]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from gpp.graph.op_graph import OpGraph
 from gpp.plan import Plan
 from gpp.program import Action, Program, reduce_groups
-from gpp.routing import Message, copies, messages, pieces
-from gpp.schedules.base import AbstractSchedule
+from gpp.routing import Message, copies, messages
+from gpp.schedules.base import AbstractSchedule, Pass
 from gpp.schedules.merge import Task, merge
 
 Slots = dict[tuple[int, Task], list[Action]]
@@ -42,42 +42,49 @@ def lower(
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
     """
     total = plan.minibatch_size * minibatches if num_samples is None else num_samples
-    routes = {
-        edge: messages(*(pieces(_leaders(plan, s), plan.stages[s].microbatch_size, total) for s in edge)) for edge in plan.edges
-    }
+    cut = [stage.pieces(total) for stage in plan.stages]
+    routes = {(s, t): messages(cut[s], cut[t]) for s, t in plan.edges}
     returning = plan.returning(graph)
     before, after = _communication(plan, routes, returning)
     groups = reduce_groups(plan, graph)
-    orders = [schedule.order(plan, s, -(-total // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
-    trains = any(kind == "B" for order in orders for kind, _ in order)
-    for s, order in enumerate(orders):
+    orders = [_orders(plan, s, schedule, -(-total // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
+    trains = any(kind == "B" for own in orders for order in own.values() for kind, _ in order)
+    for s, own in enumerate(orders):
         if not plan.runs_backward(s, graph):
-            orders[s] = [(kind, m) for kind, m in order if kind != "B"]
+            orders[s] = {device: [(kind, m) for kind, m in order if kind != "B"] for device, order in own.items()}
     merged = merge(plan, orders, routes, returning) if plan.shares_devices else {}
     actions: dict[int, tuple[Action, ...]] = {}
     for device, stages in plan.stages_of_device.items():
-        order = merged[device] if merged else [Task(stages[0], kind, m) for kind, m in orders[stages[0]]]
+        order = merged[device] if merged else [Task(stages[0], kind, m) for kind, m in orders[stages[0]][device]]
         updates: dict[Task, list[Action]] = {}
         sums = [Action("R", stages[0], g) for g, group in enumerate(groups) if device in group.devices]
         sums += [Action("N", stages[0], 0)] if global_norm else []
         for t in range(minibatches if trains else 0):
-            last = order[-1] if t + 1 == minibatches else _last_of(order, plan, t)
+            last = _last_of(order, plan, minibatches - 1 - t)
             updates[last] = [*sums, *(Action("U", s, t) for s in stages)]
         actions[device] = tuple(_interleave(order, device, before, after, updates))
     return Program(num_samples=total, actions=actions, minibatches=minibatches)
 
 
-def _last_of(order: list[Task], plan: Plan, minibatch: int) -> Task:
-    """What a device that runs one stage does last for a mini-batch."""
-    stage, kind, _ = order[-1]
-    count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
-    return Task(stage, kind, (minibatch + 1) * count - 1)
-
-
-def _leaders(plan: Plan, s: int) -> tuple[int, ...]:
-    """The first device of each replica."""
+def _orders(plan: Plan, s: int, schedule: AbstractSchedule, count: int) -> dict[int, list[Pass]]:
+    """The passes of each device of a stage of `count` micro-batches, in order; micro-batches by the stage's numbers."""
     stage = plan.stages[s]
-    return stage.devices[:: stage.tensor_parallel]
+    if stage.turns == 1:
+        return dict.fromkeys(stage.devices, schedule.order(plan, s, count))
+    out: dict[int, list[Pass]] = {}
+    for r, replica in enumerate(stage.replicas):
+        own = range(r, count, stage.turns)
+        order: list[Pass] = [(kind, own[m]) for kind, m in schedule.order(plan, s, len(own))]
+        for device in replica:
+            out[device] = order
+    return out
+
+
+def _last_of(order: list[Task], plan: Plan, before: int) -> Task:
+    """What a device does last for a mini-batch, so many before the pass's last; with several, it runs one stage."""
+    stage, kind, microbatch = order[-1]
+    count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
+    return Task(stage, kind, microbatch - before * count)
 
 
 def _communication(

@@ -2,7 +2,8 @@
 
 Version v of a stage's weights is what it holds after v updates. A pipeline that drains between two mini-batches has one version
 at a time. One that does not computes the forward of a micro-batch several updates before the gradient of it is applied;
-policies differ in what they do about that. Micro-batches and updates are counted from the start of the run, by each stage.
+policies differ in what they do about that. Micro-batches and updates are counted from the start of the run, by each stage; where
+replicas take micro-batches in turn, by each replica, which counts its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Place:
     Args:
         warmup: micro-batches whose forwards are ahead of a backward: stages on the longest path after this one, for equal
             micro-batches (W(k) = D - 1 - k in a chain).
-        depth: stages on the longest path of the plan (D).
+        depth: stages on the longest path of the plan (D); where replicas take turns, the stage's micro-batches that are in flight
+            where the pipeline begins.
         accumulation: the stage's micro-batches between two updates (m).
     """
 
@@ -141,7 +143,7 @@ class AbstractWeights(ABC):
         """
         least = self.least_accumulation(place.depth)
         if place.accumulation < least:
-            rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as there are stages"
+            rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as are in flight"
             fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
             raise InvalidConfig("micro-batches in a mini-batch", place.accumulation, rule, fix)
 

@@ -28,7 +28,6 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan import Plan
 from gpp.planners.even import Even
 from gpp.program import reduce_groups
-from gpp.routing import pieces
 from gpp.runtime.channels import FakeNetwork, FakeTransport
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.passes import pass_at
@@ -258,7 +257,7 @@ def staged_reference(
         total = torch.zeros((), dtype=torch.float64)
         for s, (stage, module) in enumerate(zip(plan.stages, modules, strict=True)):
             made: dict[str, list[torch.Tensor]] = defaultdict(list)
-            for piece in pieces(stage.devices, stage.microbatch_size, settings.minibatch_size):
+            for piece in stage.pieces(settings.minibatch_size):
                 torch.manual_seed(pass_seed(settings.seed, step, s, piece.microbatch, stage.devices.index(piece.device)))
                 rows = {name: values[name][piece.lo : piece.hi] for name in (*module.inputs, *module.receives)}
                 for name, value in module(piece.hi - piece.lo, rows).items():

@@ -35,6 +35,8 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
+from gpp.weights.base import AbstractWeights
+from gpp.weights.flush import Flush
 from tests.cli import run, start
 from tests.cost.test_variants import split_plan, split_problem
 from tests.planners.cases import random_problem, uneven
@@ -80,9 +82,12 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     return problem, replace(plan, stages=tuple(stages)), schedule
 
 
-def job_of(problem: Problem, plan: Plan, schedule: AbstractSchedule) -> tuple[Job, Timeline]:
+def job_of(
+    problem: Problem, plan: Plan, schedule: AbstractSchedule, weights: AbstractWeights | None = None
+) -> tuple[Job, Timeline]:
     """A job without a model, and its prediction."""
-    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=weights or Flush())
+    problem = strategy.posed(problem)
     job = assemble(
         Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
         problem,

@@ -58,6 +58,7 @@ class AbstractStageWeights(ABC):
         rate: number of an update -> its learning rate.
         saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
 
+    Micro-batches are counted by the device: where replicas take turns (`gpp.plan.Stage.round_robin`), only its own.
     `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`, if it is made a
     list, gets (F or B, micro-batch, version) of every pass.
     """

@@ -1,0 +1,222 @@
+"""Replicas that take whole micro-batches in turn, trained: what one device, or one plain loop, gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpp.cluster import Link, uniform
+from gpp.data.sampler import minibatch
+from gpp.optimizers import SGD
+from gpp.plan import Plan, make_plan
+from gpp.planners.even import Even
+from gpp.runtime.job import Job, assemble
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulator import steady_period
+from gpp.strategy import Strategy
+from gpp.timeline import Timeline
+from gpp.values import from_json, to_json
+from gpp.weights.base import AbstractWeights
+from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.pipeoptim import PipeOptim
+from gpp.weights.stash import Stash
+from tests.cli import run
+from tests.graphs import DEVICE
+from tests.runtime import inprocess, test_emulate
+from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
+from tests.test_turns import random_plan
+
+OPTIMIZER = SGD(lr=0.2, momentum=0.9)
+STEPS = 7
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    ("network", "counts"), [("Chain", [2, 1, 1]), ("Chain", [1, 3, 2]), ("Fork", [2, 1, 3, 1]), ("Fork", [1, 2, 2, 3])]
+)
+def test_replicas_in_turn_equal_one_device(network: str, counts: list[int], schedule: OneFOneB | GPipe, tmp_path: Path) -> None:
+    """Gradients are the mean over the mini-batch, whoever has computed which micro-batch."""
+    model, found, weights = captured(network)
+    problem = replace(problem_of(found, schedule, sum(counts)), minibatch_size=24)
+    parts = list(zip(parts_of(found.graph), counts, strict=True))
+    plan = make_plan(problem, "test", parts, 4, ordered=True, round_robin=True)
+    assert [stage.turns for stage in plan.stages] == counts
+    settings = {"model": model, "data": DATA, "optimizer": OPTIMIZER, "steps": STEPS, "dtype": "float64"}
+    job = inprocess.make_job(found, problem, plan, schedule, **settings)
+    losses, state, workers = inprocess.run(job, tmp_path, weights)
+    expected, params = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=STEPS, minibatch_size=24, dtype="float64")
+    assert losses == pytest.approx(expected, abs=1e-12)
+    for worker in workers:  # every replica
+        for module in worker.modules.values():
+            for name, param in module.named_parameters():
+                torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-12)
+    assert max(float((state[name] - weights[name]).abs().max()) for name in params) > 0.1, "nothing was learned"
+
+
+def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: int = STEPS) -> Job:
+    """Three stages of `Chain` whose replicas take turns, `count` micro-batches a mini-batch of 12 samples."""
+    model, found, _ = captured("Chain")
+    problem = replace(problem_of(found, NoFlush(), sum(counts)), weights=policy, minibatch_size=12)
+    parts, b = list(zip(parts_of(found.graph), counts, strict=True)), 12 // count
+    plan = make_plan(problem, "test", parts, b, ordered=True, round_robin=True)
+    strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=policy)
+    strategy.check(plan, problem)
+    settings = {"optimizer": OPTIMIZER, "data": DATA, "model": model, "steps": steps, "dtype": "float64", "seed": 0}
+    return assemble(
+        found, problem, plan, strategy, train_samples=len(DATA.load("train", model, seed=0, dtype="float64")), **settings
+    )
+
+
+class Reference:
+    """Three stages tanh(x W^T + b) in one process, with all versions of their weights kept.
+
+    Backward passes are written out, because PipeOptim's gradient of a stage's inputs goes through other weights than its forward.
+
+    Args:
+        ahead: forwards of a replica of each stage that are ahead of a backward.
+        turns: replicas of each stage.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], policy: AbstractWeights, ahead: list[int], turns: list[int], count: int) -> None:
+        self.policy, self.ahead, self.turns, self.count = policy, ahead, turns, count
+        self.names = [[f"s{s}.0.weight", f"s{s}.0.bias"] for s in range(3)]
+        self.versions = [[[weights[n].clone() for n in names]] for names in self.names]  # [stage][version]
+        self.momenta: list[list[list[Tensor] | None]] = [[None] for _ in self.names]
+
+    def forward_weights(self, s: int, j: int) -> list[Tensor]:
+        """Of micro-batch j: a replica has made an update for every count / R micro-batches of its own that have come back."""
+        own, between = j // self.turns[s], self.count // self.turns[s]
+        latest = max(0, (own - self.ahead[s]) // between)
+        batch = j // self.count
+        if isinstance(self.policy, DoubleBuffer):
+            return self.versions[s][max(0, batch - 1)]
+        base, moved = self.versions[s][latest], self.momenta[s][latest]
+        if not isinstance(self.policy, PipeOptim) or moved is None:
+            return base
+        return [w - (batch - latest) * OPTIMIZER.lr * v for w, v in zip(base, moved, strict=True)]
+
+    def step(self, batch: int, x: Tensor, y: Tensor) -> float:
+        total, size = 0.0, len(x) // self.count
+        grads = [[torch.zeros_like(w) for w in versions[0]] for versions in self.versions]
+        for j in range(batch * self.count, (batch + 1) * self.count):
+            at = (j % self.count) * size
+            h, inputs, used = x[at : at + size], [], []
+            for s in range(3):
+                used.append(self.forward_weights(s, j))
+                inputs.append(h)
+                h = torch.tanh(h @ used[s][0].T + used[s][1])
+            inputs.append(h)
+            total += float(((h - y[at : at + size]) ** 2).mean()) / self.count
+            grad = 2 * (h - y[at : at + size]) / h.numel() / self.count
+            for s in reversed(range(3)):
+                grad = grad * (1 - inputs[s + 1] ** 2)
+                grads[s][0] += grad.T @ inputs[s]
+                grads[s][1] += grad.sum(0)
+                grad = grad @ (self.versions[s][batch] if isinstance(self.policy, PipeOptim) else used[s])[0]
+        for s in range(3):
+            before = self.momenta[s][-1]
+            momentum = [g if before is None else OPTIMIZER.momentum * before[i] + g for i, g in enumerate(grads[s])]
+            self.momenta[s].append(momentum)
+            self.versions[s].append([w - OPTIMIZER.lr * v for w, v in zip(self.versions[s][-1], momentum, strict=True)])
+        return total
+
+
+CHAINS = [([2, 1, 1], 2), ([2, 1, 1], 4), ([1, 2, 1], 2), ([1, 3, 2], 6)]
+
+
+@pytest.mark.parametrize(("counts", "count"), CHAINS)
+@pytest.mark.parametrize("policy", [Stash(accumulation=2), PipeOptim(accumulation=2)], ids=lambda p: p.name)
+def test_without_drains_replicas_in_turn_equal_a_plain_loop(
+    policy: AbstractWeights, counts: list[int], count: int, tmp_path: Path
+) -> None:
+    _equals_the_loop(policy, counts, count, tmp_path)
+
+
+def test_two_versions_equal_a_plain_loop(tmp_path: Path) -> None:
+    _equals_the_loop(DoubleBuffer(), [2, 1, 1], 4, tmp_path)
+
+
+def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp_path: Path) -> None:
+    model, _, weights = captured("Chain")
+    job = endless_job(policy, counts, count)
+    assert [stage.turns for stage in job.plan.stages] == counts
+    losses, _, workers = inprocess.run(job, tmp_path, weights)
+    ahead = [job.plan.place(s).warmup for s in range(3)]
+    if counts == [2, 1, 1]:
+        assert ahead == [1, 1, 0]  # floor((4 - 1 - devices of the stages before) / replicas)
+    plain = Reference(weights, policy, ahead, counts, count)
+    samples = DATA.load("train", model, seed=0, dtype="float64")
+    for step, loss in enumerate(losses):
+        values = samples.fetch(minibatch(step, 12, len(samples), 0))
+        assert loss == pytest.approx(plain.step(step, values["x"], values["target:y"]), abs=1e-12)
+    for worker in workers:
+        for s, module in worker.modules.items():
+            params = dict(module.named_parameters())
+            for name, expected in zip(plain.names[s], plain.versions[s][-1], strict=True):
+                torch.testing.assert_close(params[name].detach(), expected, rtol=0, atol=1e-12)
+        for s, held in worker.weights.items():
+            assert held.staleness == policy.staleness(job.plan.place(s))
+            assert held.copies <= policy.copies(job.plan.place(s))
+
+
+def emulated_job(seed: int) -> tuple[Job, Timeline]:
+    """A random plan on links that take time, and its prediction."""
+    problem, plan, schedule = random_plan(seed)
+    link = Link(latency_s=0.1, bandwidth_bytes_per_s=8)
+    devices = problem.cluster.num_devices
+    cluster = uniform(name="test", num_nodes=1, devices_per_node=devices, device=DEVICE, memory_bytes=1e15, intra_node=link)
+    weights = None if schedule.drains else Stash(accumulation=None)
+    return test_emulate.job_of(replace(problem, cluster=cluster), plan, schedule, weights)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> None:
+    job, predicted = emulated_job(seed)
+    job.save(tmp_path)
+    workers = test_emulate.workers_of(Job.load(tmp_path))
+    done = test_emulate.step(workers, 0.0)
+    period = max(record["virtual_s"] for record in done)
+    if job.streams:
+        first = {s: stage.devices[0] for s, stage in enumerate(job.plan.stages)}
+        of_device = {worker.device_id: record["virtual_updates"] for worker, record in zip(workers, done, strict=True)}
+        period = steady_period({s: of_device[device][s] for s, device in first.items()}, job.plan)[1]
+    assert period == pytest.approx(predicted.metrics.iteration_s, rel=1e-12)
+    peaks = {w.device_id: round(sum(r.peak_memory_bytes for r in w.runners.values())) for w in workers}
+    assert peaks == pytest.approx(predicted.metrics.peak_memory_bytes, abs=1)
+
+
+def test_the_emulated_plans_take_turns() -> None:
+    jobs = [emulated_job(seed)[0] for seed in range(30)]
+    kinds = {(stage.turns > 1, job.streams) for job in jobs for stage in job.plan.stages}
+    assert kinds == {(turns, streams) for turns in (False, True) for streams in (False, True)}
+
+
+COMMON = ["model=digits_deep", "data=digits", "graph.max_ops=2", "cluster=local_4", "cost=analytical", "logger=none", "explain_s=0"]
+ENDLESS = ["strategy=pipedream", "strategy.weights.accumulation=4", "optimizer=sgd", "dtype=float64", "evaluate_every=0"]
+
+
+@pytest.mark.dist
+def test_processes_take_turns_and_resume_with_micro_batches_in_flight(tmp_path: Path) -> None:
+    first = run(tmp_path / "cut", *COMMON, *ENDLESS, "mode=plan")
+    assert first.code == 0, first.out
+    plan = from_json(Plan, (tmp_path / "cut" / "job" / "plan.json").read_text())
+    stages = [replace(s, devices=(2 * i, 2 * i + 1), round_robin=True, in_flight=0) for i, s in enumerate(plan.stages)]
+    b = stages[0].microbatch_size
+    plan = replace(plan, stages=(replace(stages[0], in_flight=4 * b), replace(stages[1], in_flight=2 * b)))
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    words = [*COMMON, *ENDLESS, f"plan={tmp_path / 'plan.json'}", "steps=6"]
+    whole = run(tmp_path / "whole", *words, "checkpoint.every=3", "checkpoint.keep=3")
+    assert whole.code == 0, whole.out
+    assert "d0-1 in turn" in whole.out
+    assert whole.result["measured"]["max_in_flight_samples"] == {"0": 4 * b, "1": 2 * b}
+    assert whole.result["measured"]["weight_versions"] == {"0": 2, "1": 1}
+    again = run(tmp_path / "again", *words, f"resume={tmp_path / 'whole' / 'checkpoints' / 'step_3'}")
+    assert again.code == 0, again.out
+    assert len(again.result["loss"]) == 3
+    assert again.result["loss"] == whole.result["loss"][3:]

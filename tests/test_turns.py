@@ -1,0 +1,296 @@
+"""Replicas that take whole micro-batches in turn: plans, programs, times and memory."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.graph.op_graph import OpGraph, Param
+from gpp.plan import Plan, Stage, make_plan
+from gpp.planners.pipedream import PipeDream
+from gpp.program import Program, check_program, reduce_groups
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.passes import POSTED_AHEAD, lower
+from gpp.scoring import can_score
+from gpp.simulator import max_in_flight, simulate
+from gpp.strategy import Strategy
+from gpp.streams import check_stream, of_length, window
+from gpp.turns import in_turn
+from gpp.values import from_json, to_json
+from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.stash import Stash
+from gpp.weights.vertical_sync import VerticalSync
+from tests.graphs import chain, diamond, graph, problem
+
+
+def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: bool | list[bool] = True) -> Plan:
+    """A plan for a pipeline that does not drain: stage s is operator s."""
+    asynchronous = replace(prob, weights=Stash(accumulation=None))
+    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=turns, ordered=True)
+
+
+def with_weights(of: OpGraph) -> OpGraph:
+    """A parameter for every operator, so that replicas meet before each update."""
+    ops = tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(of.ops))
+    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=8 + i) for i in range(of.num_ops)))
+
+
+def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
+    """A DAG whose stages have 1, 2 or 3 replicas, many of which take turns, and micro-batches of several sizes."""
+    rng = random.Random(seed)
+    n, schedule = rng.randint(1, 6), rng.choice([OneFOneB(), GPipe(), NoFlush()])
+    edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(1, 2)))]
+    batch = rng.choice([12, 24, 36])
+    prob = problem(with_weights(graph(n, edges)), 3 * n, batch, in_flight=schedule.in_flight)
+    sizes = [rng.choice([b for b in (1, 2, 3, 4, 6) if batch % b == 0]) for _ in range(n)]
+    sizes = [sizes[0]] * n if rng.random() < 0.3 else sizes
+    counts = [rng.choice([r for r in (1, 2, 3) if r <= b or batch // b % r == 0]) for b in sizes]
+    turns = [r > 1 and batch // b % r == 0 and (r > b or rng.random() < 0.7) for r, b in zip(counts, sizes, strict=True)]
+    if schedule.drains:
+        parts, k = [(1 << op, r) for op, r in enumerate(counts)], rng.choice([1, 1, 2])
+        plan = make_plan(prob, "test", parts, sizes, round_robin=turns, k=k, ordered=True, chain=rng.random() < 0.3)
+    else:
+        plan = endless(prob, counts, sizes, turns)
+    plan.validate(prob)
+    return prob, plan, schedule
+
+
+def program_of(plan: Plan, prob: Problem, schedule: AbstractSchedule) -> Program:
+    return lower(plan, prob.graph, schedule, minibatches=1 if schedule.drains else window(plan, POSTED_AHEAD))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_programs_run_to_their_end_and_a_micro_batch_stays_on_its_replica(seed: int) -> None:
+    prob, plan, schedule = random_plan(seed)
+    program = program_of(plan, prob, schedule)
+    check_program(program, reduce_groups(plan, prob.graph))
+    assert Program.from_text(program.to_text()) == program
+    simulate(program, plan, prob)
+    for s, stage in enumerate(plan.stages):
+        if stage.turns == 1:
+            continue
+        count = program.num_samples // stage.microbatch_size
+        for kind in "FB":
+            ran = [[a.microbatch for a in program.actions[d] if (a.kind, a.stage) == (kind, s)] for d in stage.devices]
+            assert ran == [list(range(r, count, stage.turns)) for r in range(stage.turns)]
+    check_program(lower(plan, prob.graph, ForwardOnly(), random.Random(seed).randint(1, 40)))
+
+
+def test_the_random_plans_cover_what_can_be_planned() -> None:
+    plans = [(plan, schedule) for _, plan, schedule in map(random_plan, range(80))]
+    found = {(s.turns, type(schedule)) for plan, schedule in plans for s in plan.stages}
+    assert found >= {(r, kind) for r in (2, 3) for kind in (OneFOneB, GPipe, NoFlush)}
+    assert any({s.turns for s in plan.stages} >= {1, 2, 3} for plan, _ in plans)
+    assert any(s.turns > s.microbatch_size for plan, _ in plans for s in plan.stages)
+    assert any(
+        len(s.devices) > 1 and s.turns == 1 for plan, _ in plans for s in plan.stages if any(t.turns > 1 for t in plan.stages)
+    )
+    assert any(
+        a.turns > 1 and a.microbatch_size != b.microbatch_size for plan, _ in plans for a in plan.stages for b in plan.stages
+    )
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(80) if not random_plan(seed)[2].drains])
+def test_a_program_of_a_few_mini_batches_stands_for_any_number(seed: int) -> None:
+    prob, plan, schedule = random_plan(seed)
+    program = program_of(plan, prob, schedule)
+    for n in (1, program.minibatches - 1, program.minibatches + 1, program.minibatches + 4):
+        whole = lower(plan, prob.graph, schedule, minibatches=n)
+        for device in program.actions:
+            mine = list(of_length(program, plan, device, n))
+            if n > program.minibatches:
+                assert mine == list(whole.actions[device])
+            # In a shorter pass receives are posted where they are in the longer one, which may be earlier.
+            assert [a for a in mine if a.kind[0] != "R" or a.kind == "R"] == [
+                a for a in whole.actions[device] if a.kind not in ("RF", "RB")
+            ]
+            assert sorted(mine) == sorted(whole.actions[device])
+
+
+def published(counts: list[int]) -> list[int]:
+    """Forwards ahead of each replica in PipeDream's runtime."""
+    return [(sum(counts) - 1 - sum(counts[:s])) // replicas for s, replicas in enumerate(counts)]
+
+
+@pytest.mark.parametrize("counts", [[2, 1, 1], [3, 1], [3, 2, 1, 1], [2, 2, 2], [1, 2], [1, 4], [4, 1], [1, 1, 3], [2, 1, 3]])
+def test_warm_up_is_as_published_where_shares_come_out_even(counts: list[int]) -> None:
+    plan = endless(problem(chain(len(counts)), sum(counts), 12), counts)
+    orders = program_of(plan, problem(chain(len(counts)), sum(counts), 12), NoFlush()).actions
+    for s, (stage, ahead) in enumerate(zip(plan.stages, published(counts), strict=True)):
+        assert plan.place(s).warmup == ahead
+        assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.turns  # NOAM, in equal shares
+        for device in stage.devices:
+            kinds = [a.kind for a in orders[device] if a.kind in "FB"]
+            assert kinds[: ahead + 2] == ["F"] * (ahead + 1) + ["B"]
+
+
+def balanced(counts: list[int]) -> Problem:
+    """A chain whose stage with R devices is R times as slow, so that each can finish a micro-batch every 3 seconds."""
+    base = chain(len(counts))
+    ops = [replace(op, forward_flops=n * 1.0, backward_flops=n * 2.0) for op, n in zip(base.ops, counts, strict=True)]
+    return problem(replace(base, ops=tuple(ops)), sum(counts), 12)
+
+
+@pytest.mark.parametrize("counts", [list(c) for n in (2, 3) for c in itertools.product((1, 2, 3, 4), repeat=n)])
+def test_a_replicated_stage_keeps_the_pace_of_the_others(counts: list[int]) -> None:
+    prob = balanced(counts)
+    plan = endless(prob, counts)
+    metrics = simulate(program_of(plan, prob, NoFlush()), plan, prob).metrics
+    assert metrics.iteration_s == pytest.approx(12 * 3.0)
+    assert metrics.bubble_fraction == pytest.approx(0.0, abs=1e-12)
+    # With something to sum, the replica whose turn is first waits for the last one's, once an update.
+    trained = replace(prob, graph=with_weights(prob.graph))
+    plan = endless(trained, counts)
+    period = simulate(program_of(plan, trained, NoFlush()), plan, trained).metrics.iteration_s
+    assert 12 * 3.0 - 1e-9 <= period <= 12 * 3.0 + 3.0 * (max(counts) - 1) + 1e-9
+
+
+def test_the_published_warm_up_would_starve_a_stage_in_the_middle() -> None:
+    """Three replicas hold two micro-batches each, and the first stage lets five in: two replicas wait for their second."""
+    counts = [1, 3, 1]
+    prob = balanced(counts)
+    plan = endless(prob, counts)
+    assert [s.in_flight for s in plan.stages] == [7, 6, 1]
+    few = replace(plan, stages=(replace(plan.stages[0], in_flight=1 + published(counts)[0]), *plan.stages[1:]))
+    assert [few.place(s).warmup for s in range(3)] == published(counts) == [4, 1, 0]
+    program = program_of(few, prob, NoFlush())
+    check_program(program, reduce_groups(few, prob.graph))
+    assert simulate(program, few, prob).metrics.iteration_s == pytest.approx(12 * 6.0)
+
+
+def test_time_and_memory_are_those_of_whole_micro_batches() -> None:
+    """Two devices, four samples in micro-batches of two, half a second a pass by itself, three saved bytes a sample."""
+    prob = problem(chain(1, saved=3.0), 2, 4, fixed_s=0.5)
+    parts = [(1, 2)]
+    split, turns = (make_plan(prob, "test", parts, 2, round_robin=way) for way in (False, True))
+    # A pass has 1 + 2 seconds a sample; split runs two of one sample each, turns one of two.
+    times = [simulate(program_of(plan, prob, OneFOneB()), plan, prob).metrics for plan in (split, turns)]
+    fixed = sum(prob.stage_times((0,), 1, (0,))) - 3.0
+    assert fixed > 0
+    assert [m.iteration_s for m in times] == [pytest.approx(2 * (3.0 + fixed)), pytest.approx(6.0 + fixed)]
+    assert [plan.stages[0].in_flight for plan in (split, turns)] == [2, 4]
+    assert [m.max_in_flight_samples for m in times] == [{0: 2}, {0: 4}]
+    one, two = (problem(chain(1, saved=3.0), 1, 4).stage_memory((0,), b, 1, b) for b in (1, 2))
+    assert [m.peak_memory_bytes for m in times] == [dict.fromkeys((0, 1), round(one)), dict.fromkeys((0, 1), round(two))]
+    assert not can_score(turns, [1])
+
+
+def test_a_share_is_rounded_up() -> None:
+    """Four micro-batches are needed, by three replicas: two each."""
+    prob = problem(chain(2), 4, 6)
+    plan = endless(prob, [3, 1])
+    assert plan.stages[0].in_flight == 6 and plan.stages[0].ahead == 2
+    assert max_in_flight(program_of(plan, prob, NoFlush()), plan) == {0: 6, 1: 1}
+    uneven = replace(plan, stages=(replace(plan.stages[0], in_flight=4), plan.stages[1]))
+    with pytest.raises(InvalidPlan, match="in-flight 4 must be a multiple of it times 3"):
+        uneven.validate(prob)
+
+
+def test_what_cannot_be_dealt_out_is_refused() -> None:
+    prob = problem(chain(1), 3, 8)
+    plan = make_plan(prob, "test", [(1, 3)], 2, round_robin=True)
+    with pytest.raises(
+        InvalidPlan, match=r"3 replicas take turns, and must divide the 4 micro-batches.*accumulation=3.*replicas=split"
+    ):
+        plan.validate(prob)
+    # More replicas than samples of a micro-batch are fine in turn, and none to split.
+    turns = make_plan(problem(chain(1), 4, 8), "test", [(1, 4)], 2, round_robin=True)
+    turns.validate(problem(chain(1), 4, 8))
+    with pytest.raises(InvalidPlan, match="4 replicas at most as many"):
+        replace(turns, stages=(replace(turns.stages[0], round_robin=False),)).validate(problem(chain(1), 4, 8))
+
+
+def test_a_plan_reads_back_equal_and_an_old_one_splits() -> None:
+    plan = endless(problem(chain(2), 3, 4), [2, 1], turns=[True, False])
+    assert from_json(Plan, to_json(plan)) == plan
+    assert '"round_robin": true' in to_json(plan)
+    old = '{"ops": [0], "devices": [0, 1], "microbatch_size": 2, "in_flight": 2}'
+    assert not from_json(Stage, old).round_robin
+
+
+def test_turns_are_taken_where_replicas_divide_the_micro_batches() -> None:
+    prob = problem(diamond(), 8, 12)
+    plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2])
+    found = in_turn(plan, prob)
+    assert [s.turns for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
+    assert found.explanation == (
+        "stage 1: replicas split every micro-batch, as their number does not divide those of a mini-batch",
+    )
+    assert [s.in_flight for s in found.stages] == [
+        s.in_flight
+        for s in make_plan(
+            prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], round_robin=[True, False, True, False]
+        ).stages
+    ]
+    whole = in_turn(plan, replace(prob, in_flight="all"))
+    assert {s.in_flight for s in whole.stages} == {12}
+
+
+def test_a_plan_splits_where_whole_micro_batches_do_not_fit() -> None:
+    prob = problem(chain(1, saved=3.0), 2, 4)
+    plan = make_plan(prob, "test", [(1, 2)], 2)
+    turned = in_turn(plan, prob)
+    need = max(turned.device_memory(prob, {0: 4}).values())
+    assert need > max(plan.device_memory(prob, {0: 2}).values())
+    enough, little = (problem(chain(1, saved=3.0), 2, 4, memory_bytes=amount) for amount in (need, need - 0.5))
+    assert in_turn(plan, enough) == turned
+    assert in_turn(plan, little) == replace(
+        plan, explanation=("replicas split every micro-batch: whole ones in turn would need more memory than a device has",)
+    )
+
+
+ASYNCHRONOUS = {"planner": PipeDream(), "schedule": NoFlush(), "replicas": "round_robin"}
+
+
+def slow_head() -> Problem:
+    """Two operators on three devices, the first twice as slow: a plan with two devices for it is the best."""
+    base = chain(2)
+    head = replace(base.ops[0], forward_flops=2.0, backward_flops=4.0)
+    return problem(replace(base, ops=(head, *base.ops[1:])), 3, 4)
+
+
+def test_a_strategy_asks_for_turns() -> None:
+    strategy = Strategy(name="test", weights=Stash(accumulation=2), **ASYNCHRONOUS)
+    prob = slow_head()
+    plan = strategy.plan(prob)
+    assert [(len(s.devices), s.turns) for s in plan.stages] == [(2, 2), (1, 1)]
+    assert [s.in_flight // s.microbatch_size for s in plan.stages] == [4, 1]
+    assert strategy.predict(plan, prob).metrics.iteration_s == pytest.approx(12.0)
+    # Judged as it runs, without its program's events too.
+    assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics
+    # Copies of the weights: two micro-batches of a replica are in flight, and each of its own makes an update.
+    assert strategy.predict(plan, prob).metrics.weight_versions == {0: 2, 1: 1}
+
+
+def test_one_micro_batch_a_mini_batch_leaves_nothing_to_take_in_turn() -> None:
+    strategy = Strategy(name="test", weights=Stash(), **ASYNCHRONOUS)
+    with pytest.raises(
+        InvalidConfig, match=r"strategy.replicas=round_robin.*strategy.weights.accumulation=2.*strategy.replicas=split"
+    ):
+        strategy.plan(slow_head())
+    with pytest.raises(InvalidConfig, match=r"strategy.replicas=maybe: must be one of split, round_robin"):
+        Strategy(name="test", planner=PipeDream(), schedule=OneFOneB(), replicas="maybe")
+
+
+def test_versions_that_differ_between_stages_are_refused() -> None:
+    """Replicas that take turns look fewer micro-batches back than stages that see them all."""
+    prob = problem(chain(3), 4, 4)
+    plan = endless(prob, [2, 1, 1])
+    with pytest.raises(InvalidConfig, match="stages 0 and 1 would use different versions"):
+        check_stream(plan, prob.graph, VerticalSync(accumulation=4))
+    check_stream(plan, prob.graph, DoubleBuffer())
+    with pytest.raises(InvalidConfig, match="needs at least 2 micro-batches"):
+        check_stream(replace(plan, minibatch_size=2), prob.graph, DoubleBuffer())
+    # Without turns, but of unequal sizes.
+    with pytest.raises(InvalidConfig, match="stage 0 would use weights that it does not have yet: its forwards are 5 micro"):
+        check_stream(endless(prob, [1, 1, 1], [1, 2, 2], False), prob.graph, VerticalSync(accumulation=None))
+    check_stream(endless(prob, [2, 2, 2]), prob.graph, VerticalSync(accumulation=4))
