@@ -158,6 +158,37 @@ class AbstractActual(AbstractWeights):
         return 0
 
 
+class AbstractRing(AbstractActual):
+    """Policies that keep every version a micro-batch in flight has used, for its backward.
+
+    Args:
+        accumulation: micro-batches between two updates, for planners; None leaves it to them.
+    """
+
+    @abstractmethod
+    def lag(self, place: Place) -> int:
+        """Micro-batches by which the version that a forward uses is behind the latest there could be."""
+
+    @property
+    def backward(self) -> Backward:
+        return "same"
+
+    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+        return max(start, (microbatch - self.lag(place)) // place.accumulation)
+
+    def copies(self, place: Place) -> int:
+        return -(-self.lag(place) // place.accumulation) + 1
+
+    def most_copies(self, depth: int) -> int:
+        return -(-(depth - 1) // (self.accumulation or 1)) + 1
+
+    def least_accumulation(self, depth: int) -> int:
+        return 1
+
+    def traffic(self, place: Place, prediction: float) -> Traffic:
+        return Traffic(update=COPY if self.copies(place) > 1 else 0.0)
+
+
 def check_accumulation(value: int | None) -> None:
     """Refuse what is no number of micro-batches.
 

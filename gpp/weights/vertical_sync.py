@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import COPY, AbstractActual, Backward, Place, Traffic, check_accumulation
+from gpp.weights.base import AbstractRing, Place, check_accumulation
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerticalSync(AbstractActual):
+class VerticalSync(AbstractRing):
     """Stashing with the version of the stage that is furthest from the sink."""
 
     in_step: ClassVar[bool] = True
@@ -24,21 +24,5 @@ class VerticalSync(AbstractActual):
     def __post_init__(self) -> None:
         check_accumulation(self.accumulation)
 
-    @property
-    def backward(self) -> Backward:
-        return "same"
-
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
-        return max(start, (microbatch - (place.depth - 1)) // place.accumulation)
-
-    def copies(self, place: Place) -> int:
-        return -(-(place.depth - 1) // place.accumulation) + 1
-
-    def most_copies(self, depth: int) -> int:
-        return -(-(depth - 1) // (self.accumulation or 1)) + 1
-
-    def least_accumulation(self, depth: int) -> int:
-        return 1
-
-    def traffic(self, place: Place, prediction: float) -> Traffic:
-        return Traffic(update=COPY if self.copies(place) > 1 else 0.0)
+    def lag(self, place: Place) -> int:
+        return place.depth - 1
