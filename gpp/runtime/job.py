@@ -30,6 +30,7 @@ from gpp.program import Program
 from gpp.runtime.stage_costs import StageCost, stage_costs
 from gpp.strategy import Strategy
 from gpp.values import from_json, to_json
+from gpp.weights.base import AbstractWeights
 
 
 def restore(description: Mapping[str, Any]) -> Any:
@@ -176,13 +177,8 @@ def assemble(
         settings: further fields of `Settings`.
     """
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
-    if settings.get("checkpoint_every") and not settings.get("checkpoint_drain") and not strategy.weights.repeats:
-        rule = f"strategy.weights={strategy.weights.name} keeps no weights by which micro-batches in flight could be repeated"
-        raise InvalidConfig("checkpoint.drain", False, rule, "set checkpoint.drain=true")
-    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage" and (shared := plan.shared_weights(problem.graph)):
-        name, stages = shared[0]
-        rule = f"{name} is shared by stages {' and '.join(map(str, stages))}, whose norms differ"
-        raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model")
+    _check_weights(strategy.weights, settings)
+    _check_clipping(optimizer, plan, problem.graph)
     return Job(
         settings=Settings(
             steps=steps,
@@ -207,6 +203,35 @@ def assemble(
         costs=stage_costs(strategy.posed(problem), plan),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
+
+
+def _check_weights(weights: AbstractWeights, settings: Mapping[str, Any]) -> None:
+    """Refuse what a weight policy cannot be combined with at run time.
+
+    Raises:
+        InvalidConfig: names the setting.
+    """
+    if settings.get("checkpoint_every") and not settings.get("checkpoint_drain") and not weights.repeats:
+        rule = f"strategy.weights={weights.name} keeps no weights by which micro-batches in flight could be repeated"
+        raise InvalidConfig("checkpoint.drain", False, rule, "set checkpoint.drain=true")
+    if settings.get("autocast") and weights.backward != "same":
+        rule = f"backwards would use the cast copies of the forward's weights, and strategy.weights={weights.name} wants others"
+        raise InvalidConfig("engine.autocast", settings["autocast"], rule, "set engine.autocast=null, or strategy/weights=stash")
+    if settings.get("compile") and not weights.flushes:
+        rule = f"a compiled stage is bound to its parameters, and strategy.weights={weights.name} exchanges them"
+        raise InvalidConfig("engine.compile", settings["compile"], rule, "set engine.compile=null, or strategy/weights=flush")
+
+
+def _check_clipping(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph) -> None:
+    """Refuse to clip by stage what several stages share.
+
+    Raises:
+        InvalidConfig: names the parameter and the stages.
+    """
+    if optimizer.clip_norm is not None and optimizer.clip_scope == "stage" and (shared := plan.shared_weights(graph)):
+        name, stages = shared[0]
+        rule = f"{name} is shared by stages {' and '.join(map(str, stages))}, whose norms differ"
+        raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model")
 
 
 FILES = {

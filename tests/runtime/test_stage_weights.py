@@ -166,6 +166,17 @@ def test_a_policy_that_repeats_no_forward_asks_for_a_drain() -> None:
     assert job.settings.checkpoint_drain
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
+def test_casts_and_compiled_stages_are_refused_where_they_would_see_other_weights(policy: AbstractWeights) -> None:
+    with pytest.raises(InvalidConfig, match=r"engine\.compile=inductor"):
+        job_of(policy, compile="inductor")
+    if policy.backward == "same":
+        assert job_of(policy, autocast="bfloat16")[0].settings.autocast == "bfloat16"
+    else:
+        with pytest.raises(InvalidConfig, match=r"engine\.autocast=bfloat16"):
+            job_of(policy, autocast="bfloat16")
+
+
 def test_a_drain_before_checkpoints_changes_the_order_of_updates(tmp_path: Path) -> None:
     drained, initial = job_of(Stash(), checkpoint_every=5, checkpoint_drain=True)
     full, _ = job_of(Stash(), checkpoint_every=5)
