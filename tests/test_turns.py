@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Param
 from gpp.plan import Plan, Stage, make_plan
+from gpp.planners.base import AbstractPlanner
 from gpp.planners.pipedream import PipeDream
+from gpp.planners.sequential import Sequential
 from gpp.program import Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
@@ -27,9 +29,11 @@ from gpp.streams import check_stream, of_length, window
 from gpp.turns import in_turn
 from gpp.values import from_json, to_json
 from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.graphs import chain, diamond, graph, problem
+from tests.planners.cases import random_problem
 
 
 def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: bool | list[bool] = True) -> Plan:
@@ -269,6 +273,27 @@ def test_a_strategy_asks_for_turns() -> None:
     assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics
     # Copies of the weights: two micro-batches of a replica are in flight, and each of its own makes an update.
     assert strategy.predict(plan, prob).metrics.weight_versions == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize("planner", [PipeDream(), Sequential()], ids=lambda p: type(p).__name__)
+def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
+    """Where splitting fits, the plan fits with turns or splits; it runs, and is predicted alike with and without events."""
+    turned = 0
+    for seed, schedule in itertools.product(range(20), (OneFOneB(), NoFlush())):
+        weights = Flush() if schedule.drains else Stash(accumulation=4)
+        prob = random_problem(seed, max_ops=8, max_devices=6)
+        split = Strategy(name="split", planner=planner, schedule=schedule, weights=weights)
+        try:
+            split.plan(prob)
+        except Infeasible:
+            continue
+        strategy = replace(split, replicas="round_robin")
+        plan = strategy.plan(prob)
+        strategy.lower(plan, prob.graph)
+        if any(stage.turns > 1 for stage in plan.stages):
+            turned += 1
+            assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics
+    assert turned
 
 
 def test_one_micro_batch_a_mini_batch_leaves_nothing_to_take_in_turn() -> None:
