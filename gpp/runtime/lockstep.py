@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -41,13 +41,13 @@ class Lockstep(AbstractEngine):
         return {"device_kind": "cpu"}
 
     def check(self, plan: Plan) -> tuple[str, ...]:
-        refuse_what_does_not_run(plan)
+        _refuse(plan)
         return ()
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import run_workers
 
-        refuse_what_does_not_run(job.plan)
+        _refuse(job.plan)
         settings = job.settings
         if job.streams and settings.checkpoint_every and not settings.checkpoint_drain:
             rule = f"engine={self.name} saves where the pipeline is empty, and here it is not"
@@ -61,3 +61,18 @@ class Lockstep(AbstractEngine):
             evaluations=tuple({"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())),
             versions=Versions(**{what: {int(s): n for s, n in of.items()} for what, of in counted.items()}),
         )
+
+
+def _refuse(plan: Plan) -> None:
+    """What this engine cannot follow.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    refuse_what_does_not_run(plan)
+    for s, stage in enumerate(plan.stages):
+        if stage.turns > 1:
+            raise UnsupportedPlan(
+                f"stage {s}: its replicas take micro-batches in turn, each with versions of its own, which engine=lockstep does not "
+                "follow. Fix: strategy.replicas=split, or engine=distributed"
+            )
