@@ -73,6 +73,6 @@ def _refuse(plan: Plan) -> None:
     for s, stage in enumerate(plan.stages):
         if stage.turns > 1:
             raise UnsupportedPlan(
-                f"stage {s}: its replicas take micro-batches in turn, each with versions of its own, which engine=lockstep does not "
+                f"stage {s}: its replicas take micro-batches in turn, with versions of their own, which engine=lockstep does not "
                 "follow. Fix: strategy.replicas=split, or engine=distributed"
             )
