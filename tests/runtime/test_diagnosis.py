@@ -130,11 +130,11 @@ def chain_of_three() -> Programs:
 
 def test_what_is_said_of_every_rank() -> None:
     programs = chain_of_three()
-    at = {text: i for i, text in enumerate(a.text(1) for a in programs.actions(1, TRAINING))}
+    at = {text: i for i, text in enumerate(a.text(1) for a in programs.actions(1, RankState(phase=TRAINING)))}
     waiting = RankState(phase=TRAINING, passes=7, step=6, index=0, waiting=True, host="a", pid=11)
-    first = next(i for i, a in enumerate(programs.actions(2, TRAINING)) if a.kind == "F")
+    first = next(i for i, a in enumerate(programs.actions(2, RankState(phase=TRAINING))) if a.kind == "F")
     states = {
-        0: RankState(phase=TRAINING, passes=7, step=6, index=len(programs.actions(0, TRAINING)) - 2, waiting=True),
+        0: RankState(phase=TRAINING, passes=7, step=6, index=len(programs.actions(0, RankState(phase=TRAINING))) - 2, waiting=True),
         1: RankState(phase=TRAINING, passes=7, step=6, index=at["s1.F0@d1"]),
         2: RankState(**{**{name: getattr(waiting, name) for name in waiting.__slots__}, "index": first}),
     }
