@@ -227,10 +227,8 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
     if job.streams:
         # Neither while the pipeline fills nor while it drains.
-        ahead, whole = fill(job.plan), took
-        took = {
-            step: s for step, s in whole.items() if ahead < step - pass_at(job, step)[0] < pass_at(job, step)[1] - ahead
-        } or whole
+        ahead, whole, passes = fill(job.plan), took, {step: pass_at(job, step) for step in took}
+        took = {step: whole[step] for step, (first, count) in passes.items() if ahead < step - first < count - ahead} or whole
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]

@@ -48,6 +48,13 @@ def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.data.requires_grad_() for tensor in tensors]
 
 
+def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Write the values of `tensors` into others of the same shapes."""
+    with torch.no_grad():
+        for target, tensor in zip(into, tensors, strict=True):
+            target.copy_(tensor)
+
+
 class AbstractStageWeights(ABC):
     """The weights of one stage on one device.
 

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from gpp.runtime.weights.base import AbstractStageWeights, alias
+from gpp.runtime.weights.base import AbstractStageWeights, alias, copy_values
 
 
 @final
@@ -16,7 +16,6 @@ class Foreseen(AbstractStageWeights):
     def reset(self) -> None:
         self._free = [(tensors, alias(tensors)) for tensors in self.scratch]
         self._of: dict[int, tuple[list[Tensor] | None, list[Tensor]]] = {}
-        self._from: dict[int, int] = {}
 
     def history(self) -> dict[str, list[Tensor]]:
         first = (self.version - self.first) * self.place.accumulation
@@ -33,17 +32,15 @@ class Foreseen(AbstractStageWeights):
                 self._free.append((fresh, alias(fresh)))
             tensors, _ = self._of[microbatch] = self._free.pop()
             if (known := self.remembered.pop(str(microbatch), None)) is not None:
-                for into, tensor in zip(tensors, known, strict=True):
-                    into.copy_(tensor)
+                copy_values(tensors, known)
             else:
                 self.extrapolate(tensors, self.policy.horizon(self.place, number, self.start))
         self.parameters.install(self._of[microbatch][1])
-        self._from[microbatch] = self.policy.forward_version(self.place, number, self.start)
-        return self._from[microbatch]
+        return self.policy.forward_version(self.place, number, self.start)
 
     def prepare(self, microbatch: int) -> int:
         self.hand_over(self._of[microbatch][1])
-        return self._from.pop(microbatch)
+        return self._used[microbatch]
 
     def done(self, microbatch: int) -> None:
         tensors, leaves = self._of.pop(microbatch)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
-from gpp.runtime.weights.base import AbstractStageWeights, alias
+from gpp.runtime.weights.base import AbstractStageWeights, alias, copy_values
 
 
 @dataclass(slots=True)
@@ -36,8 +35,7 @@ class Kept(AbstractStageWeights):
         self._next = self.number(0)
         for key, tensors in self.remembered.items():
             number, memory = self.version - int(key), self._free.pop() if self._free else self.allocate()
-            for into, tensor in zip(memory, tensors, strict=True):
-                into.copy_(tensor)
+            copy_values(memory, tensors)
             self._versions[number] = _Version(number, memory, alias(memory))
 
     def history(self) -> dict[str, list[Tensor]]:
@@ -71,9 +69,8 @@ class Kept(AbstractStageWeights):
             self._versions[latest.number] = self._versions.pop(self.version)
             return
         fresh = self._free.pop() if self._free else self.allocate()
-        with torch.no_grad():
-            for into, master in zip(fresh, self.masters, strict=True):
-                into.copy_(master)
-                # No graph refers to a master, only to leaves, so it may move.
-                master.data = into
+        copy_values(fresh, self.masters)
+        for into, master in zip(fresh, self.masters, strict=True):
+            # No graph refers to a master, only to leaves, so it may move.
+            master.data = into
         self._versions[self.version + 1] = _Version(self.version + 1, fresh, alias(fresh))

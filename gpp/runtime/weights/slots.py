@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from gpp.runtime.weights.base import AbstractStageWeights, alias
+from gpp.runtime.weights.base import AbstractStageWeights, alias, copy_values
 from gpp.weights.base import AbstractWeights, Place
 
 
@@ -37,9 +37,7 @@ class Slots(AbstractStageWeights):
         number = self.number(microbatch)
         if (known := self.remembered.pop(str(microbatch), None)) is not None and self._slot is not None:
             self._holds = None
-            with torch.no_grad():
-                for into, tensor in zip(self._slot, known, strict=True):
-                    into.copy_(tensor)
+            copy_values(self._slot, known)
         else:
             self._fill(self.policy.horizon(self.place, number, self.start))
         if self.in_flight_at_save(number):
@@ -66,7 +64,5 @@ class Slots(AbstractStageWeights):
             self.extrapolate(self._slot, horizon)
             self._holds = None
         elif self._holds != self.version:
-            with torch.no_grad():
-                for into, master in zip(self._slot, self.masters, strict=True):
-                    into.copy_(master)
+            copy_values(self._slot, self.masters)
             self._holds = self.version
