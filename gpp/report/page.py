@@ -29,7 +29,7 @@ vertical-align:middle;margin-left:8px}
 .key span{display:inline-flex;align-items:center;gap:6px;white-space:nowrap}
 .note{border-left:4px solid #d99a3a;background:#fdf6e8;padding:8px 14px;margin:14px 0}
 .bad{border-left-color:#b91c1c;background:#fdf0ee}
-.pair{display:flex;flex-wrap:wrap;gap:20px}.pair>*{flex:1 1 420px;min-width:0;max-width:660px}
+.pair{display:flex;flex-wrap:wrap;gap:20px}.pair>*{flex:1 1 max(420px,40%);min-width:0;max-width:660px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:5px 12px 5px 0;text-align:left;vertical-align:top;border-bottom:1px solid #e5e7eb}
 th{font-weight:600;color:#4b5563;font-size:13px;white-space:nowrap}
