@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpp.cli import main
+from gpp.app.cli import main
 
 if TYPE_CHECKING:
-    from gpp.experiment import Experiment
-    from gpp.recording import Recorder
+    from gpp.app.experiment import Experiment
+    from gpp.app.recording import Recorder
 
 
 def story(experiment: Experiment, recorder: Recorder) -> None:

@@ -1,7 +1,7 @@
-"""A plan as the chain that other systems run: every border carries all that later stages still need.
+"""A plan as the chain that other systems run: every boundary carries all that later stages still need.
 
     stages   0: a ──► 1: b (reads a) ──► 2: c (reads a and b)
-    borders  0|1: a       1|2: a, b
+    boundaries  0|1: a       1|2: a, b
 
 Those systems hand a stage the output of the one before it and nothing else, so a branch that is done travels through
 the stages of the others: the cost that stages in a DAG do not have.
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import is_loss
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.runtime.engine import Outcome, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.timeline import Event
 
 if TYPE_CHECKING:
-    from gpp.runtime.controller import Follower
+    from gpp.runtime.controller.controller import Follower
 
 
 def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
@@ -88,10 +88,10 @@ def refuse_early_loss(job: Job, engine: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What crosses the borders of a plan run as a chain, and where its stages are.
+    """What crosses the boundaries of a plan run as a chain, and where its stages are.
 
     Args:
-        carried: border s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
+        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
         devices: rank -> device: devices in the order of their first stages.
         stages: rank -> its stages, ascending.
     """
@@ -109,10 +109,10 @@ class Chain:
                 reach[tensor.name] = (s, max(t, reach.get(tensor.name, (s, t))[1]))
         position = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
         names = sorted(reach, key=position.__getitem__)
-        borders = range(len(plan.stages) - 1)
+        boundaries = range(len(plan.stages) - 1)
         devices = device_order(plan)
         return cls(
-            carried=tuple(tuple(name for name in names if reach[name][0] <= border < reach[name][1]) for border in borders),
+            carried=tuple(tuple(name for name in names if reach[name][0] <= boundary < reach[name][1]) for boundary in boundaries),
             devices=devices,
             stages=tuple(plan.stages_of_device[device] for device in devices),
         )
@@ -142,7 +142,7 @@ def device_order(plan: Plan) -> tuple[int, ...]:
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     """What the ranks measured, with the samples in flight that the engine's own schedule had, not the program's."""
-    from gpp.runtime.controller import collect
+    from gpp.runtime.controller.controller import collect
 
     outcome = collect(job, run_dir, logs)
     assert outcome.measured is not None

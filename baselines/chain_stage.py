@@ -1,4 +1,4 @@
-"""A stage of a chain as a module that takes what crosses the border before it and returns what crosses the one behind it."""
+"""A stage of a chain as a module that takes what crosses the boundary before it and returns what crosses the one behind it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from baselines.chain import Chain
 from baselines.harness import Harness
 from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import is_loss
-from gpp.program import reduce_groups
-from gpp.runtime.channels import TorchTransport
-from gpp.runtime.gradients import Gradients
+from gpp.program.program import reduce_groups
+from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job
-from gpp.runtime.seeding import pass_seed
-from gpp.runtime.state import Slices
+from gpp.runtime.transport.channels import TorchTransport
+from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.seeding import pass_seed
 from gpp.timeline import Event
 
 EVALUATION_SENDS = 16

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.whole_model import refuse_several_stages
-from gpp.plan import Plan
-from gpp.planners import data_parallel
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.planners.chains import data_parallel
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
-from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
+from gpp.runtime.transport.interfaces import check_interface
 
 
 @final
@@ -44,7 +44,7 @@ class DataParallel(AbstractEngine):
         return crowded(plan)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller import collect, run_workers
+        from gpp.runtime.controller.controller import collect, run_workers
 
         refuse_several_stages(job.plan, self.name)
         return collect(job, run_dir, run_workers("baselines.whole_model_worker", job, run_dir, job.plan.num_devices, progress))

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, final
 
 from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.program import reduce_groups
+from gpp.program.program import reduce_groups
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
-from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
+from gpp.runtime.transport.interfaces import check_interface
 
 
 @final
@@ -49,7 +49,7 @@ class DeepSpeed(AbstractEngine):
         return crowded(plan)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller import run_workers
+        from gpp.runtime.controller.controller import run_workers
 
         self.check(job.plan)
         refuse_early_loss(job, self.name)

@@ -16,7 +16,7 @@ from baselines.chain_stage import ChainStage, SharedGradients, evaluate, inputs_
 from baselines.harness import AbstractShare, Harness
 from baselines.packing import Packing
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, disconnect, guarded
+from gpp.runtime.worker.process import connect, disconnect, guarded
 
 NEVER = 1 << 60
 """Steps between two of DeepSpeed's own reports."""
@@ -29,16 +29,16 @@ class Layer(torch.nn.Module):
     read travel with the tensors. The last stage is handed its inputs as labels.
 
     Args:
-        borders: border -> the user inputs that cross it, after the chain's own tensors.
+        boundaries: boundary -> the user inputs that cross it, after the chain's own tensors.
     """
 
-    def __init__(self, harness: Harness, chain: Chain, stage: int, borders: list[tuple[str, ...]]) -> None:
+    def __init__(self, harness: Harness, chain: Chain, stage: int, boundaries: list[tuple[str, ...]]) -> None:
         super().__init__()
         # DeepSpeed divides the loss by the number of micro-batches itself.
         self.stage = ChainStage(harness, chain, stage, scale=1.0)
-        examples = self._examples(harness, sorted({name for names in borders for name in names}))
-        before = borders[stage - 1] if stage else ()
-        after = borders[stage] if stage < len(borders) else ()
+        examples = self._examples(harness, sorted({name for names in boundaries for name in names}))
+        before = boundaries[stage - 1] if stage else ()
+        after = boundaries[stage] if stage < len(boundaries) else ()
         self.read = tuple(dict.fromkeys((*self.stage.arriving, *after))) if stage == 0 else (*self.stage.incoming, *before)
         self.made = (*self.stage.outgoing, *after)
         self.passed = after
@@ -78,9 +78,9 @@ class DeepSpeedPipeline(AbstractShare):
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
         deepspeed.init_distributed(dist_backend=harness.job.settings.backend)
         self.harness, self.chain, job = harness, chain, harness.job
-        borders = carried_inputs(job, chain)
+        boundaries = carried_inputs(job, chain)
         # A specification is built by the rank that owns it only.
-        specs = [LayerSpec(Layer, harness, chain, s, borders) for s in range(chain.num_stages)]
+        specs = [LayerSpec(Layer, harness, chain, s, boundaries) for s in range(chain.num_stages)]
         self.pipe = PipelineModule(layers=specs, num_stages=chain.num_stages, partition_method="uniform")
         layer = self.pipe.forward_funcs[0]
         assert len(self.pipe.forward_funcs) == 1 and isinstance(layer, Layer) and layer.stage.index == rank
@@ -206,7 +206,7 @@ def carried_inputs(job: Job, chain: Chain) -> list[tuple[str, ...]]:
     reach: dict[str, int] = {}
     for stage in range(1, chain.num_stages - 1):
         reach.update(dict.fromkeys(inputs_of(job, stage), stage))
-    return [tuple(name for name in sorted(reach) if border < reach[name]) for border in range(chain.num_stages - 1)]
+    return [tuple(name for name in sorted(reach) if boundary < reach[name]) for boundary in range(chain.num_stages - 1)]
 
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

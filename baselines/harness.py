@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpp.data.sampler import minibatch
-from gpp.runtime.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.state import save_final, static_bytes
 from gpp.runtime.job import Job, restore
-from gpp.runtime.meter import MemoryMeter
-from gpp.runtime.process import KEPT_STEPS, write_line
-from gpp.runtime.stage import Fetch
-from gpp.runtime.state import save_final, static_bytes
+from gpp.runtime.worker.meter import MemoryMeter
+from gpp.runtime.worker.process import KEPT_STEPS, write_line
+from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 
 if TYPE_CHECKING:

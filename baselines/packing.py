@@ -1,4 +1,4 @@
-"""The tensors of a border as the two that DeepSpeed sends best: one that carries a gradient and one that does not.
+"""The tensors of a boundary as the two that DeepSpeed sends best: one that carries a gradient and one that does not.
 
 Its backward runs once for each floating-point output, through the whole stage each time, and it takes every
 floating-point tensor for one with a gradient. So what has a gradient is laid end to end in one tensor, and everything
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class Packing:
-    """How the tensors of one border lie in its messages.
+    """How the tensors of one boundary lie in its messages.
 
     Args:
-        examples: tensors of the right shapes and dtypes, in the order of the border; those with a gradient require one.
+        examples: tensors of the right shapes and dtypes, in the order of the boundary; those with a gradient require one.
     """
 
     def __init__(self, examples: Sequence[Tensor]) -> None:

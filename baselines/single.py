@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.whole_model import refuse_several_stages
-from gpp.plan import Plan
-from gpp.planners import single
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.planners.chains import single
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
 
@@ -35,7 +35,7 @@ class Single(AbstractEngine):
         return ()
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller import collect, run_workers
+        from gpp.runtime.controller.controller import collect, run_workers
 
         refuse_several_stages(job.plan, self.name)
         return collect(job, run_dir, run_workers("baselines.whole_model_worker", job, run_dir, 1, progress))

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, final
 
 from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
-from gpp.runtime.interfaces import check_interface
 from gpp.runtime.job import Job
+from gpp.runtime.transport.interfaces import check_interface
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
@@ -79,7 +79,7 @@ class TorchPipelining(AbstractEngine):
             )
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller import run_workers
+        from gpp.runtime.controller.controller import run_workers
 
         self.check(job.plan)
         refuse_early_loss(job, self.name)

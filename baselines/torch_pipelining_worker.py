@@ -18,7 +18,7 @@ from baselines.chain_stage import ChainStage, SharedGradients, evaluate
 from baselines.harness import AbstractShare, Harness
 from gpp.capture.stage import tie
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, disconnect, guarded
+from gpp.runtime.worker.process import connect, disconnect, guarded
 from gpp.timeline import Event
 
 SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble")

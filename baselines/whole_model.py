@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.errors import UnsupportedPlan
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.runtime.engine import refuse_what_does_not_run
 
 

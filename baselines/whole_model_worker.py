@@ -18,11 +18,11 @@ from gpp.models.losses import loss as loss_named
 from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
 from gpp.routing import Piece
+from gpp.runtime.checkpoint.state import copy_into
 from gpp.runtime.job import Job
-from gpp.runtime.process import connect, disconnect, guarded
-from gpp.runtime.seeding import pass_seed
-from gpp.runtime.stage import Fetch
-from gpp.runtime.state import copy_into
+from gpp.runtime.worker.process import connect, disconnect, guarded
+from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from gpp.comparison import Attempt, attempt
-from gpp.experiment import Experiment
+from gpp.analysis.comparison import Attempt, attempt
+from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.report.palette import branch_of, tone

@@ -1,18 +1,18 @@
 """Graph pipeline parallelism: plan, simulate and run models with branches on several devices.
 
-The names below are the whole public interface; `gpp.api` says how they fit together.
+The names below are the whole public interface; `gpp.app.api` says how they fit together.
 """
 
-from gpp.api import capture_model, problem, train
+from gpp.app.api import capture_model, problem, train
 from gpp.cluster import Cluster, Device, Link, local, uniform
-from gpp.cost.analytical import Analytical
-from gpp.cost.profiled import Profiled
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.profiled import Profiled
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.sequential import Sequential
-from gpp.runtime.lockstep import Lockstep
-from gpp.runtime.resume import Checkpoints
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.checkpoint.resume import Checkpoints
+from gpp.runtime.engines.reference import Reference
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -39,13 +39,13 @@ __all__ = [
     "GraphPipe",
     "LearningRate",
     "Link",
-    "Lockstep",
     "Naive",
     "NoFlush",
     "OneFOneB",
     "PipeOptim",
     "Profiled",
     "RMSprop",
+    "Reference",
     "Sequential",
     "SpecTrain",
     "Stash",

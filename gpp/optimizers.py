@@ -70,7 +70,7 @@ class AbstractOptimizer(ABC):
     @property
     @abstractmethod
     def prediction_traffic(self) -> float:
-        """Bytes moved through memory to extrapolate a byte of weights (`gpp.runtime.weights.prediction`)."""
+        """Bytes moved through memory to extrapolate a byte of weights (`gpp.runtime.worker.weights.prediction`)."""
 
     @property
     @abstractmethod

@@ -14,18 +14,18 @@ from typing import final
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.loss_scope import with_loss_apart
-from gpp.plan import Plan
+from gpp.plan.loss_stage import with_loss_apart
+from gpp.plan.plan import Plan
+from gpp.plan.round_robin import ROUND_ROBIN, SPLIT, WAYS, in_turn
 from gpp.planners.base import AbstractPlanner
-from gpp.program import Program, check_program, reduce_groups
+from gpp.program.program import Program, check_program, reduce_groups
+from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.passes import POSTED_AHEAD, lower
-from gpp.scoring import can_score, score
-from gpp.simulator import simulate
-from gpp.streams import check_asked, check_stream, window
+from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.simulator import simulate
 from gpp.timeline import Timeline
-from gpp.turns import ROUND_ROBIN, SPLIT, WAYS, in_turn
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
@@ -43,7 +43,7 @@ class Strategy:
 
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
-            as if they split; their candidates are judged, and the plan is made, with turns (`gpp.turns.in_turn`).
+            as if they split; their candidates are judged, and the plan is made, with turns (`gpp.plan.round_robin.in_turn`).
     """
 
     name: str
@@ -121,7 +121,7 @@ class Strategy:
     def lower(self, plan: Plan, graph: OpGraph, *, global_norm: bool = False) -> Program:
         """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`.
 
-        Of a pipeline that does not drain, it is one of a few mini-batches: see `gpp.streams`.
+        Of a pipeline that does not drain, it is one of a few mini-batches: see `gpp.program.steady_state`.
         """
         program = self._program(plan, graph, global_norm)
         check_program(program, reduce_groups(plan, graph))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Event(NamedTuple):
     """One interval on one device.
 
-    `kind` is an action kind of `gpp.program` (F, B, RF, ... ); `num_bytes` is what a transfer moved.
+    `kind` is an action kind of `gpp.program.program` (F, B, RF, ... ); `num_bytes` is what a transfer moved.
     """
 
     device: int

@@ -24,9 +24,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from gpp.app.experiment import Experiment
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
-from gpp.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = {4: "summit_1x4", 8: "summit_2x4", 16: "summit_4x4", 32: "summit_8x4"}

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from gpp.errors import InvalidConfig
-from gpp.runtime.resume import find
-from gpp.runtime.state import load_final
+from gpp.runtime.checkpoint.resume import find
+from gpp.runtime.checkpoint.state import load_final
 from tests.cli import start
 
 WORKERS = 4

@@ -29,17 +29,17 @@ from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.data_parallel import DataParallel
-from gpp.planners.exhaustive import Exhaustive
-from gpp.planners.lower_bound import lower_bound
-from gpp.planners.piper import Piper
-from gpp.planners.single import Single
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.data_parallel import DataParallel
+from gpp.planners.chains.piper import Piper
+from gpp.planners.chains.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import to_json
 from gpp.strategy import Strategy
-from gpp.values import to_json
 from tests.conf import CONF, option
+from tests.oracle.exhaustive import Exhaustive
 from tests.planners.cases import Rate, cluster, random_problem, uneven
 
 SAME = 1 + 1e-9

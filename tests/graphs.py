@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.cluster import Cluster, Device, Link, uniform
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 

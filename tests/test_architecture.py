@@ -117,9 +117,9 @@ def test_no_cycle_between_modules() -> None:
 
 def test_planning_modules_leave_torch_alone() -> None:
     code = (
-        "import sys, gpp.strategy, gpp.planners.graphpipe, gpp.planners.sequential, gpp.planners.even, gpp.experiment, "
-        "gpp.recording, gpp.cost.analytical, gpp.cost.profiled, gpp.runtime.distributed, gpp.models.mmt, gpp.data.digits, "
-        "gpp.runtime.lockstep, baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
+        "import sys, gpp.strategy, gpp.planners.graphpipe.graphpipe, gpp.planners.chains.sequential, gpp.planners.chains.even, gpp.app.experiment, "
+        "gpp.app.recording, gpp.cost.models.analytical, gpp.cost.models.profiled, gpp.runtime.engines.distributed, gpp.models.mmt, gpp.data.digits, "
+        "gpp.runtime.engines.reference, baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
         "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

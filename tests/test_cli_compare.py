@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpp.explain.explanation import Explanation
-from gpp.plan import Plan
-from gpp.values import from_json
+from gpp.analysis.explain.explanation import Explanation
+from gpp.plan.plan import Plan
+from gpp.serialization import from_json
 from tests.cli import ROOT, run
 
 SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2", "cost=analytical", "cluster.num_devices=2", "logger=none"]

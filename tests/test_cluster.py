@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Cluster, Device, Link, local, machine_memory_bytes, mixed, uniform
-from gpp.cost.analytical import Analytical
-from gpp.cost.profiled import Profiled
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 from tests.conf import CONF, option
 
 DEVICE = Device(

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpp.comparison import attempt, best_of, compare
+from gpp.analysis.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.lower_bound import lower_bound
-from gpp.planners.pipedream_2bw import PipeDream2BW
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.comparison import columns, compared_dicts, lines
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB

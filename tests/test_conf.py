@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.cli import GROUPS, SweepReport, help_text, samples_per_device
+from gpp.app.cli import GROUPS, SweepReport, help_text, samples_per_device
 from tests.conf import CONF, option
 
 ROOT = CONF.parent

@@ -10,12 +10,12 @@ import pytest
 
 from gpp.capture.build import capture
 from gpp.errors import InvalidConfig, InvalidGraph, InvalidPlan
-from gpp.graph.apart import coarsen_apart, connected_parts
-from gpp.graph.coarsen import coarsen
+from gpp.graph.coarsen.apart import coarsen_apart, connected_parts
+from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.random_graphs import random_dag
-from gpp.loss_scope import with_loss_apart
-from gpp.plan import make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.loss_stage import with_loss_apart
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.conf import option

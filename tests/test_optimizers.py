@@ -7,7 +7,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
-from gpp.runtime.state import static_bytes
+from gpp.runtime.checkpoint.state import static_bytes
 
 OPTIMIZERS = [
     SGD(lr=0.1, momentum=0.0),

@@ -6,9 +6,11 @@ import pytest
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag
-from gpp.in_flight import required_in_flight
-from gpp.plan import Plan, Stage, make_plan, topological_order
-from gpp.values import from_json, to_json
+from gpp.plan.build import make_plan, topological_order
+from gpp.plan.in_flight import required_in_flight
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
+from gpp.serialization import from_json, to_json
 from tests.graphs import chain, diamond, problem
 
 PROBLEM = problem(diamond(), 4, 8)

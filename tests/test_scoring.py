@@ -7,16 +7,16 @@ import random
 import pytest
 
 from gpp.cluster import Link, uniform
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
-from gpp.plan import make_plan
-from gpp.program import check_program, reduce_groups
+from gpp.plan.build import make_plan
+from gpp.program.program import check_program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from gpp.scoring import can_score, score
-from gpp.simulator import simulate
+from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.simulator import simulate
 from tests.graphs import DEVICE
 
 

@@ -11,23 +11,25 @@ import pytest
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Param
-from gpp.plan import Plan, Stage, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.plan.round_robin import in_turn
+from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.pipedream import PipeDream
-from gpp.planners.sequential import Sequential
-from gpp.program import Program, check_program, reduce_groups
+from gpp.planners.chains.pipedream import PipeDream
+from gpp.planners.chains.sequential import Sequential
+from gpp.program.program import Program, check_program, reduce_groups
+from gpp.program.steady_state import check_stream, of_length, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import POSTED_AHEAD, lower
-from gpp.scoring import can_score
-from gpp.simulator import max_in_flight, simulate
+from gpp.serialization import from_json, to_json
+from gpp.simulate.recurrence import can_score
+from gpp.simulate.simulator import max_in_flight, simulate
 from gpp.strategy import Strategy
-from gpp.streams import check_stream, of_length, window
-from gpp.turns import in_turn
-from gpp.values import from_json, to_json
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
@@ -130,7 +132,7 @@ def test_warm_up_is_as_published_where_shares_come_out_even(counts: list[int]) -
     plan = endless(problem(chain(len(counts)), sum(counts), 12), counts)
     orders = program_of(plan, problem(chain(len(counts)), sum(counts), 12), NoFlush()).actions
     for s, (stage, ahead) in enumerate(zip(plan.stages, published(counts), strict=True)):
-        assert plan.place(s).warmup == ahead
+        assert plan.position(s).warmup == ahead
         assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.turns  # NOAM, in equal shares
         for device in stage.devices:
             kinds = [a.kind for a in orders[device] if a.kind in "FB"]

@@ -19,7 +19,7 @@ import torch
 
 from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
-from gpp.cost.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.cost.models.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
 from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
@@ -185,10 +185,10 @@ def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
 def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
     """Equal for groups that do the same: equal calls, amounts, and shapes of everything that goes in or out."""
     nodes = [captured.node_of[name] for name in op.nodes]
-    border = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
+    boundary = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
     return (
         tuple((n.target if n.kind in ("call", "block") else n.kind, repr(n.shape), n.dtype) for n in nodes),
-        repr(border),
+        repr(boundary),
         len(module.sends),
         tuple(module.results),
         op.forward_flops,

@@ -106,7 +106,7 @@ class StageModule(nn.Module):
         """What tensor `name` (an input, received or sent) looks like.
 
         Raises:
-            CaptureError: its samples cannot be told apart, so it cannot cross a border.
+            CaptureError: its samples cannot be told apart, so it cannot cross a boundary.
         """
         return self._cut.spec(name)
 
@@ -130,7 +130,7 @@ class StageModule(nn.Module):
 
 
 class _Cut:
-    """Which nodes a stage runs and what crosses its border."""
+    """Which nodes a stage runs and what crosses its boundary."""
 
     def __init__(
         self, captured: Captured, nodes: Iterable[str], device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
@@ -142,7 +142,7 @@ class _Cut:
         if unknown := sorted(self.own - set(self.order)):
             raise CaptureError(f"the captured model has no nodes {', '.join(unknown[:5])}")
         self.results = tuple(name for name, node in captured.results.items() if node in self.own)
-        roots = self._border()
+        roots = self._boundary()
         self.train_closure, self.eval_closure = self._closure(roots, training=True), self._closure(roots, training=False)
         both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
         self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
@@ -157,7 +157,7 @@ class _Cut:
     def _foreign(self, node: Node) -> bool:
         return node.kind in ("call", "block") and not node.free and node.name not in self.own
 
-    def _border(self) -> list[str]:
+    def _boundary(self) -> list[str]:
         """Fill `sends`; returns what every pass must compute because others need it (results excluded)."""
         sends, roots = set(), set()
         for node in self.captured.nodes:
@@ -228,7 +228,7 @@ class _Cut:
         """See `StageModule.spec`."""
         node = self.node_of[name]
         if node.batch_dim is None or node.shape is None or node.dtype is None:
-            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a border")
+            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
         rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
         dtype = dtype_of(node.dtype)
         return TensorSpec(

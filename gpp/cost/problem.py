@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.base import AbstractCostModel, OpTimes
-from gpp.cost.variants import border_bytes, held, passes
+from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.variants import boundary_bytes, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
-from gpp.weights.base import AbstractWeights, Place
+from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.flush import Flush
 
 
@@ -51,7 +51,7 @@ class Problem:
         in_flight: what a stage keeps: as many micro-batches as its distance to the sink asks for
             (`depth`, 1F1B) or the whole mini-batch (`all`, GPipe).
         global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
-        minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.loss_scope`).
+        minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         weights: how many versions of the weights a stage holds.
         prediction_traffic: bytes moved to extrapolate a byte of weights (`gpp.optimizers`).
         window: mini-batches that pass between two drains, as planners see it: `minibatch_size` is then that of all of them
@@ -110,14 +110,14 @@ class Problem:
         return 1.0 + self.assumed_copies + self.optimizer_state_factor
 
     @cached_property
-    def kind_of_device(self) -> tuple[int, ...]:
+    def type_of_device(self) -> tuple[int, ...]:
         """For each device the first one that equals it."""
         devices = self.cluster.devices
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
     def op_times(self, samples: int, device: int) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated."""
-        key = (samples, self.kind_of_device[device])
+        key = (samples, self.type_of_device[device])
         if key not in self._times:
             times = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
             if self.graph.differentiated != self.graph.all_mask:
@@ -141,15 +141,15 @@ class Problem:
         """
         samples = -(-microbatch_size * tensor_parallel * turns // len(devices))
         index = list(ops)
-        pairs, border_s = [], 0.0
+        pairs, boundary_s = [], 0.0
         if tensor_parallel > 1:
-            border = border_bytes(self.graph, ops, recompute, tensor_parallel)
-            border_s = border * samples / self.cluster.link(devices[0], devices[tensor_parallel - 1]).bandwidth_bytes_per_s
-        for device in {self.kind_of_device[d] for d in devices}:
+            boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel)
+            boundary_s = boundary * samples / self.cluster.link(devices[0], devices[tensor_parallel - 1]).bandwidth_bytes_per_s
+        for device in {self.type_of_device[d] for d in devices}:
             times = self.op_times(samples, device)
             if recompute or tensor_parallel > 1:
                 forward, backward = passes(self.graph, times, ops, recompute, tensor_parallel)
-                pairs.append((forward + border_s, backward + border_s))
+                pairs.append((forward + boundary_s, backward + boundary_s))
                 continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
@@ -170,7 +170,7 @@ class Problem:
         return self._known[mask]
 
     def amounts(self, mask: int) -> tuple[float, float, float]:
-        """Of a stage: static bytes; bytes per sample in flight; bytes per sample of one micro-batch (gradients at its border)."""
+        """Of a stage: static bytes; bytes per sample in flight; bytes per sample of one micro-batch (gradients at its boundary)."""
         if mask not in self._memory:
             sums = self.sums(mask)
             static = sums.trainable * self.static_factor + sums.frozen
@@ -199,12 +199,12 @@ class Problem:
         """Peak bytes on one device of a stage.
 
         Weights in all their versions, their gradients and the optimizer's state; the activations of the samples in flight
-        (saved tensors and what crosses the stage's border); the border's gradients of one micro-batch.
+        (saved tensors and what crosses the stage's boundary); the boundary's gradients of one micro-batch.
 
         Args:
             num_devices: that a micro-batch is split over.
             in_flight: samples in flight on all of those (a multiple of `microbatch_size`).
-            recompute, tensor_parallel: as in `gpp.plan.Stage`; see `gpp.cost.variants`.
+            recompute, tensor_parallel: as in `gpp.plan.stage.Stage`; see `gpp.cost.variants`.
             depth: of the pipeline, for policies whose copies depend on it; None: the stage is its first.
             turns: how many such groups of devices take micro-batches in turn.
         """
@@ -221,7 +221,9 @@ class Problem:
             static += trainable * (self.weight_copies(microbatch_size, in_flight, depth, turns) - self.assumed_copies)
         return static + kept * samples * (in_flight // microbatch_size) + grads * samples
 
-    def weight_times(self, ops: tuple[int, ...], device: int, place: Place, tensor_parallel: int = 1) -> tuple[float, float, float]:
+    def weight_times(
+        self, ops: tuple[int, ...], device: int, place: PipelinePosition, tensor_parallel: int = 1
+    ) -> tuple[float, float, float]:
         """Seconds that the weight policy adds to a stage's forward, to its backward and to its update."""
         if self.weights.flushes:
             return 0.0, 0.0, 0.0
@@ -233,7 +235,7 @@ class Problem:
         """Copies of the weights that a stage holds; arguments as of `stage_memory`."""
         count = max(in_flight // microbatch_size, 1)
         accumulation = max(self.accumulation(microbatch_size) // turns, 1)
-        return self.weights.copies(Place(warmup=count - 1, depth=depth or count, accumulation=accumulation))
+        return self.weights.copies(PipelinePosition(warmup=count - 1, depth=depth or count, accumulation=accumulation))
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""

@@ -14,7 +14,7 @@ from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import OpGraph, Variant, bits, mask_of
 
 if TYPE_CHECKING:
-    from gpp.cost.base import OpTimes
+    from gpp.cost.models.base import OpTimes
 
 
 class Running(NamedTuple):
@@ -61,7 +61,7 @@ def recomputed_bytes(graph: OpGraph, op: int) -> float:
 
 
 def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[float, float]:
-    """Forward and backward seconds of a stage, without what its border costs."""
+    """Forward and backward seconds of a stage, without what its boundary costs."""
     forward = backward = 0.0
     for op in ops:
         way = running(graph, op, float(times.forward_s[op]), float(times.backward_s[op]), op in recompute, degree)
@@ -69,8 +69,8 @@ def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collec
     return forward, backward
 
 
-def border_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> float:
-    """Bytes per sample that the devices of one replica exchange over the tensors on the stage's border, each way."""
+def boundary_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> float:
+    """Bytes per sample that the devices of one replica exchange over the tensors on the stage's boundary, each way."""
     mask, total = mask_of(ops), 0.0
     for op in ops:
         variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
@@ -90,7 +90,7 @@ class Held(NamedTuple):
 
 
 def held(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> Held:
-    """What a stage's operators hold on one device, without the stage's border."""
+    """What a stage's operators hold on one device, without the stage's boundary."""
     trainable = frozen = kept = extra = 0.0
     seen: set[str] = set()
     for op in bits(mask_of(ops)):

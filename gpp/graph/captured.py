@@ -35,7 +35,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from gpp.graph.op_graph import OpGraph
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 
 FORMAT_VERSION = 3
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from gpp.errors import InvalidGraph
-from gpp.values import to_json
+from gpp.serialization import to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Variant:
         params: share of the operator's parameter bytes.
         saved_bytes: activations kept from forward to backward.
         extra_bytes: held once, for the micro-batch at hand, beyond weights and gradients.
-        receive, send: (other operator, bytes) that the devices exchange if that edge crosses the stage's border, each way.
+        receive, send: (other operator, bytes) that the devices exchange if that edge crosses the stage's boundary, each way.
     """
 
     degree: int = 1

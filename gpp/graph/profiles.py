@@ -10,7 +10,7 @@ Three formats, told apart by their content:
     v, bytes]]}
 
 One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample, which
-`gpp.cost.tabulated` reads as they are.
+`gpp.cost.models.tabulated` reads as they are.
 
 What is taken as it stands, and what is not:
 * graph.txt: nodes called `Input...` without predecessors and `__getitem__...` without successors are left out, as PipeDream's

@@ -20,8 +20,8 @@ class SetSums(NamedTuple):
         saved: activations that its operators save.
         kept: activations held besides: what comes in, and what goes out and nobody saves.
         grads: gradients of both.
-        incoming, outgoing: forward bytes over the border; incoming_back, outgoing_back: those whose gradients come back.
-        num_tensors: over the border.
+        incoming, outgoing: forward bytes over the boundary; incoming_back, outgoing_back: those whose gradients come back.
+        num_tensors: over the boundary.
     """
 
     trainable: float

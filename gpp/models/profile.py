@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gpp.cost.tabulated import Tabulated
+from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.profiles import read_profile

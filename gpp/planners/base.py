@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
 
 Predict = Callable[[Plan], Timeline]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from gpp.comparison import Attempt
+from gpp.analysis.comparison import Attempt
 from gpp.report import text
 from gpp.report.charts import grouped_bars
 from gpp.report.comparison import Line, certificate, columns, lines, reason_lines

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpp.comparison import Attempt, best_of
-from gpp.plan import Plan
-from gpp.planners.lower_bound import Bound
+from gpp.analysis.comparison import Attempt, best_of
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
 from gpp.report import text
 from gpp.report.figures import peak_memory
 from gpp.report.result import optimality_gap, plan_dict

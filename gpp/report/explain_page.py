@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gpp.explain.explanation import Explanation
-from gpp.explain.idle import REASONS, Reason
+from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explain.idle import REASONS, Reason
 from gpp.report import text
 from gpp.report.comparison import certificate
 from gpp.report.explain_words import (

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from gpp.explain.explanation import Explanation
-from gpp.explain.idle import REASONS, DeviceTime, Reason
-from gpp.explain.what_if import WhatIf
+from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explain.idle import REASONS, DeviceTime, Reason
+from gpp.analysis.explain.what_if import WhatIf
 from gpp.report import text
 from gpp.report.explain_words import REASON_NAMES, SAME, alternatives_heading, bottleneck_words, change_words, shape_words
 from gpp.report.record import RunRecord

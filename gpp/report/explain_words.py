@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpp.explain.explanation import Explanation
-from gpp.explain.idle import Reason
-from gpp.explain.what_if import Shape, WhatIf
+from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explain.idle import Reason
+from gpp.analysis.explain.what_if import Shape, WhatIf
 from gpp.report import text
 from gpp.report.record import RunRecord
 from gpp.report.stage_graph import module_names

@@ -100,7 +100,7 @@ def choose_style(num_layers: int, num_rows: int, width: float) -> tuple[Style, i
 
 
 def layout(num_stages: int, edges: Sequence[tuple[int, int]], width: float = 1320.0) -> Layout:
-    """Place `num_stages` stages, numbered in a topological order, and their edges.
+    """PipelinePosition `num_stages` stages, numbered in a topological order, and their edges.
 
     Args:
         edges: (producer, consumer), producer < consumer.

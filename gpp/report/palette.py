@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Stage
+from gpp.plan.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpp.analysis.comparison import Attempt
+from gpp.analysis.explain.explanation import Explanation
 from gpp.cluster import Cluster
-from gpp.comparison import Attempt
-from gpp.explain.explanation import Explanation
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
-from gpp.planners.lower_bound import Bound
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Timeline
 
 

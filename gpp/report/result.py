@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from gpp.plan import Plan
-from gpp.planners.lower_bound import Bound
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
 
 Status: TypeAlias = Literal["ok", "infeasible", "failed"]
@@ -55,7 +55,7 @@ def result_dict(
         bound: no plan is faster; null in the file where it is not known.
         compared: of several strategies on one problem; the key is left out of other runs.
         emulation: of emulated devices; the key is left out of other runs.
-        versions: of an engine that trains without a timeline (`lockstep`); likewise.
+        versions: of an engine that trains without a timeline (`reference`); likewise.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if loss_terms:

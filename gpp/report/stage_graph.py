@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan, Stage
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.report import text
 from gpp.report.layout import Box, Layout, Route, layout
 from gpp.report.palette import INK, MUTED, TRUNK, branch_of, branch_shares, tone

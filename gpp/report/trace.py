@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.report.timelines import is_transfer, stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 
 
 def check_whole_loss(captured: Captured, minibatch_size: int) -> None:

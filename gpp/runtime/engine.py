@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpp.errors import InvalidConfig, UnsupportedPlan
 
 if TYPE_CHECKING:
-    from gpp.plan import Plan
+    from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
     from gpp.timeline import Emulation, Timeline, Versions

@@ -25,11 +25,11 @@ from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan import Plan
-from gpp.program import Program
+from gpp.plan.plan import Plan
+from gpp.program.program import Program
 from gpp.runtime.stage_costs import StageCost, stage_costs
+from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from gpp.values import from_json, to_json
 from gpp.weights.base import AbstractWeights
 
 
@@ -59,7 +59,7 @@ class Settings:
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: what an engine of its own kind tells its workers.
         weights: the weight policy; empty for flushing.
-        checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.resume.Checkpoints`.
+        checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
         timeout_s: after which a run that stands still has failed.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpp.cost.problem import Problem
-from gpp.plan import Plan
-from gpp.simulator import pass_times
+from gpp.plan.plan import Plan
+from gpp.simulate.simulator import pass_times
 from gpp.weights.flush import Flush
 
 
@@ -52,8 +52,8 @@ def stage_costs(problem: Problem, plan: Plan) -> tuple[StageCost, ...]:
                 last_forward_s=last[0],
                 last_backward_s=last[1],
                 update_s=problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
-                + problem.weight_times(stage.ops, stage.devices[0], plan.place(s), t)[2],
-                resident_bytes=2 * one - two + trainable * (problem.weights.copies(plan.place(s)) - 1),
+                + problem.weight_times(stage.ops, stage.devices[0], plan.position(s), t)[2],
+                resident_bytes=2 * one - two + trainable * (problem.weights.copies(plan.position(s)) - 1),
                 microbatch_bytes=two - one,
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 
 Pass = tuple[str, int]
 """("F" or "B", micro-batch)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule, Pass
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpp.errors import MalformedProgram
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.routing import Message
 from gpp.schedules.base import Pass
 

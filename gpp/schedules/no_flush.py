@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from gpp.errors import InvalidPlan
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule, Pass
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from gpp.plan import Plan, Stage
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.schedules.base import AbstractSchedule, Pass
 
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import Plan
-from gpp.program import Action, Program, reduce_groups
+from gpp.plan.plan import Plan
+from gpp.program.program import Action, Program, reduce_groups
 from gpp.routing import Message, copies, messages
 from gpp.schedules.base import AbstractSchedule, Pass
 from gpp.schedules.merge import Task, merge

@@ -19,7 +19,7 @@ Backward = Literal["same", "current", "predicted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PipelinePosition:
     """Where a stage stands in a pipeline that does not drain.
 
     Args:
@@ -90,15 +90,15 @@ class AbstractWeights(ABC):
         """The weights that gradients of inputs go through."""
 
     @abstractmethod
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """The version that the forward of `microbatch` uses, or that is extrapolated for it.
 
         Args:
-            start: as in `Place.latest`; no earlier version is there.
+            start: as in `PipelinePosition.latest`; no earlier version is there.
         """
 
     @abstractmethod
-    def copies(self, place: Place) -> int:
+    def copies(self, place: PipelinePosition) -> int:
         """Copies of the weights that the stage holds at most, the latest one included."""
 
     @abstractmethod
@@ -110,32 +110,32 @@ class AbstractWeights(ABC):
         """Micro-batches that a mini-batch must have at least in a pipeline of `depth` stages."""
 
     @abstractmethod
-    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """Updates by which the weights of a forward are extrapolated; 0: not at all."""
 
     @abstractmethod
-    def backward_horizon(self, place: Place) -> int:
+    def backward_horizon(self, place: PipelinePosition) -> int:
         """The same of a backward."""
 
     @abstractmethod
-    def traffic(self, place: Place, prediction: float) -> Traffic:
+    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         """What the policy moves through memory, beyond passes and updates of one version.
 
         Args:
             prediction: bytes moved to extrapolate a byte of weights, by the optimizer's rule.
         """
 
-    def backward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def backward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
         return self.forward_version(place, microbatch, start) if self.backward == "same" else place.batch(microbatch)
 
-    def staleness(self, place: Place) -> int:
+    def staleness(self, place: PipelinePosition) -> int:
         """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
         first = place.accumulation * (place.depth + place.warmup + 2)
         batch = range(first, first + place.accumulation)
         return max(place.batch(j) - self.forward_version(place, j) for j in batch)
 
-    def check(self, place: Place) -> None:
+    def check(self, place: PipelinePosition) -> None:
         """Refuse a pipeline in which the policy cannot hold.
 
         Raises:
@@ -151,10 +151,10 @@ class AbstractWeights(ABC):
 class AbstractActual(AbstractWeights):
     """Policies whose passes use weights that were, or are, the stage's own: nothing is extrapolated."""
 
-    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return 0
 
-    def backward_horizon(self, place: Place) -> int:
+    def backward_horizon(self, place: PipelinePosition) -> int:
         return 0
 
 
@@ -166,17 +166,17 @@ class AbstractRing(AbstractActual):
     """
 
     @abstractmethod
-    def lag(self, place: Place) -> int:
+    def lag(self, place: PipelinePosition) -> int:
         """Micro-batches by which the version that a forward uses is behind the latest there could be."""
 
     @property
     def backward(self) -> Backward:
         return "same"
 
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return max(start, (microbatch - self.lag(place)) // place.accumulation)
 
-    def copies(self, place: Place) -> int:
+    def copies(self, place: PipelinePosition) -> int:
         return -(-self.lag(place) // place.accumulation) + 1
 
     def most_copies(self, depth: int) -> int:
@@ -185,7 +185,7 @@ class AbstractRing(AbstractActual):
     def least_accumulation(self, depth: int) -> int:
         return 1
 
-    def traffic(self, place: Place, prediction: float) -> Traffic:
+    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         return Traffic(update=COPY if self.copies(place) > 1 else 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, Place, Traffic
+from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic
 
 
 @final
@@ -22,10 +22,10 @@ class Flush(AbstractActual):
     def backward(self) -> Backward:
         return "same"
 
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return place.batch(microbatch)
 
-    def copies(self, place: Place) -> int:
+    def copies(self, place: PipelinePosition) -> int:
         return 1
 
     def most_copies(self, depth: int) -> int:
@@ -34,5 +34,5 @@ class Flush(AbstractActual):
     def least_accumulation(self, depth: int) -> int:
         return 1
 
-    def traffic(self, place: Place, prediction: float) -> Traffic:
+    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         return Traffic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import COPY, AbstractWeights, Backward, Place, Traffic, check_accumulation
+from gpp.weights.base import COPY, AbstractWeights, Backward, PipelinePosition, Traffic, check_accumulation
 
 HORIZONS = ("schedule", "constant")
 FUTURES = ("same", "zero")
@@ -49,18 +49,18 @@ class PipeOptim(AbstractWeights):
     def backward(self) -> Backward:
         return "current"
 
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return place.latest(microbatch, start)
 
-    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         if self.horizon_from == "constant":
             return place.warmup + self.offset
         return place.batch(microbatch) - place.latest(microbatch, start) + self.offset
 
-    def backward_horizon(self, place: Place) -> int:
+    def backward_horizon(self, place: PipelinePosition) -> int:
         return 0
 
-    def copies(self, place: Place) -> int:
+    def copies(self, place: PipelinePosition) -> int:
         return 2 if place.warmup or self.offset else 1
 
     def most_copies(self, depth: int) -> int:
@@ -69,5 +69,5 @@ class PipeOptim(AbstractWeights):
     def least_accumulation(self, depth: int) -> int:
         return 1
 
-    def traffic(self, place: Place, prediction: float) -> Traffic:
+    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         return Traffic(forward=prediction, backward=COPY) if self.copies(place) > 1 else Traffic()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Backward, Place, Traffic, check_accumulation
+from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Traffic, check_accumulation
 
 
 @final
@@ -37,17 +37,17 @@ class SpecTrain(AbstractWeights):
     def backward(self) -> Backward:
         return "predicted" if self.form == 1 else "same"
 
-    def forward_version(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return place.latest(microbatch, start)
 
-    def horizon(self, place: Place, microbatch: int, start: int = 0) -> int:
+    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
         own = place.batch(microbatch) - place.latest(microbatch, start)
         return own + self.backward_horizon(place)
 
-    def backward_horizon(self, place: Place) -> int:
+    def backward_horizon(self, place: PipelinePosition) -> int:
         return place.position // 2 // place.accumulation if self.form == 1 else 0
 
-    def copies(self, place: Place) -> int:
+    def copies(self, place: PipelinePosition) -> int:
         if self.form == 1:
             return 2 if place.warmup or self.backward_horizon(place) else 1
         # One for every micro-batch in flight, beside the weights themselves.
@@ -59,7 +59,7 @@ class SpecTrain(AbstractWeights):
     def least_accumulation(self, depth: int) -> int:
         return 1
 
-    def traffic(self, place: Place, prediction: float) -> Traffic:
+    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         if self.copies(place) == 1:
             return Traffic()
         return Traffic(forward=prediction, backward=prediction if self.form == 1 else 0.0)

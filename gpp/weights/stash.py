@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractRing, Place, check_accumulation
+from gpp.weights.base import AbstractRing, PipelinePosition, check_accumulation
 
 
 @final
@@ -22,5 +22,5 @@ class Stash(AbstractRing):
     def __post_init__(self) -> None:
         check_accumulation(self.accumulation)
 
-    def lag(self, place: Place) -> int:
+    def lag(self, place: PipelinePosition) -> int:
         return place.warmup

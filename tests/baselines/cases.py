@@ -14,10 +14,11 @@ from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
 from gpp.data.synthetic import Synthetic
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
-from gpp.planners.data_parallel import DataParallel
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.data_parallel import DataParallel
+from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
-from gpp.runtime.state import load_final
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime import inprocess
 from tests.runtime.test_in_process import random_partition

@@ -1,4 +1,4 @@
-"""A graph of stages as a chain: what crosses each border, how it is packed, and what is refused."""
+"""A graph of stages as a chain: what crosses each boundary, how it is packed, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from baselines.deepspeed import DeepSpeed
 from baselines.packing import Packing
 from baselines.single import Single
 from baselines.torch_pipelining import TorchPipelining
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from tests.baselines.cases import Case, make
 from tests.planners.cases import cluster, towers
 from tests.runtime.test_in_process import random_partition
@@ -35,15 +36,15 @@ def plan_of(num_stages: int, *, b: int = 4, seed: int = 0, devices: list[int] | 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_border_carries_what_is_made_before_it_and_read_behind_it(seed: int) -> None:
+def test_a_boundary_carries_what_is_made_before_it_and_read_behind_it(seed: int) -> None:
     plan, graph = plan_of(4, seed=seed), problem().graph
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     chain = Chain.of(plan, graph)
-    for border in range(3):
+    for boundary in range(3):
         alive = {
-            t.name for t in graph.tensors if stage_of[t.producer] <= border < max((stage_of[c] for c in t.consumers), default=-1)
+            t.name for t in graph.tensors if stage_of[t.producer] <= boundary < max((stage_of[c] for c in t.consumers), default=-1)
         }
-        assert set(chain.carried[border]) == alive and len(chain.carried[border]) == len(alive)
+        assert set(chain.carried[boundary]) == alive and len(chain.carried[boundary]) == len(alive)
     assert chain.incoming(0) == chain.outgoing(3) == () and chain.incoming(2) == chain.outgoing(1)
 
 

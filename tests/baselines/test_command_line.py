@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from gpp.cli import CONF
+from gpp.app.cli import CONF
 from tests.cli import run
 
 ENGINES = ["data_parallel", "deepspeed", "single", "torch_pipelining"]

@@ -10,7 +10,7 @@ import torch
 
 from baselines.chain import Chain, measured_by_events
 from baselines.deepspeed_worker import carried_inputs
-from gpp.runtime.controller import Follower
+from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from tests.baselines import session
@@ -105,7 +105,7 @@ def test_each_goes_on_from_its_checkpoint(case: Case, runs: dict[Case, Path]) ->
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
-    """A forward and a whole backward of every micro-batch at every stage, and the bytes of every border."""
+    """A forward and a whole backward of every micro-batch at every stage, and the bytes of every boundary."""
     job = Job.load(runs[case])
     outcome = measured_by_events(job, runs[case], logs(runs[case], WORLD))
     assert outcome.measured is not None and len(outcome.losses) == STEPS

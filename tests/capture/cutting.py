@@ -7,8 +7,8 @@ import torch
 from gpp.capture import build_stage, initial_state
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.plan import topological_order
-from gpp.values import from_json, to_json
+from gpp.plan.build import topological_order
+from gpp.serialization import from_json, to_json
 
 
 def random_parts(graph: OpGraph, num_parts: int, seed: int) -> list[list[int]]:

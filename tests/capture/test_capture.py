@@ -14,7 +14,7 @@ from zoo import CASES, Fixed, ManyOutputs, Masked, Normed, Tied, accuracy, cross
 from gpp.capture import build_stage, capture, initial_state
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, evaluate, load_cached, store
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 
 
 def small(forward, **modules):

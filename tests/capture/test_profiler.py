@@ -6,8 +6,8 @@ from torch import nn
 
 from gpp.capture import capture, profiler
 from gpp.cluster import Device
-from gpp.cost.profiled import Profiled
-from gpp.graph.coarsen import coarsen
+from gpp.cost.models.profiled import Profiled
+from gpp.graph.coarsen.coarsen import coarsen
 
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10)
 

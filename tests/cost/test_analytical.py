@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from gpp.cluster import Device
-from gpp.cost.analytical import Analytical
+from gpp.cost.models.analytical import Analytical
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 
 DEVICE = Device(
     kind="cuda",

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Cluster, Link
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
@@ -45,7 +45,7 @@ def test_memory_of_the_whole_graph():
     assert of.stage_memory((0, 1, 2), 2, 1, 6) == static + 60 * 6
 
 
-def test_memory_at_the_border():
+def test_memory_at_the_boundary():
     of = problem(shared(), 2, 8)
     # First stage: t0 is in its saved bytes, gradient of t0 comes back.
     assert of.stage_memory((0,), 2, 1, 4) == 2 * 100 + 10 * 4 + 4 * 2

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Device
-from gpp.cost.analytical import Analytical
-from gpp.cost.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
 from gpp.errors import InvalidConfig
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 from tests.graphs import chain
 
 GRAPH = chain(2)
@@ -106,7 +106,7 @@ def test_sample_counts(largest, counts):
 
 def test_this_machine_is_named_without_torch():
     script = (
-        "import sys, json; from gpp.cost.profiled import cpu_setting; from gpp.values import to_json;"
+        "import sys, json; from gpp.cost.models.profiled import cpu_setting; from gpp.serialization import to_json;"
         "print(to_json(cpu_setting())); assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

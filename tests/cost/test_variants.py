@@ -7,20 +7,21 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Link, flat
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
+from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
-from gpp.cost.tabulated import Tabulated
 from gpp.errors import InvalidPlan, UnsupportedPlan
 from gpp.graph.op_graph import Param, Variant
-from gpp.plan import Plan, make_plan
-from gpp.planners.even import Even
-from gpp.program import check_program, reduce_groups
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
-from gpp.runtime.distributed import Distributed
+from gpp.runtime.engines.distributed import Distributed
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
+from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from gpp.values import from_json, to_json
 from tests.graphs import chain
 from tests.planners.cases import cluster
 
@@ -56,12 +57,12 @@ def test_recomputation_by_the_general_rule():
     assert problem.stage_memory((0, 1, 2), 2, 1, 2, (1, 2)) == problem.stage_memory((0, 1, 2), 2, 1, 2)
 
 
-def test_a_declared_degree_sets_time_memory_and_border():
+def test_a_declared_degree_sets_time_memory_and_boundary():
     problem = split_problem()
     forward, backward = problem.stage_times((1,), 2, (1, 2), (), 2)
-    border = 3.0 * 2 / 10.0
-    assert forward == pytest.approx(0.2 * 3 * 2 + border) and backward == pytest.approx(0.4 * 3 * 2 + border)
-    # Half of the weights and gradients, the declared activations, the border's tensors and their gradients.
+    boundary = 3.0 * 2 / 10.0
+    assert forward == pytest.approx(0.2 * 3 * 2 + boundary) and backward == pytest.approx(0.4 * 3 * 2 + boundary)
+    # Half of the weights and gradients, the declared activations, the boundary's tensors and their gradients.
     assert problem.stage_memory((1,), 2, 2, 4, (), 2) == pytest.approx(2 * 50 + (6 + 1) * 2 * 2 + (1 + 1) * 2)
     assert problem.trainable_bytes((1,), 2) == 50
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.analysis.explain.changes import is_chain, replicate_stages, split_stages, with_links, with_memory, with_twice_the_devices
+from gpp.analysis.explain.explanation import Explanation, explain, stage_loads
+from gpp.analysis.explain.what_if import Shape
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.explain.changes import is_chain, replicate_stages, split_stages, with_links, with_memory, with_twice_the_devices
-from gpp.explain.explanation import Explanation, explain, stage_loads
-from gpp.explain.what_if import Shape
-from gpp.plan import make_plan
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.lower_bound import lower_bound
-from gpp.planners.sequential import Sequential
+from gpp.plan.build import make_plan
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from gpp.values import from_json, to_json
 from tests.graphs import chain, problem
 from tests.planners.cases import random_problem
 

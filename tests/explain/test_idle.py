@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpp.analysis.explain.idle import REASONS, device_times, idle_shares
 from gpp.errors import Infeasible
-from gpp.explain.idle import REASONS, device_times, idle_shares
-from gpp.plan import make_plan
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.sequential import Sequential
+from gpp.plan.build import make_plan
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

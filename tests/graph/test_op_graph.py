@@ -3,7 +3,7 @@ import pytest
 from gpp.errors import InvalidGraph
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.values import from_json, to_json
+from gpp.serialization import from_json, to_json
 
 
 def edge(a, b, name=None):

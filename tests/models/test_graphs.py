@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpp.graph.coarsen import coarsen
+from gpp.graph.coarsen.coarsen import coarsen
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.graph.series_parallel import Parallel, Series, decompose
 from gpp.models.networks.clip import contrastive_loss, pair_loss

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpp.cluster import Cluster, Device, Link, uniform
-from gpp.cost.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.plan import Plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy

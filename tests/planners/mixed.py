@@ -12,11 +12,11 @@ from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.plan import make_plan
-from gpp.planners.even import Even
-from gpp.planners.exhaustive import convex_partitions
+from gpp.plan.build import make_plan
+from gpp.planners.chains.even import Even
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.oracle.exhaustive import convex_partitions
 
 from .cases import Rate, cluster
 
@@ -71,7 +71,7 @@ def optimum_s(problem: Problem) -> float | None:
 
 def _placements(problem: Problem, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every way to give `count` stages devices, one of those that differ in names only."""
-    labels = list(zip(problem.kind_of_device, problem.cluster.nodes, strict=True))
+    labels = list(zip(problem.type_of_device, problem.cluster.nodes, strict=True))
     seen = set()
     for owner in itertools.product(range(-1, count), repeat=len(labels)):
         key = tuple(tuple(sorted(label for label, o in zip(labels, owner, strict=True) if o == s)) for s in range(count))

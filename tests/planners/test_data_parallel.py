@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.planners.data_parallel import DataParallel
+from gpp.planners.chains.data_parallel import DataParallel
 
 from .cases import cluster, towers
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.planners.even import Even, even_cut
+from gpp.planners.chains.even import Even, even_cut
 
 from ..graphs import chain
 from .cases import cluster, run, towers

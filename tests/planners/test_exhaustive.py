@@ -5,14 +5,14 @@ import itertools
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.random_graphs import random_dag
-from gpp.plan import make_plan
-from gpp.planners.exhaustive import Exhaustive, convex_partitions, exchangeable
+from gpp.plan.build import make_plan
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.oracle.exhaustive import Exhaustive, convex_partitions, exchangeable
 
 from ..graphs import chain, diamond
 from .cases import cluster, random_problem, run, towers

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Cluster
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
 from gpp.graph.series_parallel import decompose
-from gpp.plan import make_plan
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.sequential import Sequential
+from gpp.plan.build import make_plan
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
 
@@ -35,7 +35,7 @@ def test_in_flight_samples_of_figure_5():
 def case_study(memory_samples: int) -> Problem:
     """Two branches of four blocks and a concatenation on eight devices (section 7.5); a block keeps one byte a sample.
 
-    A block also keeps its input and has its border's gradients, of a thousandth of a byte each.
+    A block also keeps its input and has its boundary's gradients, of a thousandth of a byte each.
     """
     return Problem(graph=towers(2, 4), cluster=cluster(8, memory_samples + 8.0), cost=Constant(fixed_s=0.5), minibatch_size=128)
 

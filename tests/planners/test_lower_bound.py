@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
-from gpp.planners.even import Even
-from gpp.planners.exhaustive import Exhaustive
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.lower_bound import Bound, lower_bound
-from gpp.planners.sequential import Sequential
+from gpp.planners.bounds.lower_bound import Bound, lower_bound
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
+from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from gpp.values import from_json, to_json
+from tests.oracle.exhaustive import Exhaustive
 
 from ..graphs import chain
 from .cases import Rate, cluster, random_problem, run, uneven

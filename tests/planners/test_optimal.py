@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.random_graphs import random_dag
-from gpp.planners.exhaustive import Exhaustive
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.optimal import Optimal
-from gpp.values import to_json
+from gpp.planners.bounds.optimal import Optimal
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.serialization import to_json
+from tests.oracle.exhaustive import Exhaustive
 
 from ..graphs import chain
 from .cases import Rate, cluster, random_problem, run, towers, uneven

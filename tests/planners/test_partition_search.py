@@ -14,11 +14,11 @@ from gpp.graph.op_graph import bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.graph.series_parallel import Order
 from gpp.graph.sums import Sums
-from gpp.planners.chains import depth_first_order
-from gpp.planners.partition_search import NONE, Lanes, PartitionSearch
-from gpp.planners.placement import Placer
-from gpp.planners.skeleton import Skeleton
-from gpp.planners.stage_costs import StageCosts
+from gpp.planners.common.linear_orders import depth_first_order
+from gpp.planners.common.placement import Placer
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.partition_search import NONE, Lanes, PartitionSearch
+from gpp.planners.graphpipe.sp_structure import SPStructure
 from tests.planners.cases import cluster, random_problem, towers
 
 
@@ -29,13 +29,13 @@ def test_fewest_devices_of_a_line(seed):
     problem = random_problem(seed, max_ops=7, max_devices=4)
     costs = StageCosts(problem)
     line = depth_first_order(problem.graph)
-    search = PartitionSearch(Skeleton(costs, None, line))
+    search = PartitionSearch(SPStructure(costs, None, line))
     total = costs.compute_s(problem.graph.all_mask, 1)
     lanes = [(b, total * b * rng.uniform(0.15, 1.2)) for b in costs.microbatch_sizes for _ in range(3)]
     solved = search.solve(Lanes(np.array([b for b, _ in lanes]), np.array([limit for _, limit in lanes])))
     n = len(line)
     for lane, (b, limit_s) in enumerate(lanes):
-        seconds = {r: search.stage_s(search.skeleton.root, b, r) for r in costs.replicas[b]}
+        seconds = {r: search.stage_s(search.structure.root, b, r) for r in costs.replicas[b]}
         for h in range(1, search.max_depth + 1):
             best = NONE
             for size in range(min(h, n)):
@@ -64,7 +64,7 @@ def test_equal_branches_side_by_side_and_packed():
     graph = towers(4, 3)
     problem = replace(random_problem(0, max_ops=4, max_devices=4), graph=graph, cluster=cluster(16), minibatch_size=16)
     costs = StageCosts(problem)
-    search = PartitionSearch(Skeleton(costs, Order.of(graph)))
+    search = PartitionSearch(SPStructure(costs, Order.of(graph)))
     tower, join = costs.compute_s(mask_of(range(3)), 1), costs.compute_s(1 << 12, 1)
     limits = np.array([tower * 1.001, 2 * tower * 1.001, tower / 3 * 1.001])
     solved = search.solve(Lanes(np.ones(3, int), limits))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Link, flat
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
+from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
-from gpp.cost.tabulated import Tabulated
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import Param, bits
-from gpp.planners.downsets import Budget, all_states, linear_states
-from gpp.planners.pipedream import PipeDream
-from gpp.planners.pipedream_published import published_plan
-from gpp.planners.sequential import Sequential
+from gpp.planners.chains.downsets import Budget, all_states, linear_states
+from gpp.planners.chains.pipedream import PipeDream
+from gpp.planners.chains.published.pipedream import published_plan
+from gpp.planners.chains.sequential import Sequential
 
 from ..graphs import chain, diamond, two_towers
 from .cases import cluster, random_problem, run, towers

@@ -7,13 +7,13 @@ from itertools import combinations, pairwise
 import pytest
 
 from gpp.cluster import Link
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
-from gpp.plan import Plan
-from gpp.planners.chains import branch_first_order, depth_first_order
-from gpp.planners.pipedream_2bw import PipeDream2BW
+from gpp.plan.plan import Plan
+from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -115,8 +115,8 @@ def test_finds_what_listing_every_cut_finds(strategy: Strategy, seed: int) -> No
 
 def every_plan(strategy: Strategy, problem: Problem):
     """Every shape with every cut of both orders, as far as they are valid."""
-    from gpp.plan import make_plan
-    from gpp.planners.placement import Placer
+    from gpp.plan.build import make_plan
+    from gpp.planners.common.placement import Placer
 
     n, devices = problem.graph.num_ops, problem.cluster.num_devices
     for order in {depth_first_order(problem.graph), branch_first_order(problem.graph)}:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from gpp.cluster import flat
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
+from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
-from gpp.cost.tabulated import Tabulated
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.planners.knapsack import changed, changes, squeeze
-from gpp.planners.piper import Piper
-from gpp.planners.piper_published import published_plan
-from gpp.planners.sequential import Sequential
+from gpp.planners.chains.knapsack import changed, changes, squeeze
+from gpp.planners.chains.piper import Piper
+from gpp.planners.chains.published.piper import published_plan
+from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
@@ -117,9 +117,9 @@ def test_objective_is_the_best_of_all_chains(seed):
     if problem.cluster.num_devices > problem.graph.num_ops:
         return
     planner = Piper(recompute=False, linearize="always")
-    from gpp.planners.chains import depth_first_order
-    from gpp.planners.downsets import Budget
-    from gpp.planners.piper import _Search
+    from gpp.planners.chains.downsets import Budget
+    from gpp.planners.chains.piper import _Search
+    from gpp.planners.common.linear_orders import depth_first_order
 
     search = _Search(problem, planner, Budget("x", 60, 1e9), 1.0)
     order = depth_first_order(problem.graph)

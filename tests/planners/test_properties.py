@@ -10,22 +10,22 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, Tensor
-from gpp.plan import make_plan
-from gpp.planners.candidates import Assessor, Candidate, Shortage
-from gpp.planners.chains import Intervals, depth_first_order
-from gpp.planners.even import Even
-from gpp.planners.exhaustive import Exhaustive
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.pipedream_2bw import PipeDream2BW
-from gpp.planners.sequential import Sequential
-from gpp.planners.stage_costs import StageCosts
+from gpp.plan.build import make_plan
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.common.candidates import Assessor, Candidate, Shortage
+from gpp.planners.common.linear_orders import Intervals, depth_first_order
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from gpp.values import from_json, to_json
+from tests.oracle.exhaustive import Exhaustive
 
 from .cases import cluster, one_f_one_b_s, random_problem, run, towers
 
@@ -161,8 +161,8 @@ def _chains(problem):
 def test_same_plan_under_another_hash_seed():
     code = (
         "from tests.planners.cases import random_problem, run\n"
-        "from gpp.planners.graphpipe import GraphPipe\nfrom gpp.planners.sequential import Sequential\n"
-        "from gpp.planners.even import Even\nfrom gpp.planners.pipedream_2bw import PipeDream2BW\nfrom dataclasses import replace\n"
+        "from gpp.planners.graphpipe.graphpipe import GraphPipe\nfrom gpp.planners.chains.sequential import Sequential\n"
+        "from gpp.planners.chains.even import Even\nfrom gpp.planners.chains.pipedream_2bw import PipeDream2BW\nfrom dataclasses import replace\n"
         "for seed in range(6):\n"
         "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
         "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from gpp.cost.problem import Problem
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.same_microbatch import SameMicrobatch
-from gpp.planners.sequential import Sequential
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
 
 from .cases import Rate, cluster, run, towers
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Link
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Param
-from gpp.planners.chains import depth_first_order
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.sequential import Sequential
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.common.linear_orders import depth_first_order
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 
 from ..graphs import chain, diamond, two_towers
 from .cases import cluster, random_problem, run, towers

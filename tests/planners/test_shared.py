@@ -8,10 +8,10 @@ import random
 import pytest
 
 from gpp.errors import Infeasible
-from gpp.plan import make_plan
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.sequential import Sequential
-from gpp.planners.shared import independent, split_stages
+from gpp.plan.build import make_plan
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.colocate import independent, split_stages
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.graphs import diamond, problem, two_towers

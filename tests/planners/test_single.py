@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.planners.single import Single
+from gpp.planners.chains.single import Single
 
 from .cases import cluster, towers
 

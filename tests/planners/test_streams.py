@@ -9,24 +9,25 @@ from itertools import pairwise
 import pytest
 
 from gpp.cluster import Link
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph, Param
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.planners.candidates import Assessor, Candidate
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.pipedream import PipeDream
-from gpp.planners.pipedream_2bw import PipeDream2BW
-from gpp.planners.piper import Piper
-from gpp.planners.sequential import Sequential
-from gpp.planners.stage_costs import StageCosts
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.pipedream import PipeDream
+from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.chains.piper import Piper
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from gpp.simulator import _Run
+from gpp.simulate.simulator import _Run
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -116,12 +117,12 @@ def test_plans_are_valid_fit_and_take_what_is_predicted(planner: AbstractPlanner
             warmup, b = stage.in_flight // stage.microbatch_size - 1, stage.microbatch_size
             assert warmup + 1 == plan.distance_to_sink[s]
             one = problem.stage_memory(stage.ops, b, len(stage.devices), stage.in_flight)
-            more = (weights.copies(plan.place(s)) - 1) * problem.trainable_bytes(stage.ops)
+            more = (weights.copies(plan.position(s)) - 1) * problem.trainable_bytes(stage.ops)
             assert held[stage.devices[0]] == pytest.approx(one + more)
         quick, exact = (of.predict(plan, problem, record=record).metrics for record in (False, True))
         # Where a mini-batch is several micro-batches, an update comes at once in one and is spread over them in the other: it may
         # hide in a stage's idle time or not, so what it takes bounds the difference, up to what is left of filling the pipeline.
-        single = plan.place(0).accumulation == 1
+        single = plan.position(0).accumulation == 1
         tolerance = 1e-9 * exact.iteration_s if single else 2e-3 * exact.iteration_s + most_update_s(plan, problem)
         assert abs(quick.iteration_s - exact.iteration_s) <= tolerance, (name, quick.iteration_s, exact.iteration_s)
         assert (quick.weight_versions, quick.staleness) == (exact.weight_versions, exact.staleness)

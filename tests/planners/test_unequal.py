@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.planners.candidates import Assessor, Candidate
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.kind_lines import KindLine
-from gpp.planners.placement import Placer
-from gpp.planners.sequential import Sequential
-from gpp.planners.stage_costs import StageCosts
-from gpp.planners.unequal import average, everywhere
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.placement import Placer
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.planners.graphpipe.heterogeneous_chain import KindLine
+from gpp.planners.graphpipe.unequal import average, everywhere
 
 from ..graphs import chain
 from .cases import cluster, run, towers

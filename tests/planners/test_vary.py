@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.plan import make_plan
-from gpp.planners.candidates import Assessor, Search
-from gpp.planners.exhaustive import Exhaustive
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.stage_costs import StageCosts
-from gpp.planners.vary import MOST_SIMULATIONS, _States
+from gpp.plan.build import make_plan
+from gpp.planners.common.candidates import Assessor, Search
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, _States
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.oracle.exhaustive import Exhaustive
 
 from .cases import cluster, random_problem, run, towers
 

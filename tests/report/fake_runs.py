@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 
 from gpp.cluster import Cluster, Device, Link, uniform
-from gpp.cost.constant import Constant
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.report.record import RunRecord
 from gpp.report.result import Status, result_dict
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from page_check import parse
 
-from gpp.comparison import Attempt, best_of
-from gpp.explain.explanation import explain
-from gpp.planners.even import Even
-from gpp.planners.graphpipe import GraphPipe
-from gpp.planners.lower_bound import lower_bound
-from gpp.planners.sequential import Sequential
+from gpp.analysis.comparison import Attempt, best_of
+from gpp.analysis.explain.explanation import explain
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.compare_page import compare_report
 from gpp.report.compare_terminal import show_comparison
 from gpp.report.comparison import compared_dicts, lines

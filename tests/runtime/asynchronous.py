@@ -12,8 +12,8 @@ from gpp.data.base import AbstractData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan import make_plan
-from gpp.planners.even import Even
+from gpp.plan.build import make_plan
+from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB

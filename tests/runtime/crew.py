@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpp.graph.captured import LOSS, with_total
-from gpp.runtime.channels import TorchTransport
-from gpp.runtime.controller import Follower
+from gpp.runtime.checkpoint.state import load_final
+from gpp.runtime.controller.controller import Follower
+from gpp.runtime.emulator.forked import fork_workers
 from gpp.runtime.engine import Progress
-from gpp.runtime.forked import fork_workers
 from gpp.runtime.job import Job
-from gpp.runtime.state import load_final
-from gpp.runtime.worker import Worker
+from gpp.runtime.transport.channels import TorchTransport
+from gpp.runtime.worker.worker import Worker
 
 WORLD = 4
 TIMEOUT_S = 60.0

@@ -16,23 +16,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpp.capture.examples import capture_model, default_dtype, initial_weights
 from gpp.capture.stage import build_stage
 from gpp.cluster import Device, Link, uniform
-from gpp.cost.analytical import Analytical
+from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.data.sampler import minibatch
 from gpp.graph.captured import Captured, is_loss
-from gpp.graph.coarsen import coarsen
+from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan import Plan
-from gpp.planners.even import Even
-from gpp.program import reduce_groups
-from gpp.runtime.channels import FakeNetwork, FakeTransport
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
 from gpp.runtime.passes import pass_at
-from gpp.runtime.seeding import pass_seed
-from gpp.runtime.worker import Worker
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
 from tests.conf import model_named

@@ -172,7 +172,7 @@ class Looking(nn.Module):
 
 
 class Masking(nn.Module):
-    """A boolean tensor crosses two borders."""
+    """A boolean tensor crosses two boundaries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Trident(nn.Module):
 
 
 class Turned(nn.Module):
-    """Transposed and sliced tensors at the border: neither contiguous nor batch first."""
+    """Transposed and sliced tensors at the boundary: neither contiguous nor batch first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Real processes against the loop of `gpp.runtime.lockstep_pipeline`, which shares none of the runtime's handling of versions.
+"""Real processes against the loop of `gpp.runtime.reference.pipeline`, which shares none of the runtime's handling of versions.
 
 Bit for bit in float64: every weight policy, with every optimizer, on a chain, a graph with a fork and a join, and a stage with two
 replicas.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, RMSprop
 from gpp.runtime.job import Job
-from gpp.runtime.lockstep_pipeline import Pipeline, lockstep
+from gpp.runtime.reference.pipeline import Pipeline, run_reference
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
@@ -142,7 +142,7 @@ def check_equal(real: Trained, loop: Trained, steps: int) -> None:
 @pytest.mark.parametrize("name", MATRIX)
 def test_processes_compute_what_the_table_says(name: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
     job, weights = jobs[name]
-    losses, state = lockstep(job, weights)
+    losses, state = run_reference(job, weights)
     check_equal(real[name], Trained(losses, [], state), STEPS)
     assert losses[-1] < losses[0] and not torch.equal(next(iter(state.values())), weights[next(iter(state))])
 

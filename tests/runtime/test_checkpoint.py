@@ -22,14 +22,14 @@ from gpp.errors import InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.plan import make_plan
-from gpp.program import reduce_groups
-from gpp.runtime.channels import FakeNetwork, FakeTransport
-from gpp.runtime.checkpoint import Checkpointer, owned_names
+from gpp.plan.build import make_plan
+from gpp.program.program import reduce_groups
+from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, make_room, steps_in, training_of
+from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
-from gpp.runtime.resume import Checkpoints, Found, find, make_room, steps_in, training_of
-from gpp.runtime.state import load_final
-from gpp.runtime.worker import Worker
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker.worker import Worker
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime import inprocess

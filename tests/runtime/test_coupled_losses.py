@@ -12,10 +12,11 @@ import torch
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
-from gpp.loss_scope import coarsen_for, loss_mask, with_loss_apart
 from gpp.models.losses import loss
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
+from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB

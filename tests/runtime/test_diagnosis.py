@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpp.plan import make_plan
-from gpp.program import COMPUTE, RECEIVES, SENDS, Program, message_key
-from gpp.runtime.diagnosis import Programs, Sight, diagnose
-from gpp.runtime.status import FINISHING, STARTING, TRAINING, RankState
+from gpp.plan.build import make_plan
+from gpp.program.program import COMPUTE, RECEIVES, SENDS, Program, message_key
+from gpp.runtime.hang_detection.diagnosis import Programs, Sight, diagnose
+from gpp.runtime.hang_detection.status import FINISHING, STARTING, TRAINING, RankState
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from tests.graphs import chain, graph, problem

@@ -22,14 +22,15 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
-from gpp.planners.even import Even
-from gpp.program import WORLD, reduce_groups
-from gpp.runtime.channels import FakeNetwork, FakeTransport
-from gpp.runtime.emulate import Emulate
-from gpp.runtime.emulate_worker import Agree, EmulatedWorker
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.program import WORLD, reduce_groups
+from gpp.runtime.emulator.pace import Pace
+from gpp.runtime.emulator.worker import Agree, EmulatedWorker
+from gpp.runtime.engines.emulate import Emulate
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.pace import Pace
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -249,7 +250,7 @@ def _workers(run_dir: Path) -> list[tuple[int, int]]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"gpp.runtime.emulate_worker" in words and os.fsencode(run_dir) in words:
+            if b"gpp.runtime.emulator.worker" in words and os.fsencode(run_dir) in words:
                 out.append((int(entry.name), parent))
     return out
 

@@ -18,7 +18,8 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB

@@ -14,15 +14,15 @@ import torch
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
 from gpp.optimizers import SGD
-from gpp.plan import make_plan
-from gpp.runtime.channels import FakeTransport
-from gpp.runtime.messages import most_sends
+from gpp.plan.build import make_plan
+from gpp.runtime.transport.channels import FakeTransport
+from gpp.runtime.worker.messages import most_sends
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from gpp.scoring import can_score, score
-from gpp.simulator import simulate
+from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.simulator import simulate
 from tests.graphs import chain, problem
 from tests.runtime import inprocess
 from tests.runtime.test_equality import captured, parts_of, problem_of
@@ -93,7 +93,7 @@ def test_the_prediction_has_no_backward_of_frozen_stages(schedule: AbstractSched
     held = timeline.metrics.max_in_flight_samples
     assert [held[s] for s in FROZEN] == [2, 2, 2]
     for s in FROZEN:
-        # one micro-batch's border, whatever the number of micro-batches
+        # one micro-batch's boundary, whatever the number of micro-batches
         one = of.stage_memory(plan.stages[s].ops, 2, 1, 2)
         assert timeline.metrics.peak_memory_bytes[s] == round(one) == round(of.stage_memory(plan.stages[s].ops, 2, 1, 8))
         assert of.stage_times(plan.stages[s].ops, 2, (s,))[1] == 0

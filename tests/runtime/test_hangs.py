@@ -16,11 +16,11 @@ import pytest
 
 from gpp.errors import WorkerFailed
 from gpp.report.trace import check_trace
+from gpp.runtime.controller.follow import follow, run_slurm
+from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
-from gpp.runtime.follow import follow, run_slurm
+from gpp.runtime.hang_detection.status import read_state
 from gpp.runtime.job import Job
-from gpp.runtime.slurm import Slurm
-from gpp.runtime.status import read_state
 from tests.cli import ROOT, start, workers_of
 from tests.runtime.machines import Machine, two_machines, why_not
 

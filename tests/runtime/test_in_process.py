@@ -13,7 +13,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import bits
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.plan import make_plan
+from gpp.plan.build import make_plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB

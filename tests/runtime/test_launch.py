@@ -14,15 +14,15 @@ import torch
 from gpp.data.digits import Digits as DigitsData
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.optimizers import SGD
-from gpp.plan import make_plan
-from gpp.runtime.controller import failure
-from gpp.runtime.distributed import Distributed
+from gpp.plan.build import make_plan
+from gpp.runtime.controller.controller import failure
+from gpp.runtime.controller.follow import Ranks, commands, follow, gather, machines
+from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
-from gpp.runtime.follow import Ranks, commands, follow, gather, machines
+from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job
-from gpp.runtime.network import program_digest
-from gpp.runtime.process import guarded
-from gpp.runtime.slurm import Slurm
+from gpp.runtime.transport.network import program_digest
+from gpp.runtime.worker.process import guarded
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime import inprocess
 from tests.runtime.test_in_process import random_partition
@@ -158,7 +158,7 @@ def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:
 def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(
     prepared: tuple[Job, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["gpp.runtime.follow"]
+    module = sys.modules["gpp.runtime.controller.follow"]
     monkeypatch.setattr(module, "GRACE_S", 0.3)
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
     job = saved(prepared, tmp_path, timeout_s=0.2)

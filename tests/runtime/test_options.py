@@ -12,8 +12,8 @@ import torch
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD
-from gpp.plan import make_plan
-from gpp.runtime.distributed import Distributed, _check_backend
+from gpp.plan.build import make_plan
+from gpp.runtime.engines.distributed import Distributed, _check_backend
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.runtime import inprocess
 from tests.runtime.test_in_process import random_partition

@@ -17,7 +17,8 @@ from gpp.data.sampler import minibatch
 from gpp.data.synthetic import Synthetic
 from gpp.models.losses import loss, loss_terms
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe

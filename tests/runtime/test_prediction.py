@@ -7,7 +7,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
-from gpp.runtime.weights.prediction import keep_direction, predictor
+from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 
 START, GRADIENT = 1.5, 0.7
 

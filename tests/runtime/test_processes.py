@@ -13,9 +13,9 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import decompose
 from gpp.optimizers import Adam
-from gpp.plan import Plan
-from gpp.runtime.state import load_final
-from gpp.values import from_json
+from gpp.plan.plan import Plan
+from gpp.runtime.checkpoint.state import load_final
+from gpp.serialization import from_json
 from tests.cli import Finished, run
 from tests.conf import model_named
 from tests.runtime import inprocess

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from gpp.runtime.rings import Rings, RingSize, available, place
+from gpp.runtime.transport.shared_memory import Rings, RingSize, available, place
 
 pytestmark = pytest.mark.skipif(not available(), reason="shared-memory rings need Linux on x86-64")
 

@@ -11,14 +11,14 @@ import torch
 from gpp.data.digits import Digits
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate
-from gpp.planners.even import Even
-from gpp.program import check_program, reduce_groups
+from gpp.planners.chains.even import Even
+from gpp.program.program import check_program, reduce_groups
+from gpp.program.steady_state import of_length
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from gpp.strategy import Strategy
-from gpp.streams import of_length
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
@@ -88,7 +88,7 @@ def test_every_pass_uses_the_version_of_the_table(policy: AbstractWeights, tmp_p
     inprocess.in_threads([lambda w=w: w.train(0, STEPS, lambda record: None) for w in workers])
     for worker in workers:
         (stage,) = worker.stages
-        place, weights = job.plan.place(stage), worker.weights[stage]
+        place, weights = job.plan.position(stage), worker.weights[stage]
         count = STEPS * place.accumulation
         assert place.warmup == DEPTH - 1 - stage
         expected = {("F", j): policy.forward_version(place, j) for j in range(count)}

@@ -12,16 +12,17 @@ from torch import Tensor
 from gpp.cluster import Link, uniform
 from gpp.data.sampler import minibatch
 from gpp.optimizers import SGD
-from gpp.plan import Plan, make_plan
-from gpp.planners.even import Even
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.simulator import steady_period
+from gpp.serialization import from_json, to_json
+from gpp.simulate.simulator import steady_period
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
-from gpp.values import from_json, to_json
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.pipeoptim import PipeOptim
@@ -147,7 +148,7 @@ def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp
     job = endless_job(policy, counts, count)
     assert [stage.turns for stage in job.plan.stages] == counts
     losses, _, workers = inprocess.run(job, tmp_path, weights)
-    ahead = [job.plan.place(s).warmup for s in range(3)]
+    ahead = [job.plan.position(s).warmup for s in range(3)]
     if counts == [2, 1, 1]:
         assert ahead == [1, 1, 0]  # floor((4 - 1 - devices of the stages before) / replicas)
     plain = Reference(weights, policy, ahead, counts, count)
@@ -161,8 +162,8 @@ def _equals_the_loop(policy: AbstractWeights, counts: list[int], count: int, tmp
             for name, expected in zip(plain.names[s], plain.versions[s][-1], strict=True):
                 torch.testing.assert_close(params[name].detach(), expected, rtol=0, atol=1e-12)
         for s, held in worker.weights.items():
-            assert held.staleness == policy.staleness(job.plan.place(s))
-            assert held.copies <= policy.copies(job.plan.place(s))
+            assert held.staleness == policy.staleness(job.plan.position(s))
+            assert held.copies <= policy.copies(job.plan.position(s))
 
 
 def emulated_job(seed: int) -> tuple[Job, Timeline]:

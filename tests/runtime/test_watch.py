@@ -12,10 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from gpp.plan import make_plan
-from gpp.runtime.diagnosis import Diagnosis, Programs
-from gpp.runtime.status import CHECKPOINT, ENDED, EVALUATION, SILENT, STARTING, TRAINING, RankState, Status, read_state
-from gpp.runtime.watch import Look, Watch, process
+from gpp.plan.build import make_plan
+from gpp.runtime.hang_detection.diagnosis import Diagnosis, Programs
+from gpp.runtime.hang_detection.status import (
+    CHECKPOINT,
+    ENDED,
+    EVALUATION,
+    SILENT,
+    STARTING,
+    TRAINING,
+    RankState,
+    Status,
+    read_state,
+)
+from gpp.runtime.hang_detection.watch import Look, Watch, process
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from tests.graphs import chain, problem

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from gpp.plan import make_plan
-from gpp.runtime.diagnosis import Diagnosis
-from gpp.runtime.status import ENDED, TRAINING, Status, status_path
-from gpp.runtime.watchdog import Watchdog
+from gpp.plan.build import make_plan
+from gpp.runtime.hang_detection.diagnosis import Diagnosis
+from gpp.runtime.hang_detection.status import ENDED, TRAINING, Status, status_path
+from gpp.runtime.hang_detection.watchdog import Watchdog
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from tests.graphs import chain, problem

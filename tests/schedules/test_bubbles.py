@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 
 from gpp.cost.problem import Problem
-from gpp.plan import Plan, make_plan
-from gpp.planners.even import Even
-from gpp.program import Program, check_program, reduce_groups
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.program import Program, check_program, reduce_groups
+from gpp.program.steady_state import of_length
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from gpp.simulator import _Run, simulate
+from gpp.simulate.simulator import _Run, simulate
 from gpp.strategy import Strategy
-from gpp.streams import of_length
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from gpp.errors import MalformedProgram
-from gpp.plan import make_plan
-from gpp.program import Action, Program, check_program, reduce_groups
+from gpp.plan.build import make_plan
+from gpp.program.program import Action, Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from gpp.simulator import simulate
+from gpp.simulate.simulator import simulate
 from tests.graphs import chain, diamond, graph, problem, two_towers
 
 SCHEDULES = [OneFOneB(), GPipe()]

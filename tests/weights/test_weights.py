@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Place
+from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
@@ -21,12 +21,12 @@ POLICIES: list[AbstractWeights] = [
 ]  # fmt: skip
 
 
-def places(depth: int, accumulation: int = 1) -> list[Place]:
+def places(depth: int, accumulation: int = 1) -> list[PipelinePosition]:
     """The stages of a chain, from the source to the sink."""
-    return [Place(warmup=depth - 1 - k, depth=depth, accumulation=accumulation) for k in range(depth)]
+    return [PipelinePosition(warmup=depth - 1 - k, depth=depth, accumulation=accumulation) for k in range(depth)]
 
 
-def order(place: Place, num_microbatches: int) -> list[tuple[str, int]]:
+def order(place: PipelinePosition, num_microbatches: int) -> list[tuple[str, int]]:
     """F(0 .. W-1), then F(i + W), B(i), an update after every mini-batch: written down once more, on its own."""
     out = [("F", i) for i in range(min(place.warmup, num_microbatches))]
     for i in range(num_microbatches):
@@ -87,7 +87,7 @@ def test_the_horizons_of_spectrain() -> None:
 
 
 def test_horizons_are_short_while_the_pipeline_fills() -> None:
-    place = Place(warmup=3, depth=4)
+    place = PipelinePosition(warmup=3, depth=4)
     assert [PipeOptim().horizon(place, i) for i in range(6)] == [0, 1, 2, 3, 3, 3]
     # After a drain, which left 100 updates behind, likewise.
     assert [PipeOptim().horizon(place, 100 + i, start=100) for i in range(6)] == [0, 1, 2, 3, 3, 3]
@@ -124,11 +124,11 @@ def test_no_stage_needs_more_copies_than_said_of_all(policy: AbstractWeights) ->
 
 
 def test_two_buffers_need_as_many_micro_batches_as_stages() -> None:
-    DoubleBuffer().check(Place(warmup=3, depth=4, accumulation=4))
+    DoubleBuffer().check(PipelinePosition(warmup=3, depth=4, accumulation=4))
     with pytest.raises(InvalidConfig, match="at least 4 micro-batches in a mini-batch"):
-        DoubleBuffer().check(Place(warmup=3, depth=4, accumulation=3))
+        DoubleBuffer().check(PipelinePosition(warmup=3, depth=4, accumulation=3))
     for policy in (Stash(), PipeOptim(), SpecTrain(), VerticalSync(), Naive()):
-        policy.check(Place(warmup=3, depth=4))
+        policy.check(PipelinePosition(warmup=3, depth=4))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Several strategies on one problem, each to its end: a plan with its prediction, or the reason why there is none."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpp.cost.problem import Problem
+from gpp.errors import GppError, Infeasible
+from gpp.plan.plan import Plan
+from gpp.planners.chains.sequential import Sequential
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.timeline import Timeline
+
+Status = Literal["ok", "infeasible", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one strategy made of the problem.
+
+    Args:
+        reason: why there is no plan.
+        search_s: seconds that the search took, whatever came of it.
+        drains: whether its pipeline is empty between two mini-batches; no bound on those speaks of one that is not.
+    """
+
+    strategy: str
+    status: Status
+    reason: str | None = None
+    plan: Plan | None = None
+    predicted: Timeline | None = None
+    search_s: float = 0.0
+    drains: bool = True
+
+    @property
+    def iteration_s(self) -> float:
+        """Predicted; infinite without a plan."""
+        return self.predicted.metrics.iteration_s if self.predicted else float("inf")
+
+    @property
+    def objective(self) -> str | None:
+        """What the planner itself minimised and its value, where its explanation says so (`own objective: VALUE s ...`)."""
+        for line in self.plan.explanation if self.plan else ():
+            if match := re.search(r"\bobjective\b[^:]*:\s*([^;,]+)", line):
+                return match[1].strip().rstrip(".")
+        return None
+
+    @property
+    def objective_s(self) -> float | None:
+        """The value in seconds, where that is its unit."""
+        match = re.match(r"([\d.]+(?:e[+-]?\d+)?) s\b", self.objective or "")
+        return float(match[1]) if match else None
+
+
+def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:
+    """Plan and simulate; whatever goes wrong becomes the reason.
+
+    Args:
+        record: keep the predicted events.
+    """
+    start, drains = time.perf_counter(), strategy.schedule.drains
+    try:
+        plan = strategy.plan(problem)
+        predicted = strategy.predict(plan, problem, record=record)
+    except Exception as error:
+        # One planner's own bug must not take the others' results with it.
+        status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
+        reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
+        took = time.perf_counter() - start
+        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=took, drains=drains)
+    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s, drains=drains)
+
+
+def compare(
+    strategies: Sequence[Strategy], problem: Problem, starting: Callable[[str], None] = lambda name: None
+) -> tuple[Attempt, ...]:
+    """An attempt for each strategy, in their order.
+
+    Args:
+        starting: told the name of each strategy before its turn.
+    """
+    out = []
+    for strategy in strategies:
+        starting(strategy.name)
+        out.append(attempt(strategy, problem))
+    return tuple(out)
+
+
+def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The shortest predicted iteration; of equals the first. None where no strategy has a plan."""
+    return min((a for a in attempts if a.status == "ok"), key=lambda a: a.iteration_s, default=None)
+
+
+def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
+    """What `sequential` makes of the problem, to stand beside a strategy's own; nothing beside itself, or without a plan."""
+    if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
+        return ()
+    # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
+    replication = getattr(strategy.planner, "replication", True)
+    sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
+    found = attempt(sequential, problem, record=False)
+    return (found,) if found.status == "ok" else ()

@@ -1,0 +1,136 @@
+"""Plans and clusters with one thing changed, to be simulated or planned for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpp.cluster import Cluster, Link
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
+
+
+def with_memory(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with `factor` times the memory on every device."""
+    return replace(cluster, devices=tuple(replace(d, memory_bytes=d.memory_bytes * factor) for d in cluster.devices))
+
+
+def with_links(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with links on which every message takes `1 / factor` of the time."""
+
+    def faster(link: Link) -> Link:
+        return replace(link, latency_s=link.latency_s / factor, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+
+    return replace(cluster, intra_node=faster(cluster.intra_node), inter_node=faster(cluster.inter_node))
+
+
+def with_twice_the_devices(cluster: Cluster) -> Cluster:
+    """The cluster and a copy of all its nodes."""
+    beyond = max(cluster.nodes) + 1
+    return replace(cluster, devices=cluster.devices * 2, nodes=(*cluster.nodes, *(node + beyond for node in cluster.nodes)))
+
+
+def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
+    """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
+    # A loss on the whole mini-batch keeps it.
+    whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
+    sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]
+    fits = all(
+        size == int(size)
+        and size >= 1
+        and plan.minibatch_size % int(size) == 0
+        and _dealt_out(replace(stage, microbatch_size=int(size)), plan)
+        for size, stage in zip(sizes, plan.stages, strict=True)
+    )
+    return (
+        _remade(plan, problem, [replace(s, microbatch_size=int(b)) for s, b in zip(plan.stages, sizes, strict=True)])
+        if fits
+        else None
+    )
+
+
+def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:
+    """The plan with each of `stages` cut in two, each half on as many devices of its kind; None where one has a single operator.
+
+    The further devices stand in the same nodes; the problem returned has them.
+    """
+
+    def halves(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
+        if len(stage.ops) < 2:
+            return None
+        cut = balanced_cut(stage, problem)
+        return [_part(stage, stage.ops[:cut], stage.devices), _part(stage, stage.ops[cut:], more)]
+
+    return _on_twice_the_devices(plan, problem, stages, halves)
+
+
+def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:
+    """The plan with twice the replicas of each of `stages`; None where a micro-batch cannot be dealt out to so many."""
+
+    def wider(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
+        wide = replace(stage, devices=stage.devices + more)
+        return [wide] if _dealt_out(wide, plan) else None
+
+    return _on_twice_the_devices(plan, problem, stages, wider)
+
+
+def _dealt_out(stage: Stage, plan: Plan) -> bool:
+    """Whether replicas get equal shares: of every micro-batch, or as many of them."""
+    share = -(-plan.minibatch_size // stage.microbatch_size) if stage.round_robin else stage.microbatch_size
+    return share % len(stage.replicas) == 0
+
+
+def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
+    """A stage of some of its operators, which run as they did."""
+    return replace(stage, ops=ops, devices=devices, recompute=tuple(op for op in stage.recompute if op in ops))
+
+
+def balanced_cut(stage: Stage, problem: Problem) -> int:
+    """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
+    times = problem.op_times(-(-stage.microbatch_size * stage.turns // len(stage.replicas)), stage.devices[0])
+    seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
+    return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
+
+
+def _on_twice_the_devices(
+    plan: Plan, problem: Problem, stages: Sequence[int], change: Callable[[Stage, tuple[int, ...]], list[Stage] | None]
+) -> tuple[Plan, Problem] | None:
+    """The plan with what `change` makes of each of `stages` and as many further devices, of its kind and in its nodes."""
+    pieces: list[Stage] = []
+    devices, nodes = list(problem.cluster.devices), list(problem.cluster.nodes)
+    for s, stage in enumerate(plan.stages):
+        if s not in stages:
+            pieces.append(stage)
+            continue
+        more = tuple(range(len(devices), len(devices) + len(stage.devices)))
+        changed = change(stage, more)
+        if changed is None:
+            return None
+        pieces += changed
+        devices += [devices[d] for d in stage.devices]
+        nodes += [nodes[d] for d in stage.devices]
+    larger = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices), nodes=tuple(nodes)))
+    return _remade(plan, larger, pieces), larger
+
+
+def _remade(plan: Plan, problem: Problem, pieces: list[Stage]) -> Plan:
+    """A plan of these stages in this order, on their own devices; edges and samples in flight follow anew."""
+    made = make_plan(
+        problem,
+        plan.planner,
+        [(mask_of(stage.ops), len(stage.devices)) for stage in pieces],
+        [stage.microbatch_size for stage in pieces],
+        chain=is_chain(plan, problem.graph),
+        ordered=True,
+        round_robin=[stage.round_robin for stage in pieces],
+    )
+    stages = [replace(stage, in_flight=new.in_flight) for stage, new in zip(pieces, made.stages, strict=True)]
+    return replace(made, stages=tuple(stages))
+
+
+def is_chain(plan: Plan, graph: OpGraph) -> bool:
+    """Whether the plan orders stages that share no data, as a system that knows only chains does."""
+    return any(not tensors for tensors in plan.edge_tensors(graph).values())

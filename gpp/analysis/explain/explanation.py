@@ -1,0 +1,204 @@
+"""Why a plan takes the time that it takes, and what would change it.
+
+Every number follows from the simulated timeline, from simulating a changed plan, or from planning a changed
+problem again; none from a rule of thumb.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+from gpp.analysis.explain.idle import DeviceTime, Reason, device_times, idle_shares
+from gpp.analysis.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, replanned
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.schedules.passes import lower
+from gpp.simulate.simulator import ORDER_BYTES
+from gpp.strategy import Strategy
+from gpp.timeline import COMPUTE, Timeline
+
+AS_SLOW = 0.98
+"""Stages whose load is at least this share of the largest are bottlenecks together."""
+
+LIMITING = 1.02
+"""Memory limits a plan if planning with twice of it gives more than this speed-up."""
+
+Kind = Literal["compute", "communication", "all-reduce"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    """What one step asks of a device of a stage, in seconds.
+
+    Args:
+        compute_s: all its forwards and backwards.
+        transfer_s: its busiest link, all micro-batches; it runs beside the compute.
+        all_reduce_s: gradient all-reduce and update, which come after.
+        memory_share: of the fullest device's memory.
+    """
+
+    stage: int
+    compute_s: float
+    transfer_s: float
+    all_reduce_s: float
+    memory_share: float
+
+    @property
+    def seconds(self) -> float:
+        """No step is shorter than the load of any stage."""
+        return max(self.compute_s, self.transfer_s) + self.all_reduce_s
+
+    @property
+    def kind(self) -> Kind:
+        """What most of the load is."""
+        if self.all_reduce_s > max(self.compute_s, self.transfer_s):
+            return "all-reduce"
+        return "communication" if self.transfer_s > self.compute_s else "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """explanation.json: why the plan takes `iteration_s`, and what would change it.
+
+    Args:
+        iteration_s, bubble_fraction: as predicted.
+        bound: no plan for this problem is faster; None where that is not known.
+        loads: of every stage, in the plan's order.
+        bottlenecks: the stages with the largest load, and those within 2 % of it, largest first.
+        devices: how each device spends the step.
+        idle: share of all device time by reason; adds up to the bubble.
+        reliefs: the bottlenecks changed and simulated again, best first.
+        alternatives: other plans for the same problem, best first.
+        sensitivities: the best plans for changed clusters.
+        left_out: what was not planned again, and why.
+        replanning_s: seconds spent on planning again.
+    """
+
+    iteration_s: float
+    bubble_fraction: float
+    bound: Bound | None
+    loads: tuple[StageLoad, ...]
+    bottlenecks: tuple[int, ...]
+    devices: tuple[DeviceTime, ...]
+    idle: dict[Reason, float]
+    reliefs: tuple[WhatIf, ...] = ()
+    alternatives: tuple[WhatIf, ...] = ()
+    sensitivities: tuple[WhatIf, ...] = ()
+    left_out: tuple[str, ...] = ()
+    replanning_s: float = 0.0
+
+    @property
+    def bottleneck(self) -> StageLoad:
+        """The largest load."""
+        return self.loads[self.bottlenecks[0]]
+
+    @property
+    def memory_speedup(self) -> float | None:
+        """What twice the memory gives, where memory limits the plan: more than 2 %; None elsewhere or where it is not known."""
+        found = next((what.speedup for what in self.sensitivities if what.change == MORE_MEMORY), None)
+        return found if found is not None and found > LIMITING else None
+
+
+def explain(
+    plan: Plan,
+    predicted: Timeline,
+    problem: Problem,
+    strategy: Strategy,
+    *,
+    bound: Bound | None,
+    known: tuple[WhatIf, ...] = (),
+    budget_s: float = 5.0,
+    replan: bool = True,
+) -> Explanation:
+    """The explanation of a plan.
+
+    Args:
+        predicted: with events.
+        known: other strategies' plans for the problem, to stand among the alternatives.
+        budget_s: seconds after which nothing is planned again any more.
+        replan: False for a plan that the strategy did not make: its reliefs are simulated, nothing is planned.
+    """
+    loads = stage_loads(plan, predicted, problem, strategy)
+    most = max(load.seconds for load in loads)
+    bottlenecks = sorted((load.stage for load in loads if load.seconds >= AS_SLOW * most), key=lambda s: (-loads[s].seconds, s))
+    devices = device_times(predicted, plan.stage_of_device)
+    metrics = predicted.metrics
+    again = replanned(plan, metrics.iteration_s, problem, strategy, budget_s=budget_s if replan else 0.0)
+    left_out = again.left_out if replan else ("everything that needs planning: this plan was given, not planned",)
+    return Explanation(
+        iteration_s=metrics.iteration_s,
+        bubble_fraction=metrics.bubble_fraction,
+        bound=bound,
+        loads=loads,
+        bottlenecks=tuple(bottlenecks),
+        devices=devices,
+        idle=idle_shares(devices, metrics.iteration_s),
+        reliefs=reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks),
+        alternatives=_distinct([*known, *again.alternatives], Shape.of(plan).digest),
+        sensitivities=again.sensitivities,
+        left_out=left_out,
+        replanning_s=again.took_s,
+    )
+
+
+def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Strategy) -> tuple[StageLoad, ...]:
+    """The load of every stage: of its busiest device and link."""
+    # By stage, not by device: a device may run several.
+    compute: dict[tuple[int, int], float] = defaultdict(float)
+    for event in predicted.events:
+        if event.kind in COMPUTE:
+            compute[event.stage, event.device] += (event.end_s - event.start_s) / predicted.steps
+    after = {
+        device.device: device.idle_s["all_reduce"] + device.idle_s["update"]
+        for device in device_times(predicted, plan.stage_of_device)
+    }
+    wire = _wire_seconds(plan, problem, strategy)
+    out = []
+    for s, stage in enumerate(plan.stages):
+        peaks = [predicted.metrics.peak_memory_bytes.get(d, 0) / problem.cluster.devices[d].memory_bytes for d in stage.devices]
+        out.append(
+            StageLoad(
+                stage=s,
+                compute_s=max(compute[s, d] for d in stage.devices),
+                transfer_s=wire[s],
+                all_reduce_s=max(after[d] for d in stage.devices),
+                memory_share=max(peaks),
+            )
+        )
+    return tuple(out)
+
+
+def _wire_seconds(plan: Plan, problem: Problem, strategy: Strategy) -> dict[int, float]:
+    """Seconds that the busiest channel into or out of each stage is taken, over a whole step."""
+    rate: dict[tuple[str, int, int], tuple[float, float]] = {}
+    for (s, t), tensors in plan.edge_tensors(problem.graph).items():
+        fixed = 0.0 if tensors else float(ORDER_BYTES)
+        rate["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
+        rate["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+    channels: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
+    for device, actions in lower(plan, problem.graph, strategy.schedule).actions.items():
+        for kind, stage, _, peer_stage, peer_device, lo, hi in actions:
+            if kind in ("SF", "SB"):
+                per_sample, fixed = rate[kind[1], stage, peer_stage]
+                link = problem.cluster.link(device, peer_device)
+                seconds = (per_sample * (hi - lo) + fixed) / link.bandwidth_bytes_per_s
+                channels[kind, stage, peer_stage, device, peer_device] += seconds
+    out: dict[int, float] = defaultdict(float)
+    for (_, stage, peer_stage, _, _), seconds in channels.items():
+        out[stage] = max(out[stage], seconds)
+        out[peer_stage] = max(out[peer_stage], seconds)
+    return out
+
+
+def _distinct(found: list[WhatIf], own: str) -> tuple[WhatIf, ...]:
+    """Best first; of several names for one plan the first, of the explained plan none; those without a plan last."""
+    seen: set[str | None] = {own}
+    out = []
+    for each in sorted(found, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s):
+        if each.shape is None or each.shape.digest not in seen:
+            out.append(each)
+            seen.add(each.shape.digest if each.shape else None)
+    return tuple(out)

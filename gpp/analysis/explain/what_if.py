@@ -1,0 +1,178 @@
+"""What other plans and other clusters would take: plans changed and simulated, problems changed and planned."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpp.analysis.explain.changes import (
+    replicate_stages,
+    split_stages,
+    with_links,
+    with_memory,
+    with_microbatch,
+    with_twice_the_devices,
+)
+from gpp.cost.problem import Problem
+from gpp.errors import GppError, Infeasible
+from gpp.graph.op_graph import mask_of
+from gpp.plan.plan import Plan
+from gpp.strategy import Strategy
+
+MORE_MEMORY = "twice the memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A plan in a few numbers; plans with one digest have the same stages on the same devices."""
+
+    num_stages: int
+    depth: int
+    num_devices: int
+    microbatch_sizes: tuple[int, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> Shape:
+        """The shape of a plan."""
+        content = repr([(s.ops, s.devices, s.microbatch_size) for s in plan.stages] + [plan.edges])
+        return cls(
+            num_stages=len(plan.stages),
+            depth=plan.depth,
+            num_devices=plan.num_devices,
+            microbatch_sizes=tuple(sorted({stage.microbatch_size for stage in plan.stages})),
+            digest=hashlib.sha256(content.encode()).hexdigest()[:16],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One change and what came of it.
+
+    Args:
+        change: in words.
+        how: the same plan changed and simulated again, or the changed problem planned again.
+        iteration_s: predicted; None where no plan fits.
+        speedup: the explained plan's time over this one's; below 1 where the change makes things slower.
+        reason: why there is no plan.
+    """
+
+    change: str
+    how: Literal["simulated", "planned"]
+    iteration_s: float | None = None
+    speedup: float | None = None
+    shape: Shape | None = None
+    reason: str = ""
+
+
+def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
+    """A plan that is known already, beside one that takes `base_s` seconds a step."""
+    return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=Shape.of(plan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """What planning again gave within its time."""
+
+    alternatives: tuple[WhatIf, ...]
+    sensitivities: tuple[WhatIf, ...]
+    left_out: tuple[str, ...]
+    took_s: float
+
+
+def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, bottlenecks: Sequence[int]) -> tuple[WhatIf, ...]:
+    """The plan with its bottlenecks changed, simulated; best first."""
+    problem = strategy.posed(problem)
+    count = len(bottlenecks)
+    which = f"s{bottlenecks[0]}" if count == 1 else f"the {count} slowest stages"
+    more = sum(len(plan.stages[s].devices) for s in bottlenecks)
+    devices = f"{more} more device{'s' * (more != 1)}"
+    changed: list[tuple[str, tuple[Plan, Problem] | None]] = [
+        (f"split {which} in two ({devices})", split_stages(plan, problem, bottlenecks)),
+        (f"replicate {which} ({devices})", replicate_stages(plan, problem, bottlenecks)),
+        (
+            "the same plan on links twice as fast",
+            (plan, replace(problem, cluster=with_links(problem.cluster, 2.0))),
+        ),
+    ]
+    for factor, words in ((0.5, "half"), (2.0, "twice")):
+        other = with_microbatch(plan, problem, factor)
+        changed.append((f"the same stages with {words} the micro-batch", (other, problem) if other else None))
+    out = [_simulated(words, iteration_s, *found, strategy) for words, found in changed if found is not None]
+    return tuple(sorted(out, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s))
+
+
+def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, *, budget_s: float) -> Replanned:
+    """Other problems planned with the same strategy, the most telling first, until the time is spent.
+
+    A search is not begun where the first one's time is no longer left; twice the devices count double.
+    """
+    cluster = problem.cluster
+    free = [stage for stage in plan.stages if not mask_of(stage.ops) & problem.minibatch_ops] or plan.stages
+    sizes = sorted({stage.microbatch_size for stage in free})
+    tasks: list[tuple[bool, str, Problem, float]] = [
+        (True, MORE_MEMORY, replace(problem, cluster=with_memory(cluster, 2.0)), 1.0),
+        (True, "links twice as fast", replace(problem, cluster=with_links(cluster, 2.0)), 1.0),
+        (True, "twice the devices", replace(problem, cluster=with_twice_the_devices(cluster)), 2.0),
+        (True, "half the memory", replace(problem, cluster=with_memory(cluster, 0.5)), 1.0),
+    ]
+    if problem.microbatch_size is None:
+        near = sorted({b for b in (sizes[-1] * 2, sizes[0] // 2) if b in problem.microbatch_sizes()} - set(sizes))
+        tasks += [(False, f"micro-batch {b}", replace(problem, microbatch_size=b), 1.0) for b in near]
+    if problem.max_replicas != 1 and any(len(stage.devices) > 1 for stage in plan.stages):
+        tasks.append((False, "without replicas", replace(problem, max_replicas=1), 1.0))
+    began = time.monotonic()
+    found: dict[bool, list[WhatIf]] = {True: [], False: []}
+    left_out = []
+    for sensitivity, words, other, weight in tasks:
+        if time.monotonic() - began + weight * plan.search_s > budget_s:
+            left_out.append(words)
+            continue
+        found[sensitivity].append(_planned(words, iteration_s, other, strategy))
+    return Replanned(
+        alternatives=tuple(found[False]),
+        sensitivities=tuple(found[True]),
+        left_out=tuple(left_out),
+        took_s=time.monotonic() - began,
+    )
+
+
+def _simulated(words: str, iteration_s: float, plan: Plan, problem: Problem, strategy: Strategy) -> WhatIf:
+    def make() -> Plan:
+        strategy.check(plan, problem)
+        return plan
+
+    return _outcome(words, "simulated", iteration_s, make, problem, strategy)
+
+
+def _planned(words: str, iteration_s: float, problem: Problem, strategy: Strategy) -> WhatIf:
+    return _outcome(words, "planned", iteration_s, lambda: strategy.plan(problem), problem, strategy)
+
+
+def _outcome(
+    words: str,
+    how: Literal["simulated", "planned"],
+    iteration_s: float,
+    make: Callable[[], Plan],
+    problem: Problem,
+    strategy: Strategy,
+) -> WhatIf:
+    try:
+        plan = make()
+        seconds = strategy.predict(plan, problem, record=False).metrics.iteration_s
+    except Infeasible as error:
+        return WhatIf(change=words, how=how, reason=f"does not fit the memory: {error}")
+    except Exception as error:
+        # A planner's bug on a changed problem must not take the run's own plan with it.
+        reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
+        return WhatIf(change=words, how=how, reason=reason)
+    return WhatIf(
+        change=words,
+        how=how,
+        iteration_s=seconds,
+        speedup=iteration_s / seconds if seconds > 0 else None,
+        shape=Shape.of(plan),
+    )

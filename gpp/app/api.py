@@ -1,0 +1,178 @@
+"""The platform from Python, without Hydra: capture, problem, plan, train.
+
+captured = gpp.capture_model(model, {"x": x}, y, loss)
+problem = gpp.problem(captured, gpp.local(num_devices=4), minibatch_size=64, optimizer=gpp.Adam(lr=1e-3))
+strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(), schedule=gpp.OneFOneB())
+plan = strategy.plan(problem)
+outcome = gpp.train(model, captured, problem, strategy, plan, data=({"x": x}, y), steps=100, run_dir="outputs/mine")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpp.cluster import Cluster
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.base import AbstractCostModel
+from gpp.cost.models.profiled import Profiled
+from gpp.cost.problem import Problem
+from gpp.data import tensors
+from gpp.data.base import TARGET
+from gpp.errors import InvalidConfig
+from gpp.graph.captured import Captured
+from gpp.optimizers import AbstractOptimizer, Adam
+from gpp.plan.loss_stage import SCOPES, coarsen_for, loss_mask
+from gpp.plan.plan import Plan
+from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.job import assemble
+from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Batch = tuple[Mapping[str, Tensor], Tensor | Mapping[str, Tensor]]
+    """(inputs by name, targets)."""
+
+
+def capture_model(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor | Mapping[str, Tensor],
+    loss: Callable[..., Tensor | Mapping[str, Tensor]],
+    metrics: Mapping[str, Callable[..., Tensor]] | None = None,
+) -> Captured:
+    """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
+
+    Args:
+        inputs, targets: example tensors of two samples at least, batch first.
+        loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
+        metrics: name -> the same form as the loss.
+    """
+    from gpp.capture.build import capture as build
+
+    return build(model.train(), inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
+
+
+def problem(
+    captured: Captured,
+    cluster: Cluster,
+    *,
+    minibatch_size: int,
+    optimizer: AbstractOptimizer | None = None,
+    max_ops: int = 64,
+    microbatch_size: int | None = None,
+    cost: AbstractCostModel | None = None,
+    loss_scope: str = "microbatch",
+) -> Problem:
+    """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise.
+
+    Args:
+        loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
+    """
+    if loss_scope not in SCOPES:
+        raise InvalidConfig("loss_scope", loss_scope, f"must be one of {', '.join(SCOPES)}", 'pass loss_scope="microbatch"')
+    graph = coarsen_for(captured, max_ops, loss_scope)
+    optimizer = optimizer or Adam(lr=1e-3)
+    if isinstance(cost, Profiled):
+        from gpp.capture.profiler import measured
+
+        device, beside = cluster.devices[0].kind, cost.num_companions(cluster)
+        cost = measured(cost, captured, graph, largest=minibatch_size, device=device, optimizer=optimizer, num_companions=beside)
+    return Problem(
+        graph=graph,
+        cluster=cluster,
+        cost=cost or Analytical(),
+        minibatch_size=minibatch_size,
+        microbatch_size=microbatch_size,
+        optimizer_state_factor=optimizer.state_factor,
+        global_norm=optimizer.clips_model,
+        prediction_traffic=optimizer.prediction_traffic,
+        minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
+    )
+
+
+def train(
+    model: nn.Module,
+    captured: Captured,
+    problem: Problem,
+    strategy: Strategy,
+    plan: Plan,
+    *,
+    data: Batch,
+    steps: int,
+    run_dir: str | Path,
+    held_out: Batch | None = None,
+    optimizer: AbstractOptimizer | None = None,
+    seed: int = 0,
+    evaluate_every: int = 0,
+    engine: AbstractEngine | None = None,
+    progress: Progress | None = None,
+    checkpoint: Checkpoints | None = None,
+    resume: str | Path | None = None,
+) -> Outcome:
+    """Train `model` under `plan` on worker processes; its parameters hold the result when this returns.
+
+    Args:
+        data, held_out: tensors [num_samples, ...].
+        run_dir: gets the job, the ranks' logs, the checkpoints and the final weights.
+        resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
+            the weights that it had then.
+
+    Raises:
+        InvalidConfig: the data is too small; `resume` has no checkpoint, or another training's.
+        WorkerFailed: a worker died; its own traceback is in the error.
+    """
+    from gpp.capture.stage import initial_state
+    from gpp.runtime.checkpoint.state import copy_into, load_final
+
+    run_dir = Path(run_dir)
+    optimizer, engine = optimizer or Adam(lr=1e-3), engine or Distributed()
+    if not engine.needs_weights:
+        raise InvalidConfig("engine", engine.name, "trains nothing", "use Distributed()")
+    if engine.planner is not None:
+        raise InvalidConfig(
+            "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
+        )
+    sizes = {
+        split: _write(run_dir / "data", split, batch) if batch else 0 for split, batch in (("train", data), ("test", held_out))
+    }
+    if plan.minibatch_size > sizes["train"]:
+        raise InvalidConfig(
+            "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
+        )
+    resumed = find(resume, steps) if resume is not None else None
+    floats = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()), "float32")
+    job = assemble(
+        captured,
+        problem,
+        plan,
+        strategy,
+        optimizer=optimizer,
+        data=tensors.Tensors(folder=str((run_dir / "data").resolve())),
+        model=None,
+        steps=steps,
+        dtype=floats,
+        seed=seed,
+        train_samples=sizes["train"],
+        held_out=sizes["test"],
+        evaluate_every=evaluate_every,
+        **(checkpoint or Checkpoints()).settings(resumed),
+        **engine.worker_settings,
+    )
+    if resumed is not None:
+        resumed.refuse_another(training_of(job.settings, captured))
+    job.save(run_dir, initial_state(model, captured))
+    outcome = engine.execute(job, run_dir, progress or Progress())
+    copy_into(model, load_final(run_dir))
+    return outcome
+
+
+def _write(folder: Path, split: str, batch: Batch) -> int:
+    inputs, targets = batch
+    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
+    tensors.write(folder, split, {**inputs, **{TARGET + name: tensor for name, tensor in named.items()}})
+    return len(next(iter(named.values())))

@@ -1,0 +1,376 @@
+"""The command line: Hydra in, an `Experiment` and a `Recorder` out. Nothing else in the project knows Hydra."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+GROUPS = {
+    "model": "Models",
+    "strategy": "Strategies",
+    "cluster": "Clusters",
+    "engine": "Engines",
+    "data": "Data",
+    "cost": "Cost models",
+    "optimizer": "Optimizers",
+    "logger": "Loggers",
+    "experiment": "Presets (+experiment=NAME)",
+}
+EXAMPLES = """\
+Examples:
+  python run.py                                                  plan and train the default model on this machine
+  python run.py model=mmt_small strategy=sequential              pick parts
+  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
+  python run.py model=mmt cluster=summit_8x4 mode=plan           plan the paper's model for 32 devices, and say why; needs none
+  python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
+  python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
+"""
+
+COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
+"""What mode=compare plans with where `strategies` says nothing: those of them that there are."""
+
+Story = Callable[[Any, Any], None]
+
+
+def main(story: Story) -> None:
+    """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _stop(
+            "run.py is the controller and starts the workers itself. Fix: python run.py "
+            + " ".join(shlex.quote(word) for word in sys.argv[1:])
+            + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
+        )
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text())
+        return
+    # Modules, configurations and events stay alive to the end: looking for garbage among them takes a tenth of a short run.
+    gc.set_threshold(200_000, 50, 100)
+    # Hydra prints its own words for a bad configuration; with this it raises, and ours name the fix.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
+    OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
+    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
+    codes: list[int] = []
+    held_back = _hold_back(sys.argv)
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def task(cfg: DictConfig) -> None:
+        codes.append(_run(story, cfg, held_back))
+
+    try:
+        task()
+    except (HydraException, OmegaConfBaseException) as error:
+        _stop(_explain(error))
+    sys.exit(max(codes, default=0) if len(codes) < 2 else int(any(code not in (0, 3) for code in codes)))
+
+
+def _stop(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _hold_back(argv: list[str]) -> list[str]:
+    """Take `strategy.KEY=VALUE` out of the command line of one comparison.
+
+    They are for those of the compared strategies that they fit; Hydra would refuse what the default strategy lacks.
+    """
+    if "mode=compare" not in argv or {"-m", "--multirun"} & set(argv):
+        return []
+    words = [word for word in argv[1:] if re.match(r"\+{0,2}strategy[./]", word)]
+    argv[:] = [word for word in argv if word not in words]
+    return words
+
+
+def _compared(cfg: Any, words: list[str]) -> list[Any]:
+    """The configurations of the strategies to compare, composed together: ten times as fast as one by one.
+
+    Args:
+        words: overrides of `strategy`; each applies to the strategies that have the setting.
+
+    Raises:
+        InvalidConfig: an unknown strategy, a setting that none of them has.
+    """
+    from hydra import compose
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import DictConfig, OmegaConf
+
+    from gpp.errors import InvalidConfig
+
+    names, known = cfg.strategies, options("strategy")
+    if names is None:
+        names = [name for name in COMPARED if name in known]
+    names = list(dict.fromkeys(str(name) for name in ([names] if isinstance(names, str) else names)))
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.3)
+            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
+            raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
+    # A strategy may override these groups, which asks for them to be there; weights override the schedule of a run.
+    groups = ["+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b"]
+    groups += [f"+strategy@compared.{name}={name}" for name in names]
+    parsed = OverridesParser.create().parse_overrides(words)
+    for override in parsed:
+        group = override.key_or_group
+        if group == "strategy/planner":
+            raise InvalidConfig(group, override.value(), "would make all compared strategies one", "name strategies=[...] instead")
+        if group.startswith("strategy/"):
+            groups += [f"{group}@compared.{name}.{group.partition('/')[2]}={override.value()}" for name in names]
+    found = compose(overrides=groups).compared if names else {}
+    for override in parsed:
+        path = override.key_or_group.split(".")[1:]
+        fitting = [name for name in names if path and _has(found[name], path)]
+        for name in fitting:
+            OmegaConf.update(found[name], ".".join(path), override.value())
+        if path and not fitting:
+            settings = sorted({key for name in names for key in _paths(found[name])})
+            near = get_close_matches(".".join(path), settings, n=1, cutoff=0.3)
+            rule = f"none of {', '.join(names)} has this setting"
+            fix = f"use strategy.{near[0]}" if near else "see python run.py --cfg job"
+            raise InvalidConfig(override.key_or_group, override.value(), rule, fix)
+    assert isinstance(found, dict | DictConfig)
+    return [found[name] for name in names]
+
+
+def _has(node: Any, path: list[str]) -> bool:
+    """Whether a configuration has the setting at `path`."""
+    for key in path:
+        if not hasattr(node, "keys") or key not in node:
+            return False
+        node = node[key]
+    return True
+
+
+def _paths(node: Any, prefix: str = "") -> list[str]:
+    """The settings below a configuration, as dotted paths."""
+    out = []
+    for key in node:
+        inner = node[key]
+        out += _paths(inner, f"{prefix}{key}.") if hasattr(inner, "keys") else [f"{prefix}{key}"]
+    return [path for path in out if not path.endswith("_target_")]
+
+
+def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
+    """One job: instantiate, record, run; returns its exit code."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import InstantiationException
+    from hydra.types import RunMode
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+    from rich.text import Text
+
+    from gpp.errors import GppError
+    from gpp.report.result import result_dict, write_json
+    from gpp.report.terminal import make_console
+
+    hydra_cfg = HydraConfig.get()
+    run_dir = Path(hydra_cfg.runtime.output_dir)
+    multirun = hydra_cfg.mode == RunMode.MULTIRUN
+    console = make_console()
+    overrides = [*hydra_cfg.overrides.task, *held_back]
+    if multirun and (done := _done(run_dir)) is not None:
+        console.print(Text(f"skip {' '.join(overrides)}: {done} in {os.path.relpath(run_dir)}", style="dim"))
+        return 3 if done == "infeasible" else 0
+    if multirun:
+        console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
+    choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
+    try:
+        with open_dict(cfg):
+            settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
+            cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
+        experiment = instantiate(cfg, _convert_="all")
+    except (InstantiationException, OmegaConfBaseException, GppError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
+        message = str(cause) if isinstance(cause, GppError) else _explain(error)
+        write_json(
+            run_dir / "result.json",
+            result_dict(
+                status="failed",
+                reason=message,
+                model=choices.model,
+                strategy=choices.strategy,
+                cluster=choices.cluster,
+                engine=choices.engine,
+                seed=cfg.get("seed", 0),
+            ),
+        )
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    from gpp.app.recording import Recorder
+
+    recorder = Recorder(
+        experiment=experiment,
+        run_dir=run_dir,
+        console=console,
+        config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
+        command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
+        group=Path(hydra_cfg.sweep.dir).name if multirun else None,
+        # From its first step on, as a run whose controller is killed is to be found under outputs/latest too.
+        on_start=lambda: None if multirun else _latest(run_dir),
+    )
+    with recorder:
+        story(experiment, recorder)
+    # A refused command has made nothing: the same words, corrected, may say resume=outputs/latest again.
+    if not multirun and recorder.exit_code != 2:
+        _latest(run_dir)
+    return recorder.exit_code
+
+
+def _config_options() -> list[str]:
+    """`-cd DIR -cn NAME` of the present command line, which a job's overrides do not repeat."""
+    out: list[str] = []
+    words = sys.argv[1:]
+    for i, word in enumerate(words):
+        if word in ("-cd", "--config-dir", "-cn", "--config-name") and i + 1 < len(words):
+            out += [word, words[i + 1]]
+    return [*out, "hydra.mode=RUN"] if out else out
+
+
+def _done(run_dir: Path) -> str | None:
+    """Status of a job that need not run again."""
+    try:
+        status = json.loads((run_dir / "result.json").read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return status if status in ("ok", "infeasible") else None
+
+
+def _latest(run_dir: Path) -> None:
+    """Point outputs/latest at the run, where the run lies below an outputs folder."""
+    outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
+    if outputs is None:
+        return
+    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
+    os.replace(new, link)
+
+
+def _sweep_id() -> str:
+    """A name for a sweep that the same command line gives again."""
+    flags = dict(itertools.pairwise(sys.argv[1:]))
+    name = flags.get("-cn") or flags.get("--config-name") or "sweep"
+    words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+    return f"{name}-{digest}" if words else name
+
+
+def samples_per_device(samples: Any, *, _root_: Any) -> int:
+    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch that has so many samples for every device, by the model's name."""
+    name, cluster = _root_.model.name, _root_.cluster
+    if name not in samples:
+        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
+    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
+
+
+def _explain(error: BaseException) -> str:
+    """A composition error in one line: what was written, what exists, the nearest name."""
+    text = str(error)
+    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, name = match.groups()
+        known = options(group)
+        near = get_close_matches(name, known, n=1, cutoff=0.3)
+        return f"{group}={name}: no such option. Fix: {group}={near[0] if near else ' | '.join(known)} (all: {', '.join(known)})"
+    if match := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text):
+        key = match.group(1)
+        full = re.search(r"full_key: (\S+)", text)
+        key = full.group(1) if full and full.group(1).endswith(key) else key
+        known = keys()
+        near = get_close_matches(key, known, n=1, cutoff=0.4) or get_close_matches(key.split(".")[-1], known, n=1, cutoff=0.4)
+        return f"{key}: no such setting. Fix: {near[0] if near else 'see python run.py --cfg job for all settings'}"
+    if match := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{match.group(1)}: has no default. Fix: give {match.group(1)}=..."
+    return " ".join(text.split()).removesuffix(".") + ". Fix: see python run.py --help"
+
+
+def options(group: str) -> list[str]:
+    """Names of a group's options."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def keys() -> list[str]:
+    """Root keys and groups, and the settings inside the default options, as dotted paths."""
+    out = set(GROUPS)
+    for path in CONF.rglob("*.yaml"):
+        prefix = [] if path.parent == CONF else list(path.parent.relative_to(CONF).parts)
+        nested: list[str] = []
+        for line in path.read_text().splitlines():
+            match = re.match(r"^( *)([a-z]\w*):", line)
+            if match and prefix[:1] != ["experiment"]:
+                nested = [*nested[: len(match.group(1)) // 2], match.group(2)]
+                out.add(".".join([*prefix, *nested]))
+    return sorted(out)
+
+
+def help_text() -> str:
+    """What `--help` prints: every option with the first line of its file."""
+    lines = [
+        "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
+        "",
+        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
+        "",
+        EXAMPLES,
+    ]
+    for group, title in GROUPS.items():
+        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
+        for name in options(group):
+            lines.append(f"  {name:<20} {_headline(CONF / group / f'{name}.yaml')}")
+        lines.append("")
+    lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
+    return "\n".join(lines)
+
+
+def _headline(path: Path) -> str:
+    """The first comment line of an option's file that is not Hydra's own."""
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.lstrip("# ")
+    return ""
+
+
+class SweepReport(Callback):
+    """Hydra callback: the table, results.csv, summary.json, report.html and the sweep's figures at the end of a multirun.
+
+    Args:
+        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep_figure.SweepFigure`.
+    """
+
+    def __init__(self, figures: Any = ()) -> None:
+        from omegaconf import OmegaConf
+
+        from gpp.report.sweep_figure import SweepFigure
+
+        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
+        self.figures = [SweepFigure.of(figure) for figure in declared]
+
+    def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
+        from gpp.report.sweep import write_sweep
+        from gpp.report.terminal import comparison_table, make_console
+
+        folder = Path(config.hydra.sweep.dir)
+        results = [job.result for job in write_sweep(folder, figures=self.figures)]
+        console = make_console()
+        console.print(comparison_table(results, console.width))
+        console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+        for svg in sorted(folder.glob("figure*.svg")):
+            console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
+        _latest(folder)

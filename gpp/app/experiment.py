@@ -1,0 +1,413 @@
+"""One run as a value: its fields are the root keys of the configuration, its methods the steps of the story.
+
+    capture → coarsen → problem → plan → job → execute
+
+`run.py` (through `gpp.app.cli`) tells the story with a recorder around it; `gpp.train` tells it from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpp.analysis.comparison import Attempt, beside, compare
+from gpp.analysis.explain.explanation import Explanation, explain
+from gpp.analysis.explain.what_if import planned
+from gpp.cluster import Cluster
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.base import AbstractCostModel
+from gpp.cost.models.profiled import Profiled, cpu_setting
+from gpp.cost.problem import Problem, check_batch
+from gpp.data.base import AbstractData
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.captured import Captured, capture_key, load_cached, store
+from gpp.graph.op_graph import OpGraph
+from gpp.models.base import AbstractModel
+from gpp.models.profile import Profile
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan.loss_stage import SCOPES, coarsen_for, loss_mask
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound, lower_bound
+from gpp.planners.chains.data_parallel import DataParallel
+from gpp.planners.chains.single import Single
+from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
+from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.job import Job, assemble
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import from_json
+from gpp.strategy import Strategy
+from gpp.timeline import Timeline
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float64", "bfloat16")
+MODES = ("train", "plan", "compare")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What the user asked for.
+
+    Args:
+        mode: `train`; `plan` to stop after the prediction and explain it; `compare` to plan with several strategies.
+        strategies: those that `compare` plans with.
+        explain_s: seconds that the explanation may spend on planning again; 0 leaves that out.
+        steps: optimizer steps.
+        minibatch_size: samples between two optimizer steps.
+        microbatch_size: None leaves it to the planner.
+        evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        graph: `max_ops`, the number of operators to coarsen to.
+        loss: `scope`, what the loss function is computed on at once: each `microbatch`, or the whole `minibatch`.
+        plan: path of a plan.json to run instead of planning.
+        checkpoint: when to save what a run needs to go on.
+        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first step.
+        cache_dir: where captured graphs and profiles are kept.
+    """
+
+    name: str
+    model: AbstractModel
+    data: AbstractData
+    cluster: Cluster
+    cost: AbstractCostModel
+    strategy: Strategy
+    engine: AbstractEngine
+    optimizer: AbstractOptimizer
+    logger: Any
+    steps: int
+    minibatch_size: int
+    cache_dir: str
+    mode: str = "train"
+    microbatch_size: int | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    evaluate_every: int = 0
+    graph: Mapping[str, int] | None = None
+    loss: Mapping[str, str] | None = None
+    plan: str | None = None
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    resume: str | None = None
+    final_weights: bool = True
+    strategies: Sequence[Strategy] = ()
+    explain_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        def check(field: str, ok: bool, rule: str, fix: str) -> None:
+            if not ok:
+                raise InvalidConfig(field, getattr(self, field), rule, fix)
+
+        def whole(value: object, low: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+        check("steps", whole(self.steps, 1), "must be an integer of at least 1", "set steps=100")
+        check_batch(self.minibatch_size, self.microbatch_size)
+        check("seed", whole(self.seed, 0), "must be an integer of at least 0", "set seed=0")
+        check("evaluate_every", whole(self.evaluate_every, 0), "must be an integer of at least 0", "set evaluate_every=0")
+        check("dtype", self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}", "set dtype=float32")
+        check("mode", self.mode in MODES, f"must be one of {', '.join(MODES)}", "set mode=train")
+        seconds = isinstance(self.explain_s, int | float) and not isinstance(self.explain_s, bool) and self.explain_s >= 0
+        check("explain_s", seconds, "must be a number of seconds of at least 0", "set explain_s=5")
+        if self.mode == "compare":
+            check("plan", self.plan is None, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
+            check("strategies", bool(self.strategies), "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
+            if self.engine.planner is not None:
+                raise InvalidConfig(
+                    "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
+                )
+        if not whole(self.max_ops, 1):
+            raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
+        if self.loss_scope not in SCOPES:
+            raise InvalidConfig("loss.scope", self.loss_scope, f"must be one of {', '.join(SCOPES)}", "set loss.scope=microbatch")
+        if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
+            rule = "has the loss on each device's share of the mini-batch only"
+            raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
+        if not self.engine.own_runtime:
+            self._refuse_own()
+        if self.engine.planner is not None:
+            # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
+            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
+            object.__setattr__(self, "strategy", own)
+
+    def _refuse_own(self) -> None:
+        """What only the project's own runtime does."""
+        weights, engine = self.strategy.weights, self.engine.name
+        if not weights.flushes:
+            rule = f"engine={engine} drains its pipeline before every update"
+            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
+            rule = f"engine={engine} clips by the norm of the whole model"
+            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
+
+    @property
+    def max_ops(self) -> int:
+        return (self.graph or {}).get("max_ops", 64)
+
+    @property
+    def loss_scope(self) -> str:
+        return (self.loss or {}).get("scope", "microbatch")
+
+    @property
+    def runs(self) -> bool:
+        """Whether an engine is to run the plan."""
+        return self.mode == "train" and self.engine.runs
+
+    @property
+    def trains(self) -> bool:
+        """Whether that is training, with weights and data."""
+        return self.runs and self.engine.needs_weights
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine runs."""
+        most = self.engine.max_steps
+        return self.steps if most is None else max(2, min(self.steps, most))
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the model stays in one piece, so that there is nothing to cut."""
+        return isinstance(self.strategy.planner, Single | DataParallel)
+
+    @property
+    def explains(self) -> bool:
+        """Whether the plan is to be explained."""
+        return self.mode == "plan"
+
+    @property
+    def compares(self) -> bool:
+        """Whether several strategies are to plan."""
+        return self.mode == "compare"
+
+    def check(self) -> None:
+        """What can be refused before anything is captured or measured.
+
+        Raises:
+            InvalidConfig: no such plan; no checkpoint to go on from, or another training's; the data cannot feed the
+                model, or holds less than a mini-batch.
+        """
+        if self.resume is not None and not self.trains:
+            raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+        if isinstance(self.model, Profile):
+            if self.trains or self.engine.planner is not None:
+                self.model.refuse_training()
+            return
+        if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
+            raise InvalidConfig(
+                "cluster",
+                self.cluster.name,
+                "has devices without a speed, for profiles, which bring their times",
+                "use cluster=summit_1x4, or model=profile",
+            )
+        self.data.check(self.model)
+        if self.trains:
+            num_train = self._num_samples["train"]
+            if self.minibatch_size > num_train:
+                raise InvalidConfig(
+                    "minibatch_size",
+                    self.minibatch_size,
+                    f"must be at most the number of training samples, {num_train}",
+                    f"set minibatch_size={num_train} or less, or use more data",
+                )
+            if self.resumed is not None:
+                sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
+                self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
+
+    @cached_property
+    def resumed(self) -> Found | None:
+        """The checkpoint that this run goes on from."""
+        return None if self.resume is None else find(self.resume, self.steps)
+
+    @cached_property
+    def _num_samples(self) -> dict[str, int]:
+        """Samples of each split; none where nothing is trained."""
+        if not self.trains:
+            return {"train": 0, "test": 0}
+        load = self.data.load
+        return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
+
+    def captured(self) -> Captured:
+        """The captured model with its loss; from the cache, without torch, if it was captured before."""
+        if isinstance(self.model, Profile):
+            return self.model.captured()
+        found = self._captured_at(None)
+        if found.batch is None:
+            return found
+        # Not every batch size runs: the micro-batch must be the captured one.
+        b = self.microbatch_size or next(b for b in (4, 2, 3, 1, self.minibatch_size) if self.minibatch_size % b == 0)
+        return found if found.batch == b else self._captured_at(b)
+
+    def _captured_at(self, batch: int | None) -> Captured:
+        own = self.model.captured()
+        if own is not None:
+            return own
+        key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
+        folder = Path(self.cache_dir) / "graphs"
+        found = load_cached(key, folder)
+        if found is None:
+            from gpp.capture.examples import capture_model
+
+            found = capture_model(self.model, dtype=self.dtype, batch=batch)
+            store(key, found, folder)
+        return found
+
+    def op_graph(self, captured: Captured) -> OpGraph:
+        """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
+        if isinstance(self.model, Profile) and not self.model.coarsen:
+            return captured.graph
+        if self.loss_scope == "minibatch":
+            check_whole_loss(captured, self.minibatch_size)
+        return coarsen_for(captured, self.max_ops, self.loss_scope)
+
+    def problem(self, captured: Captured, graph: OpGraph) -> Problem:
+        """The planning problem; measures the operators first if the cost model is a profile.
+
+        Raises:
+            InvalidConfig: more devices than operators.
+        """
+        cost = self.model.times if isinstance(self.model, Profile) else self.cost
+        devices, ops = self.cluster.num_devices, captured.graph.num_ops
+        if devices > ops and not self._whole and not isinstance(self.model, Profile):
+            raise InvalidConfig(
+                "cluster.num_devices",
+                devices,
+                f"must be at most the number of operators of {self.model.name}, {ops}",
+                f"use {ops} or fewer",
+            )
+        if isinstance(cost, Profiled):
+            cost = self._profiled(cost, captured, graph)
+        fixed = captured.batch is not None and self.engine.planner is None
+        return Problem(
+            graph=graph,
+            cluster=self.cluster,
+            cost=cost,
+            minibatch_size=self.minibatch_size,
+            microbatch_size=captured.batch if fixed else self._imposed,
+            max_replicas=1 if fixed else None,
+            optimizer_state_factor=self.optimizer.state_factor + self._kept_directions,
+            minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
+            global_norm=self.optimizer.clips_model,
+            prediction_traffic=self.optimizer.prediction_traffic,
+        )
+
+    @property
+    def _kept_directions(self) -> float:
+        """Bytes for each byte of parameters to keep the last step's direction, where predictions need it and the state lacks it."""
+        return float(self.strategy.weights.predicts and not self.optimizer.keeps_direction)
+
+    @property
+    def _imposed(self) -> int | None:
+        """The micro-batch size that planners are held to: none where a model in one piece is to see whole mini-batches."""
+        return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
+
+    def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
+        device, beside = self.cluster.devices[0].kind, cost.num_companions(self.cluster)
+        if device == "cpu":
+            # The common case needs no torch.
+            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__, beside))
+            if found and (found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None):
+                return cost.add(found)
+        from gpp.capture.profiler import measured
+
+        size, optimizer = self.minibatch_size, self.optimizer
+        return measured(cost, captured, graph, largest=size, device=device, optimizer=optimizer, num_companions=beside)
+
+    def make_plan(self, problem: Problem) -> Plan:
+        """The plan to run: the user's own file, or the strategy's.
+
+        Raises:
+            Infeasible: no plan fits.
+            InvalidPlan: the user's file is no plan for this model.
+        """
+        if self.plan is not None:
+            plan = from_json(Plan, Path(self.plan).read_bytes())
+        else:
+            return self.strategy.plan(problem)
+        self.strategy.check(plan, problem)
+        return plan
+
+    def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
+        """What a user should know of this plan before it runs."""
+        out = list(self.engine.check(plan)) if self.runs else []
+        whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
+        if self.resumed:
+            out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
+        return tuple(out)
+
+    def bound(self, problem: Problem) -> Bound | None:
+        """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
+        drains = self.strategy.schedule.drains or self.compares
+        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
+            # Of one device, not of what others could do with them all; it knows of no operator with a micro-batch of its own, and
+            # a pipeline that does not drain may be faster.
+            return None
+        try:
+            return lower_bound(problem)
+        except Infeasible:
+            return None
+
+    def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
+        """What `sequential` makes of the same problem, to stand beside the plan's own."""
+        if self.mode == "plan" and self.explain_s == 0:
+            return ()  # nothing is to be planned again
+        return () if isinstance(self.strategy.planner, Single) else beside(self.strategy, problem)
+
+    def compare(self, problem: Problem, starting: Callable[[str], None] = lambda name: None) -> tuple[Attempt, ...]:
+        """What each of `strategies` makes of the problem; `starting` is told the name before each one's turn."""
+        return compare(self.strategies, problem, starting)
+
+    def explain(
+        self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
+    ) -> Explanation | None:
+        """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
+        if self._whole:
+            return None
+        base_s = predicted.metrics.iteration_s
+        known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)
+        return explain(
+            plan,
+            predicted,
+            problem,
+            self.strategy,
+            bound=bound,
+            known=known,
+            budget_s=self.explain_s,
+            replan=self.plan is None,
+        )
+
+    def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
+        """Everything the workers need."""
+        sizes = self._num_samples
+        held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        job = assemble(
+            captured,
+            problem,
+            plan,
+            self.strategy,
+            optimizer=self.optimizer,
+            data=self.data,
+            model=self.model,
+            steps=self.num_steps,
+            dtype=self.dtype,
+            seed=self.seed,
+            train_samples=sizes["train"],
+            held_out=held_out,
+            evaluate_every=self.evaluate_every,
+            final_weights=self.final_weights,
+            **self.checkpoint.settings(self.resumed),
+            **self.engine.worker_settings,
+        )
+        if self.resumed:
+            self.resumed.refuse_another(training_of(job.settings, captured))
+        return job
+
+    def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
+        """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
+        from gpp.capture.examples import initial_weights
+
+        return initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)

@@ -1,0 +1,285 @@
+"""What a run leaves behind and shows: terminal, result.json, timeline, trace, metrics, report, tracker.
+
+The contract of a run directory (docs/architecture.md) is written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.text import Text
+
+from gpp.analysis.comparison import Attempt, best_of
+from gpp.analysis.explain.explanation import Explanation
+from gpp.app.experiment import Experiment
+from gpp.errors import GppError, Infeasible, WorkerFailed
+from gpp.graph.op_graph import OpGraph
+from gpp.graph.series_parallel import branches
+from gpp.loggers.base import AbstractRecord, RunInfo
+from gpp.loggers.jsonl import Jsonl
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.report.compare_page import compare_report
+from gpp.report.compare_terminal import show_comparison
+from gpp.report.comparison import compared_dicts, reason_lines
+from gpp.report.explain_terminal import show_explanation
+from gpp.report.process import peak_memory_bytes, reset_peak_memory
+from gpp.report.record import RunRecord
+from gpp.report.result import Status, result_dict, write_json, write_text
+from gpp.report.run_report import run_report
+from gpp.report.terminal import StepProgress, show_plan, show_result
+from gpp.report.trace import build_trace
+from gpp.runtime.engine import Outcome, Progress
+from gpp.serialization import to_json
+from gpp.timeline import Metrics, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timelines:
+    """timeline.json: what was predicted and what was measured."""
+
+    predicted: Timeline | None
+    measured: Timeline | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """A context manager around one run. Whatever ends the run, result.json and report.html are written.
+
+    Args:
+        config: the resolved configuration, for the tracker.
+        command: the command line that reproduces the run.
+        group: the sweep's name, None outside one.
+        on_start: called when the training begins.
+    """
+
+    experiment: Experiment
+    run_dir: Path
+    console: Console
+    config: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    group: str | None = None
+    on_start: Callable[[], None] = lambda: None
+    exit_code: int = 0
+    status: Status = "ok"
+    reason: str | None = None
+    plan: Plan | None = None
+    graph: OpGraph | None = None
+    predicted: Timeline | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    baseline: dict[str, Metrics] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    bound: Bound | None = None
+    explanation: Explanation | None = None
+    attempts: tuple[Attempt, ...] = ()
+    planning_peak_bytes: int | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _records: list[AbstractRecord] = field(default_factory=list)
+    _first_step: int = 0
+    _losses: list[float] = field(default_factory=list)
+    _evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        reset_peak_memory()
+        return self
+
+    def warn(self, *warnings: str) -> None:
+        """Say at once, and again in the report."""
+        for warning in warnings:
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+    def posed(self, graph: OpGraph, bound: Bound | None) -> None:
+        """Keep what is to be planned, and the time below which no plan goes."""
+        self.graph, self.bound = graph, bound
+
+    def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...]) -> None:
+        """Show the plan and its prediction beside the baseline's."""
+        self.plan, self.predicted = plan, predicted
+        self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
+        self.planning_peak_bytes = peak_memory_bytes()
+        show_plan(self.console, self._run())
+
+    def explained(self, explanation: Explanation | None) -> None:
+        """Show why the plan takes the time that it takes."""
+        self.explanation = explanation
+        if explanation is not None:
+            write_text(self.run_dir / "explanation.json", to_json(explanation))
+            show_explanation(self.console, self._run())
+
+    def starting(self, strategy: str) -> None:
+        """Say on a terminal which strategy of a comparison is searching."""
+        if self.console.is_terminal:
+            self._say_in_passing(f"planning with {strategy} ...")
+
+    def _say_in_passing(self, words: str) -> None:
+        """A line that the next one overwrites."""
+        room = max(0, min(60, self.console.width - 1))
+        self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
+
+    def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
+        """Show several strategies on one problem; the best one is the run's own, and is returned.
+
+        Without any plan the run ends as its attempts did: infeasible if all were.
+        """
+        self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
+        for found in attempts:
+            if found.plan is not None:
+                write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
+        best = best_of(attempts)
+        if best is not None:
+            self.plan, self.predicted = best.plan, best.predicted
+        else:
+            failed = [found for found in attempts if found.status == "failed"]
+            self.status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
+            self.reason = "\n".join(reason_lines(failed or attempts))
+        if self.console.is_terminal:
+            self._say_in_passing("")
+        show_comparison(self.console, self._run())
+        return best
+
+    def progress(self) -> Progress:
+        """Start the trackers and the progress bar; what it returns is called while the job runs."""
+        self.on_start()
+        resumed = self.experiment.resumed
+        self._first_step = resumed.manifest.step if resumed else 0
+        info = RunInfo(
+            run_dir=self.run_dir,
+            first_step=self._first_step,
+            name=self.experiment.name,
+            config=self.config,
+            group=self.group,
+            tags=(self.experiment.model.name, self.experiment.strategy.name),
+        )
+        self._records = [self._stack.enter_context(logger.start(info)) for logger in (Jsonl(), self.experiment.logger)]
+        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
+
+        terms: dict[str, float] = {}
+
+        def on_terms(values: Mapping[str, float]) -> None:
+            terms.update(values)
+
+        def on_step(step: int, loss: float | None, samples_per_s: float | None) -> None:
+            self._losses += [] if loss is None else [loss]
+            bar.update(step, loss, samples_per_s)
+            known = {"loss": loss, **terms, "samples_per_s": samples_per_s}
+            for record in self._records:
+                record.log(step - 1, {name: value for name, value in known.items() if value is not None})
+
+        def on_evaluation(values: dict[str, Any]) -> None:
+            self._evaluations.append(values)
+            for record in self._records:
+                record.log_eval(values["step"], {name: value for name, value in values.items() if name != "step"})
+
+        return Progress(
+            on_terms=on_terms,
+            on_step=on_step,
+            on_evaluation=on_evaluation,
+            say=lambda words: self.console.print(Text(words), soft_wrap=True),
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is not None:
+            self._failed(error)
+        self._write()
+        self._stack.close()
+        return isinstance(error, (Exception, KeyboardInterrupt)) or error is None
+
+    def _failed(self, error: BaseException) -> None:
+        self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
+        self.exit_code = error.exit_code if isinstance(error, GppError) else 1
+        self.reason = str(error) or type(error).__name__
+        if isinstance(error, WorkerFailed):
+            if error.traceback:
+                self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
+            self.console.print(Text(f"worker {error.rank} failed first; the other workers were stopped", style="bold"))
+        elif isinstance(error, KeyboardInterrupt):
+            self.reason = "interrupted"
+        elif not isinstance(error, GppError):
+            # Not something that the user wrote: our own bug, which its traceback helps to find.
+            self.reason = f"{type(error).__name__}: {error}"
+            self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
+
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        e, losses = self.experiment, list(self.outcome.losses) or self._losses
+        num_ops = self.graph.num_ops if self.graph else None
+        resumed = e.resumed if losses else None
+        best = best_of(self.attempts)
+        evaluations = list(self.outcome.evaluations) or self._evaluations
+        final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
+        return result_dict(
+            status=self.status,
+            reason=self.reason,
+            model=e.model.name,
+            strategy=best.strategy if best else e.strategy.name,
+            cluster=e.cluster.name,
+            engine=e.engine.name,
+            seed=e.seed,
+            plan=self.plan,
+            num_ops=num_ops,
+            predicted=self.predicted.metrics if self.predicted else None,
+            measured=self.outcome.measured.metrics if self.outcome.measured else None,
+            loss=losses,
+            loss_terms=self.outcome.terms,
+            final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
+            bound=self.bound if best is None or best.drains else None,
+            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
+            planning_peak_bytes=self.planning_peak_bytes,
+            resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,
+            emulation=self.outcome.emulation,
+            versions=self.outcome.versions,
+        )
+
+    def _run(self) -> RunRecord:
+        return RunRecord(
+            result=self.result(),
+            plan=self.plan,
+            graph=self.graph,
+            cluster=self.experiment.cluster,
+            branches=branches(self.graph) if self.graph else (),
+            predicted=self.predicted,
+            measured=self.outcome.measured,
+            losses=list(self.outcome.losses) or self._losses,
+            first_step=self._first_step,
+            evals=list(self.outcome.evaluations) or self._evaluations,
+            warnings=tuple(self.warnings),
+            command=self.command,
+            baseline_predicted=self.baseline,
+            bound=self.bound,
+            explanation=self.explanation,
+            compared=self.attempts,
+            emulation=self.outcome.emulation,
+        )
+
+    def _write(self) -> None:
+        run = self._run()
+        write_json(self.run_dir / "result.json", run.result)
+        timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
+        write_text(self.run_dir / "timeline.json", to_json(timelines))
+        named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
+        write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
+        write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
+        for record in self._records:
+            record.log_html(self.run_dir / "report.html")
+            record.log_file(self.run_dir / "trace.json")
+            record.finish({key: run.result[key] for key in ("status", "predicted", "measured", "final_metric")})
+            self.warnings += [warning for warning in record.warnings if warning not in self.warnings]
+        hints = [hint for record in self._records for hint in record.hints]
+        self._stack.close()
+        paths = [
+            ("report", self.run_dir / "report.html"),
+            ("trace", self.run_dir / "trace.json"),
+            ("result", self.run_dir / "result.json"),
+        ]
+        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)

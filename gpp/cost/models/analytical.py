@@ -1,0 +1,71 @@
+"""Roofline: an operator takes as long as its arithmetic or its memory traffic, plus a fixed cost for each kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from gpp.cluster import Device
+from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analytical(AbstractCostModel):
+    """Times from the graph's amounts and the device's data sheet, with no measurement.
+
+        forward  = max(FLOPs / sustained FLOP/s, (traffic x samples + parameters) / bandwidth) + kernels x latency
+        backward = the same with the backward pass's FLOPs, traffic and kernels
+
+    Parameters are read once for each micro-batch, however small, and a kernel has a fixed cost: the two reasons
+    why small micro-batches are inefficient. Of an embedding table (`Param.gathered`) the forward pass reads the rows it
+    needs, but the backward pass writes a gradient as large as the table. An operator that trains nothing, keeps nothing and has no
+    backward FLOPs (a view, a sum) costs nothing backwards.
+
+    Source: Williams et al., "Roofline", 2009; the per-kernel term as in GraphPipe's profiled costs, which a
+    micro-batch too small for the device shows as a floor.
+
+    Args:
+        backward_traffic: bytes moved backwards for each byte forwards. 2: the gradient of the output is read
+            beside the saved input, and the gradients of the input and of the weights are written.
+        backward_kernels: kernels launched backwards for each one forwards: one for the input's and one for the
+            weights' gradient.
+        gathered_traffic: bytes moved backwards for each byte of a trained embedding table. 4, as torch's dense gradients do:
+            filled with zeros, then read, and the sum so far read and written; 0 for sparse gradients.
+        update_traffic: bytes that the optimizer moves for each byte of trainable parameter. 7 for Adam (reads
+            weight, gradient and two moments, writes weight and moments); SGD moves 3, SGD with momentum 5.
+    """
+
+    backward_traffic: float = 2.0
+    backward_kernels: float = 2.0
+    gathered_traffic: float = 4.0
+    update_traffic: float = 7.0
+
+    def __post_init__(self) -> None:
+        for field in ("backward_traffic", "backward_kernels", "gathered_traffic", "update_traffic"):
+            if not getattr(self, field) >= 0:
+                raise InvalidConfig(f"cost.{field}", getattr(self, field), "must be at least 0", f"set cost.{field}=2")
+
+    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+        amounts = graph.amounts
+        flop_per_s = device.flop_per_s(graph.dtype)
+        bytes_per_s = device.memory_bandwidth_bytes_per_s * device.speed_factor
+        latency_s = device.kernel_latency_s / device.speed_factor
+        moved = amounts.traffic_bytes * samples + amounts.param_bytes - amounts.gathered_bytes
+        forward = np.maximum(amounts.forward_flops * samples / flop_per_s, moved / bytes_per_s) + amounts.num_kernels * latency_s
+        returned = self.backward_traffic * moved + self.gathered_traffic * amounts.gathered_bytes * amounts.trains
+        backward = np.maximum(amounts.backward_flops * samples / flop_per_s, returned / bytes_per_s)
+        backward = backward + self.backward_kernels * amounts.num_kernels * latency_s
+        differentiated = (amounts.backward_flops > 0) | (amounts.saved_bytes > 0) | amounts.trains
+        return OpTimes(forward_s=forward, backward_s=np.where(differentiated, backward, 0.0))
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        """Seconds of the optimizer step: `update_traffic` x bytes / bandwidth; its arithmetic is negligible beside them."""
+        return self.move_s(self.update_traffic * num_bytes, device)
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return num_bytes / (device.memory_bandwidth_bytes_per_s * device.speed_factor)

@@ -1,0 +1,227 @@
+"""Measured times: a table of seconds for each operator and sample count, read without torch.
+
+`gpp.capture.profiler` measures the table; here it is interpolated and kept on disk, by content, so that a model is
+measured once on a machine and planned from as often as one likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from gpp.cluster import Cluster, Device
+from gpp.cost.models.analytical import Analytical
+from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+from gpp.serialization import from_json, to_json
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a measurement depends on beside the graph.
+
+    Args:
+        device_kind: `cpu` or `cuda`.
+        device_name: the processor's or the card's name.
+        torch_version: of the library that ran the operators.
+        num_threads: CPU threads of one device.
+        optimizer: the optimizer whose step was timed; empty if none was.
+        companions: other devices of the machine that were busy meanwhile.
+    """
+
+    device_kind: str
+    device_name: str
+    torch_version: str
+    num_threads: int = 1
+    optimizer: str = ""
+    companions: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Seconds of every operator of one graph on one kind of device.
+
+    Args:
+        graph_fingerprint: of the (coarsened) graph; covers shapes and dtype.
+        sample_counts: ascending.
+        forward_s, backward_s: [num_ops][len(sample_counts)] seconds.
+        update_s_per_byte: optimizer step for each byte of trainable parameter; None if it was not measured.
+        move_s_per_byte: reading or writing memory; None if it was not measured.
+        action_overhead_s: of calling a stage at all, forwards and backwards together; not in the operators' times.
+    """
+
+    graph_fingerprint: str
+    setting: Setting
+    sample_counts: tuple[int, ...]
+    forward_s: tuple[tuple[float, ...], ...]
+    backward_s: tuple[tuple[float, ...], ...]
+    update_s_per_byte: float | None = None
+    action_overhead_s: float = 0.0
+    move_s_per_byte: float | None = None
+
+    def __post_init__(self) -> None:
+        counts = self.sample_counts
+        if not counts or counts[0] < 1 or any(a >= b for a, b in pairwise(counts)):
+            raise InvalidConfig("profile.sample_counts", counts, "must be ascending positive integers", "measure again")
+        if len(self.forward_s) != len(self.backward_s) or any(len(row) != len(counts) for row in self.forward_s + self.backward_s):
+            raise InvalidConfig(
+                "profile", self.graph_fingerprint, "needs one time for each operator and sample count", "measure again"
+            )
+
+    def at(self, samples: int) -> OpTimes:
+        """Times for `samples` samples.
+
+        Linear between measured counts; proportional to the samples beyond the largest; the smallest's below it.
+        """
+        return OpTimes(forward_s=self._interpolate(self.forward_s, samples), backward_s=self._interpolate(self.backward_s, samples))
+
+    def _interpolate(self, rows: tuple[tuple[float, ...], ...], samples: int) -> np.ndarray:
+        table, counts = np.array(rows, dtype=float).reshape(len(rows), len(self.sample_counts)), self.sample_counts
+        if samples >= counts[-1]:
+            return table[:, -1] * (samples / counts[-1])
+        high = int(np.searchsorted(counts, samples, side="right"))
+        if high == 0:
+            return table[:, 0].copy()
+        share = (samples - counts[high - 1]) / (counts[high] - counts[high - 1])
+        return table[:, high - 1] * (1 - share) + table[:, high] * share
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled(AbstractCostModel):
+    """Times measured on the device at hand; `gpp.capture.profiler.measured` fills `profiles`.
+
+    Args:
+        cache_dir: where profiles are kept between runs.
+        num_threads: CPU threads of one device, as the workers use.
+        budget_s: seconds that measuring one graph may take, roughly.
+        companions: busy devices beside the one measured; None for as many as the cluster has further cores of this machine.
+        fallback: answers for devices and graphs that were not measured; None refuses instead.
+        profiles: what was measured.
+    """
+
+    cache_dir: str
+    num_threads: int = 1
+    budget_s: float = 8.0
+    companions: int | None = None
+    fallback: Analytical | None = None
+    profiles: tuple[Profile, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("num_threads", "budget_s"):
+            if not getattr(self, field) > 0:
+                raise InvalidConfig(f"cost.{field}", getattr(self, field), "must be above 0", f"set cost.{field}=1")
+        if self.companions is not None and not (isinstance(self.companions, int) and self.companions >= 0):
+            raise InvalidConfig("cost.companions", self.companions, "must be an integer of at least 0, or null", "leave it out")
+
+    def num_companions(self, cluster: Cluster) -> int:
+        """Busy devices beside the one that is measured: they share the machine's caches, memory and power with it."""
+        if cluster.devices[0].kind != "cpu":
+            return 0
+        if self.companions is not None:
+            return self.companions
+        return min(cluster.num_devices * self.num_threads, len(os.sched_getaffinity(0))) // self.num_threads - 1
+
+    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+        profile = self._find(graph.fingerprint, device)
+        if profile is None:
+            return self._fallback(device).op_times(graph, samples, device)
+        times = profile.at(samples)
+        return OpTimes(forward_s=times.forward_s / device.speed_factor, backward_s=times.backward_s / device.speed_factor)
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        per_byte = [p.update_s_per_byte for p in self.profiles if p.setting.device_kind == device.kind]
+        if per_byte and per_byte[-1] is not None:
+            return per_byte[-1] * num_bytes / device.speed_factor
+        return self._fallback(device).update_s(num_bytes, device)
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        per_byte = [p.move_s_per_byte for p in self.profiles if p.setting.device_kind == device.kind]
+        if per_byte and per_byte[-1] is not None:
+            return per_byte[-1] * num_bytes / device.speed_factor
+        return self._fallback(device).move_s(num_bytes, device)
+
+    def add(self, profile: Profile) -> Profiled:
+        """The same with one more profile, which replaces an older one of its graph and device."""
+        key = (profile.graph_fingerprint, profile.setting.device_kind)
+        kept = tuple(p for p in self.profiles if (p.graph_fingerprint, p.setting.device_kind) != key)
+        return replace(self, profiles=(*kept, profile))
+
+    def load(self, graph: OpGraph, setting: Setting) -> Profile | None:
+        """The profile on disk, or None; a file that cannot be read counts as none."""
+        try:
+            return from_json(Profile, self.path(graph, setting).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def store(self, graph: OpGraph, profile: Profile) -> Path:
+        """Write a profile; readers see the old file or the new one, never half of it."""
+        path = self.path(graph, profile.setting)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            file.write(to_json(profile))
+        os.replace(file.name, path)
+        return path
+
+    def path(self, graph: OpGraph, setting: Setting) -> Path:
+        """Where the profile of a graph under a setting is kept: named by the content of both."""
+        digest = hashlib.sha256(to_json(setting).encode()).hexdigest()[:12]
+        return Path(self.cache_dir).expanduser() / f"{graph.fingerprint}-{digest}.json"
+
+    def _find(self, fingerprint: str, device: Device) -> Profile | None:
+        return next((p for p in self.profiles if p.graph_fingerprint == fingerprint and p.setting.device_kind == device.kind), None)
+
+    def _fallback(self, device: Device) -> Analytical:
+        if self.fallback is None:
+            raise InvalidConfig(
+                "cost",
+                "profiled",
+                f"has no measurement of this graph on a {device.kind} device",
+                "measure it on such a device (mode=profile), or set cost=analytical",
+            )
+        return self.fallback
+
+
+def cpu_setting(num_threads: int = 1, optimizer: str = "", companions: int = 0) -> Setting:
+    """The setting of a measurement on this machine's CPU, found without torch."""
+    return Setting(
+        device_kind="cpu",
+        device_name=cpu_name(),
+        torch_version=version("torch"),
+        num_threads=num_threads,
+        optimizer=optimizer,
+        companions=companions,
+    )
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's model name, with its family and model number where the name alone is vague."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    numbers = [facts[key] for key in ("cpu family", "model", "stepping") if key in facts]
+    return " ".join([facts.get("model name", platform.machine()), *numbers])
+
+
+def sample_counts(largest: int) -> tuple[int, ...]:
+    """Powers of two up to `largest`, and `largest` itself."""
+    counts = [1]
+    while counts[-1] * 2 <= largest:
+        counts.append(counts[-1] * 2)
+    return tuple(sorted({*counts, largest}))

@@ -1,0 +1,42 @@
+"""Times that a profile gives, exactly: the graph's FLOPs are seconds (`gpp.graph.profiles`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from gpp.cluster import Device
+from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tabulated(AbstractCostModel):
+    """One sample is one micro-batch of the profile; n samples take n times as long, whatever the device.
+
+    A device's `speed_factor` counts; its data sheet does not. Profiles time no optimizer.
+
+    Args:
+        update_s_per_byte: seconds of the optimizer's step for each byte of trainable parameter.
+    """
+
+    update_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.update_s_per_byte >= 0:
+            raise InvalidConfig("cost.update_s_per_byte", self.update_s_per_byte, "must be at least 0", "set it to 0")
+
+    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+        forward = np.array([op.forward_flops for op in graph.ops]) * samples / device.speed_factor
+        backward = np.array([op.backward_flops for op in graph.ops]) * samples / device.speed_factor
+        return OpTimes(forward_s=forward, backward_s=backward)
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        return self.update_s_per_byte * num_bytes / device.speed_factor
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return 0.0

@@ -1,0 +1,74 @@
+"""Coarsening that keeps some operators at the end of the graph apart from the rest: those of a loss on whole mini-batches.
+
+a ─ b ─ c ─┬─ l1 ─ l2              a+b ─ c ─┐
+d ─ e ─ f ─┘             ──►                ├─ l1+l2
+                                   d+e ─ f ─┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpp.errors import InvalidGraph
+from gpp.graph.coarsen.coarsen import coarsen
+from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between
+from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
+
+
+def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
+    """`coarsen`, but the operators of a set are merged with each other only: each connected part of it into one.
+
+    Args:
+        max_ops: the most groups altogether; there are never fewer than one more than the set has parts.
+        apart: mask; nothing outside of it comes after it.
+
+    Returns:
+        A graph whose last operators are the parts of the set, in the order of their first operators.
+
+    Raises:
+        InvalidGraph: an operator outside of the set comes after one of it, or there is none outside.
+    """
+    rest = [i for i in range(graph.num_ops) if not apart >> i & 1]
+    if not rest or any(graph.descendants[i] & ~apart for i in bits(apart)):
+        raise InvalidGraph("operators that are kept apart must be the last ones, and not all")
+    parts = connected_parts(graph, apart)
+    coarse = coarsen(_induced(graph, rest), max(max_ops - len(parts), 1))
+    position = {name: g for g, op in enumerate(coarse.ops) for name in nodes_of(op)}
+    group = {i: position[nodes_of(graph.ops[i])[0]] for i in rest}
+    group |= {i: len(coarse.ops) + p for p, part in enumerate(parts) for i in bits(part)}
+    names = {op.name for op in coarse.ops}
+    ops = [*coarse.ops, *(_merged([graph.ops[i] for i in bits(part)], names) for part in parts)]
+    return replace(graph, ops=tuple(ops), tensors=tensors_between(graph, group))
+
+
+def connected_parts(graph: OpGraph, mask: int) -> list[int]:
+    """Masks of the parts of a set that no tensor connects, by their first operators."""
+    parts: list[int] = []
+    for i in bits(mask):
+        near = (graph.predecessors[i] | graph.successors[i] | 1 << i) & mask
+        joined = [part for part in parts if part & near]
+        parts = [part for part in parts if not part & near]
+        for part in joined:
+            near |= part
+        parts.append(near)
+    return sorted(parts, key=lambda part: part & -part)
+
+
+def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
+    """The graph of some operators and the tensors among them."""
+    position = {op: i for i, op in enumerate(ops)}
+    tensors: list[Tensor] = []
+    for tensor in graph.tensors:
+        if tensor.producer in position and (consumers := tuple(position[c] for c in tensor.consumers if c in position)):
+            tensors.append(replace(tensor, producer=position[tensor.producer], consumers=consumers))
+    return replace(graph, ops=tuple(graph.ops[op] for op in ops), tensors=tuple(tensors))
+
+
+def _merged(ops: list[Op], taken: set[str]) -> Op:
+    """One operator that does what `ops`, in this order, did; named after the last, which makes the result."""
+    name, number = ops[-1].name, 1
+    while name in taken:
+        number += 1
+        name = f"{ops[-1].name}#{number}"
+    taken.add(name)
+    return summed(name, ops[-1].kind, ops)

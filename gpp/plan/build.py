@@ -1,0 +1,114 @@
+"""Plans made from a partition of the operators."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpp.errors import InvalidPlan
+from gpp.graph.op_graph import bits
+from gpp.plan.in_flight import in_flight_samples
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
+
+if TYPE_CHECKING:
+    from gpp.cost.problem import Problem
+
+
+def make_plan(
+    problem: Problem,
+    planner: str,
+    parts: Sequence[tuple[int, int]],
+    microbatch_size: int | Sequence[int],
+    *,
+    k: int | Sequence[int] = 1,
+    chain: bool = False,
+    ordered: bool = False,
+    placement: Sequence[tuple[int, ...]] | None = None,
+    round_robin: bool | Sequence[bool] = False,
+    explanation: tuple[str, ...] = (),
+) -> Plan:
+    """A plan from a partition.
+
+    Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
+    from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order if not placed.
+
+    Args:
+        parts: (operator mask, number of devices) for each stage, in any order.
+        microbatch_size, k, round_robin: one for all stages, or one for each part.
+        chain: add an order edge between neighbours, which makes the stage graph a chain.
+        ordered: the parts are given in a topological order that is to be kept.
+        placement: devices of each part, if `ordered`.
+
+    Raises:
+        InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
+    """
+    graph = problem.graph
+    sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
+    ks = [k] * len(parts) if isinstance(k, int) else list(k)
+    turning = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
+    owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
+    succ: list[set[int]] = [set() for _ in parts]
+    for tensor in graph.tensors:
+        for consumer in tensor.consumers:
+            if owner[consumer] != owner[tensor.producer]:
+                succ[owner[tensor.producer]].add(owner[consumer])
+    if ordered and any(q < p for p in range(len(parts)) for q in succ[p]):
+        raise InvalidPlan("the parts are not in a topological order")
+    order = list(range(len(parts))) if ordered else topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    position = {p: s for s, p in enumerate(order)}
+    edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
+    if chain:
+        edges |= {(s, s + 1) for s in range(len(parts) - 1)}
+    total = problem.minibatch_size
+    shapes = [(sizes[p], ks[p], parts[p][1] if turning[p] else 1) for p in order]
+    drained = total if problem.weights.flushes else None
+    in_flight = in_flight_samples(shapes, edges, drained, problem.in_flight == "all")
+    stages, device = [], 0
+    for s, p in enumerate(order):
+        mask, count = parts[p]
+        stages.append(
+            Stage(
+                ops=tuple(bits(mask)),
+                devices=tuple(range(device, device + count)) if placement is None else placement[p],
+                microbatch_size=sizes[p],
+                in_flight=in_flight[s],
+                k=ks[p],
+                round_robin=turning[p],
+            )
+        )
+        device += count
+    return Plan(
+        planner=planner,
+        stages=tuple(stages),
+        edges=tuple(sorted(edges)),
+        minibatch_size=total,
+        graph_fingerprint=graph.fingerprint,
+        explanation=explanation,
+    )
+
+
+def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:
+    """Kahn's order; among the ready ones the smallest `key` goes first.
+
+    Raises:
+        InvalidPlan: there is a cycle.
+    """
+    indegree = [0] * len(successors)
+    for nexts in successors:
+        for q in nexts:
+            indegree[q] += 1
+    ready = [(key[p], p) for p in range(len(successors)) if not indegree[p]]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        _, p = heapq.heappop(ready)
+        out.append(p)
+        for q in successors[p]:
+            indegree[q] -= 1
+            if not indegree[q]:
+                heapq.heappush(ready, (key[q], q))
+    if len(out) != len(successors):
+        raise InvalidPlan("the stage graph has a cycle")
+    return out

@@ -1,0 +1,396 @@
+"""The plan: a DAG of stages. See `Plan.validate` for what makes one valid."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpp.errors import Infeasible, InvalidPlan
+from gpp.graph.op_graph import OpGraph, Tensor, bits, mask_of
+from gpp.plan.in_flight import in_flight_samples
+from gpp.routing import Piece, pieces
+from gpp.weights.base import PipelinePosition
+
+if TYPE_CHECKING:
+    from gpp.cost.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A convex set of operators on its own devices (GraphPipe, section 3: S = <G, b, D, order>).
+
+    Args:
+        ops: operator ids, ascending.
+        devices: device ids, ascending; more than one means data parallelism inside the stage.
+        microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
+        k: the k of kFkB.
+        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
+            `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
+        recompute: operators whose activations are computed again in the backward pass, ascending.
+        tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
+        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
+            replicas at the update; else every replica runs a part of each micro-batch.
+    """
+
+    ops: tuple[int, ...]
+    devices: tuple[int, ...]
+    microbatch_size: int
+    in_flight: int
+    k: int = 1
+    recompute: tuple[int, ...] = ()
+    tensor_parallel: int = 1
+    round_robin: bool = False
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica."""
+        t = self.tensor_parallel
+        return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
+
+    @property
+    def turns(self) -> int:
+        """Every how many micro-batches it is a replica's turn: R with `round_robin`, else 1."""
+        return len(self.devices) // self.tensor_parallel if self.round_robin else 1
+
+    @property
+    def ahead(self) -> int:
+        """Micro-batches, whole or in part, that a replica may hold at a time."""
+        return self.in_flight // (self.microbatch_size * self.turns)
+
+    def pieces(self, num_samples: int) -> list[Piece]:
+        """Who holds which samples of a pass over so many: pieces on the first device of each replica."""
+        leaders = self.devices[:: self.tensor_parallel]
+        return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Stages in a topological order, numbered by position, and the edges between them.
+
+    An edge without a tensor is an order: the successor's micro-batch waits for the predecessor's
+    (that is how a chain-only system runs a branching model).
+
+    Args:
+        planner: who made it.
+        search_s: seconds that the search took.
+        explanation: lines for the user: what the planner did, and what it may have cost.
+    """
+
+    planner: str
+    stages: tuple[Stage, ...]
+    edges: tuple[tuple[int, int], ...]
+    minibatch_size: int
+    graph_fingerprint: str
+    search_s: float = 0.0
+    explanation: tuple[str, ...] = ()
+
+    @cached_property
+    def num_devices(self) -> int:
+        return len(self.stages_of_device)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(b for a, b in self.edges if a == s) for s in range(len(self.stages)))
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(a for a, b in self.edges if b == s) for s in range(len(self.stages)))
+
+    @cached_property
+    def distance_to_sink(self) -> tuple[int, ...]:
+        """Stages on the longest path from each stage to a sink, itself included."""
+        out = [1] * len(self.stages)
+        for s in reversed(range(len(self.stages))):
+            out[s] = 1 + max((out[t] for t in self.successors[s]), default=0)
+        return tuple(out)
+
+    @property
+    def depth(self) -> int:
+        """Stages on the longest path: the pipeline's depth."""
+        return max(self.distance_to_sink)
+
+    @cached_property
+    def _entering(self) -> int | None:
+        """Samples in flight where most are, if a stage's replicas take turns."""
+        return max(s.in_flight for s in self.stages) if any(s.turns > 1 for s in self.stages) else None
+
+    def place(self, stage: int) -> PipelinePosition:
+        """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
+
+        Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
+        """
+        s = self.stages[stage]
+        own = s.microbatch_size * s.turns
+        depth = self.depth if self._entering is None else -(-self._entering // own)
+        return PipelinePosition(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // own))
+
+    @cached_property
+    def stages_of_device(self) -> dict[int, tuple[int, ...]]:
+        """The stages that each device runs, in order; mostly one."""
+        out: dict[int, tuple[int, ...]] = {}
+        for s, stage in enumerate(self.stages):
+            for device in stage.devices:
+                out[device] = (*out.get(device, ()), s)
+        return out
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device runs more than one stage."""
+        return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+
+    @cached_property
+    def stage_of_device(self) -> dict[int, int]:
+        """The first stage of each device."""
+        return {device: stages[0] for device, stages in self.stages_of_device.items()}
+
+    def edge_tensors(self, graph: OpGraph) -> dict[tuple[int, int], tuple[Tensor, ...]]:
+        """Tensors on every edge, in the graph's order; an order-only edge has none."""
+        stage_of = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}
+        out: dict[tuple[int, int], list[Tensor]] = {edge: [] for edge in self.edges}
+        for tensor in graph.tensors:
+            src = stage_of[tensor.producer]
+            for dst in sorted({stage_of[c] for c in tensor.consumers} - {src}):
+                out[src, dst].append(tensor)
+        return {edge: tuple(tensors) for edge, tensors in out.items()}
+
+    def shared_weights(self, graph: OpGraph) -> list[tuple[str, list[int]]]:
+        """Trainable parameters that several stages read, and which."""
+        holders: dict[str, set[int]] = {}
+        for s, stage in enumerate(self.stages):
+            for op in stage.ops:
+                for name in graph.trained_by[op]:
+                    holders.setdefault(name, set()).add(s)
+        return [(name, sorted(stages)) for name, stages in sorted(holders.items()) if len(stages) > 1]
+
+    def runs_backward(self, stage: int, graph: OpGraph) -> bool:
+        """Whether a stage has backward passes: none where it and everything before it is frozen."""
+        return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
+
+    def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
+        """Edges with messages backwards: gradients of their tensors.
+
+        An order-only edge is an order in both directions, if both ends run backwards.
+        """
+        return {
+            (s, t)
+            for (s, t), tensors in self.edge_tensors(graph).items()
+            if any(tensor.differentiable for tensor in tensors)
+            or (not tensors and self.runs_backward(s, graph) and self.runs_backward(t, graph))
+        }
+
+    def validate(self, problem: Problem) -> None:
+        """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
+
+        Raises:
+            InvalidPlan: not a partition of the operators into convex stages, stages out of order, a data
+                dependency without an edge, shared devices, sizes out of range.
+            Infeasible: a stage needs more memory than its device has.
+        """
+        graph, cluster = problem.graph, problem.cluster
+        if self.graph_fingerprint != graph.fingerprint:
+            raise InvalidPlan(
+                "the plan was made for another graph (fingerprint "
+                f"{self.graph_fingerprint}, this one is {graph.fingerprint}). Fix: plan again"
+            )
+        if self.minibatch_size != problem.minibatch_size:
+            raise InvalidPlan(f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}")
+        owner: dict[int, int] = {}
+        for s, stage in enumerate(self.stages):
+            for op in stage.ops:
+                if op in owner:
+                    raise InvalidPlan(f"operator {op} is in stages {owner[op]} and {s}")
+                owner[op] = s
+            if not stage.ops or not stage.devices:
+                raise InvalidPlan(f"stage {s} has no operators or no devices")
+        if set(owner) != set(range(graph.num_ops)):
+            raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
+        for s, stage in enumerate(self.stages):
+            used = stage.devices
+            if len(set(used)) != len(used) or any(not 0 <= d < cluster.num_devices for d in used):
+                raise InvalidPlan(f"stage {s} must hold different devices out of 0..{cluster.num_devices - 1}, got {list(used)}")
+        for a, b in self.edges:
+            if not 0 <= a < b < len(self.stages):
+                raise InvalidPlan(f"edge {a}->{b} does not go forward; stages must be in a topological order")
+        for s, stage in enumerate(self.stages):
+            if not graph.is_convex(mask_of(stage.ops)):
+                raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
+            b, t = stage.microbatch_size, stage.tensor_parallel
+            if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
+                raise InvalidPlan(
+                    f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
+                    f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
+                )
+            self._check_sizes(s)
+            replicas = len(stage.replicas)
+            if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
+                raise InvalidPlan(
+                    f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
+                    "loss.scope=microbatch"
+                )
+        self._check_sharding(problem)
+        edges = set(self.edges)
+        for tensor in graph.tensors:
+            for consumer in tensor.consumers:
+                a, b = owner[tensor.producer], owner[consumer]
+                if a != b and (a, b) not in edges:
+                    raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        self._check_memory(problem)
+
+    def _check_sizes(self, s: int) -> None:
+        """Micro-batch and samples in flight fit the mini-batch and the replicas."""
+        stage, replicas = self.stages[s], len(self.stages[s].replicas)
+        b, turns = stage.microbatch_size, stage.turns
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * turns) or replicas > b * turns:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
+                f"must be a multiple of it{f' times {turns}' if turns > 1 else ''}, and {replicas} replicas at most as many as its "
+                "samples, unless they take turns"
+            )
+        if (count := -(-self.minibatch_size // b)) % turns:
+            raise InvalidPlan(
+                f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
+                f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
+            )
+
+    def _check_sharding(self, problem: Problem) -> None:
+        """Every operator of a tensor-parallel stage declares its degree, and shares no parameter with another stage."""
+        if all(stage.tensor_parallel == 1 for stage in self.stages):
+            return
+        for s, stage in enumerate(self.stages):
+            if stage.tensor_parallel > 1:
+                mask = mask_of(stage.ops)
+                problem.trainable_bytes(stage.ops, stage.tensor_parallel)
+                for name in sorted({name for op in stage.ops for name in problem.graph.ops[op].params}):
+                    if problem.graph.readers[name] & ~mask:
+                        raise InvalidPlan(
+                            f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
+                        )
+
+    def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
+        """Peak bytes on every device: the sum over its stages.
+
+        Args:
+            in_flight: stage -> samples between forward and backward at a time, over all replicas.
+        """
+        out: dict[int, float] = {}
+        for s, stage in enumerate(self.stages):
+            b, t = stage.microbatch_size, stage.tensor_parallel
+            held, depth = b * -(-in_flight[s] // (b * stage.turns)), self.place(s).depth
+            count = len(stage.devices) // stage.turns
+            need = problem.stage_memory(stage.ops, b, count, held, stage.recompute, t, depth=depth, turns=stage.turns)
+            for device in stage.devices:
+                out[device] = out.get(device, 0.0) + need
+        return out
+
+    def _check_memory(self, problem: Problem) -> None:
+        devices = problem.cluster.devices
+        needs = self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
+        lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
+        if lack > 0:
+            stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes
+            who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
+            raise Infeasible(
+                f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
+                f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",
+            )
+
+
+def make_plan(
+    problem: Problem,
+    planner: str,
+    parts: Sequence[tuple[int, int]],
+    microbatch_size: int | Sequence[int],
+    *,
+    k: int | Sequence[int] = 1,
+    chain: bool = False,
+    ordered: bool = False,
+    placement: Sequence[tuple[int, ...]] | None = None,
+    round_robin: bool | Sequence[bool] = False,
+    explanation: tuple[str, ...] = (),
+) -> Plan:
+    """A plan from a partition.
+
+    Stages are put into a topological order (ties: smallest operator first), in-flight samples follow
+    from the successors (`required_in_flight`), devices are dealt out as contiguous ranges in stage order if not placed.
+
+    Args:
+        parts: (operator mask, number of devices) for each stage, in any order.
+        microbatch_size, k, round_robin: one for all stages, or one for each part.
+        chain: add an order edge between neighbours, which makes the stage graph a chain.
+        ordered: the parts are given in a topological order that is to be kept.
+        placement: devices of each part, if `ordered`.
+
+    Raises:
+        InvalidPlan: the stage graph has a cycle, or `ordered` parts are in no topological order.
+    """
+    graph = problem.graph
+    sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
+    ks = [k] * len(parts) if isinstance(k, int) else list(k)
+    turning = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
+    owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
+    succ: list[set[int]] = [set() for _ in parts]
+    for tensor in graph.tensors:
+        for consumer in tensor.consumers:
+            if owner[consumer] != owner[tensor.producer]:
+                succ[owner[tensor.producer]].add(owner[consumer])
+    if ordered and any(q < p for p in range(len(parts)) for q in succ[p]):
+        raise InvalidPlan("the parts are not in a topological order")
+    order = list(range(len(parts))) if ordered else topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
+    position = {p: s for s, p in enumerate(order)}
+    edges = {(position[p], position[q]) for p in range(len(parts)) for q in succ[p]}
+    if chain:
+        edges |= {(s, s + 1) for s in range(len(parts) - 1)}
+    total = problem.minibatch_size
+    shapes = [(sizes[p], ks[p], parts[p][1] if turning[p] else 1) for p in order]
+    drained = total if problem.weights.flushes else None
+    in_flight = in_flight_samples(shapes, edges, drained, problem.in_flight == "all")
+    stages, device = [], 0
+    for s, p in enumerate(order):
+        mask, count = parts[p]
+        stages.append(
+            Stage(
+                ops=tuple(bits(mask)),
+                devices=tuple(range(device, device + count)) if placement is None else placement[p],
+                microbatch_size=sizes[p],
+                in_flight=in_flight[s],
+                k=ks[p],
+                round_robin=turning[p],
+            )
+        )
+        device += count
+    return Plan(
+        planner=planner,
+        stages=tuple(stages),
+        edges=tuple(sorted(edges)),
+        minibatch_size=total,
+        graph_fingerprint=graph.fingerprint,
+        explanation=explanation,
+    )
+
+
+def topological_order(successors: list[set[int]], key: list[int]) -> list[int]:
+    """Kahn's order; among the ready ones the smallest `key` goes first.
+
+    Raises:
+        InvalidPlan: there is a cycle.
+    """
+    indegree = [0] * len(successors)
+    for nexts in successors:
+        for q in nexts:
+            indegree[q] += 1
+    ready = [(key[p], p) for p in range(len(successors)) if not indegree[p]]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        _, p = heapq.heappop(ready)
+        out.append(p)
+        for q in successors[p]:
+            indegree[q] -= 1
+            if not indegree[q]:
+                heapq.heappush(ready, (key[q], q))
+    if len(out) != len(successors):
+        raise InvalidPlan("the stage graph has a cycle")
+    return out

@@ -1,0 +1,49 @@
+"""Replicas that take whole micro-batches in turn (PipeDream's 1F1B-RR) instead of splitting every one.
+
+A replica computes R times as much in each of R times fewer passes, so what a pass costs by itself (launching kernels, messages)
+is paid R times less often. In exchange it keeps whole micro-batches, and there must be R of them between two updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpp.cost.problem import Problem
+from gpp.plan.in_flight import in_flight_samples
+from gpp.plan.plan import Plan
+
+SPLIT, ROUND_ROBIN = "split", "round_robin"
+WAYS = (SPLIT, ROUND_ROBIN)
+"""What the replicas of a stage do with its micro-batches."""
+
+
+def in_turn(plan: Plan, problem: Problem) -> Plan:
+    """The plan with replicas taking whole micro-batches in turn; its explanation says where they do not.
+
+    They do where their number divides the micro-batches of a mini-batch, and nowhere if whole micro-batches do not fit the memory.
+    """
+    turned, split = [], []
+    for s, stage in enumerate(plan.stages):
+        count, replicas = -(-plan.minibatch_size // stage.microbatch_size), len(stage.replicas)
+        turned.append(replace(stage, round_robin=replicas > 1 and count % replicas == 0))
+        split += [s] if count % replicas else []
+    if all(stage.turns == 1 for stage in turned):
+        return _noted(plan, split)
+    shapes = [(stage.microbatch_size, stage.k, stage.turns) for stage in turned]
+    drained = plan.minibatch_size if problem.weights.flushes else None
+    held = in_flight_samples(shapes, plan.edges, drained, problem.in_flight == "all")
+    stages = tuple(replace(stage, in_flight=samples) for stage, samples in zip(turned, held, strict=True))
+    found = replace(plan, stages=stages)
+    needs = found.device_memory(problem, dict(enumerate(held)))
+    if any(need > problem.cluster.devices[device].memory_bytes for device, need in needs.items()):
+        line = "replicas split every micro-batch: whole ones in turn would need more memory than a device has"
+        return replace(plan, explanation=(*plan.explanation, line))
+    return _noted(found, split)
+
+
+def _noted(plan: Plan, split: list[int]) -> Plan:
+    if not split:
+        return plan
+    which = f"stage{'s' * (len(split) > 1)} {', '.join(map(str, split))}"
+    line = f"{which}: replicas split every micro-batch, as their number does not divide those of a mini-batch"
+    return replace(plan, explanation=(*plan.explanation, line))

@@ -1,0 +1,55 @@
+"""One stage of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpp.routing import Piece, pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A convex set of operators on its own devices (GraphPipe, section 3: S = <G, b, D, order>).
+
+    Args:
+        ops: operator ids, ascending.
+        devices: device ids, ascending; more than one means data parallelism inside the stage.
+        microbatch_size: samples over all replicas (b); where it does not divide the mini-batch, the last one is smaller.
+        k: the k of kFkB.
+        in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
+            `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
+        recompute: operators whose activations are computed again in the backward pass, ascending.
+        tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
+        round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
+            replicas at the update; else every replica runs a part of each micro-batch.
+    """
+
+    ops: tuple[int, ...]
+    devices: tuple[int, ...]
+    microbatch_size: int
+    in_flight: int
+    k: int = 1
+    recompute: tuple[int, ...] = ()
+    tensor_parallel: int = 1
+    round_robin: bool = False
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica."""
+        t = self.tensor_parallel
+        return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
+
+    @property
+    def turns(self) -> int:
+        """Every how many micro-batches it is a replica's turn: R with `round_robin`, else 1."""
+        return len(self.devices) // self.tensor_parallel if self.round_robin else 1
+
+    @property
+    def ahead(self) -> int:
+        """Micro-batches, whole or in part, that a replica may hold at a time."""
+        return self.in_flight // (self.microbatch_size * self.turns)
+
+    def pieces(self, num_samples: int) -> list[Piece]:
+        """Who holds which samples of a pass over so many: pieces on the first device of each replica."""
+        leaders = self.devices[:: self.tensor_parallel]
+        return pieces(leaders, self.microbatch_size, num_samples, round_robin=self.round_robin)

@@ -1,0 +1,115 @@
+"""What every operator takes at least under every choice of micro-batch size and replicas, for bounds and exact planners."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import OpGraph, bits
+
+ROUNDING = 1 + 1e-9
+"""Slack for the order in which sums are taken."""
+
+
+class Tables(NamedTuple):
+    """Rows: choices (b, r). Columns: operators. Seconds and bytes of one replica; `capacity` in fastest devices."""
+
+    micro: np.ndarray
+    replicas: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+    finish: np.ndarray
+    static: np.ndarray
+    kept: np.ndarray
+    in_flight: np.ndarray
+    held: np.ndarray
+    fits: np.ndarray
+    capacity: float
+    slowest: float
+    largest_memory: float
+    total_memory: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> Tables:
+        cluster, graph, total = problem.cluster, problem.graph, problem.minibatch_size
+        most = min(cluster.num_devices, problem.max_replicas or cluster.num_devices)
+        choices = [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0]
+        kinds = sorted(set(problem.type_of_device))
+        passes = {q: [problem.op_times(q, kind) for kind in kinds] for q in sorted({b // r for b, r in choices})}
+        first = {q: np.min([t.forward_s for t in times], axis=0) for q, times in passes.items()}
+        back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
+        slowness = _slowness(passes, first, back, len(kinds))
+        trainable, frozen, every = _param_bytes(graph)
+        factor = problem.static_factor
+        update = np.array(
+            [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
+        )
+        reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
+        kept = np.array([graph.amounts.saved_bytes * (b // r) for b, r in choices])
+        micro = np.array([[total // b] for b, _ in choices], dtype=float)
+        largest = max(device.memory_bytes for device in cluster.devices)
+        room = largest * ROUNDING - (every[0] * factor + every[1])
+        most_held = np.where(kept > 0, np.floor(room / np.where(kept > 0, kept, 1.0)), micro)
+        in_flight = np.where(room >= 0, np.minimum(most_held, micro), 0.0)
+        fits = in_flight >= (micro if problem.in_flight == "all" else 1.0)
+        if not fits.any(axis=0).all():
+            op = int(np.argmin(fits.any(axis=0)))
+            need = float(largest - room[op] + (kept * (micro if problem.in_flight == "all" else 1.0))[:, op].min())
+            raise Infeasible(
+                f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has", f"memory_bytes={need:.3e}"
+            )
+        return cls(
+            micro=micro,
+            replicas=np.array([[r] for _, r in choices], dtype=float),
+            forward=np.array([first[b // r] for b, r in choices]),
+            backward=np.array([back[b // r] for b, r in choices]),
+            finish=np.array([update + trainable * reduce_s[r] for _, r in choices]),
+            static=trainable * factor + frozen,
+            kept=kept,
+            in_flight=np.maximum(in_flight, 1.0),
+            held=micro if problem.in_flight == "all" else np.ones_like(micro),
+            fits=fits,
+            capacity=sum(1 / slowness[kinds.index(kind)] for kind in problem.type_of_device),
+            slowest=max(slowness),
+            largest_memory=largest,
+            total_memory=sum(device.memory_bytes for device in cluster.devices),
+        )
+
+
+def _slowness(passes: dict, first: dict[int, np.ndarray], back: dict[int, np.ndarray], num_kinds: int) -> list[float]:
+    """For each kind of device the least factor by which it is slower than the fastest with some operator."""
+    out = [float("inf")] * num_kinds
+    for q, times in passes.items():
+        for kind, t in enumerate(times):
+            for have, best in ((t.forward_s, first[q]), (t.backward_s, back[q])):
+                timed = best > 0
+                if timed.any():
+                    out[kind] = min(out[kind], float((have[timed] / best[timed]).min()))
+    return [max(1.0, x) if x < float("inf") else 1.0 for x in out]
+
+
+def _param_bytes(graph: OpGraph) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Bytes charged to each operator, every parameter once: trainable, frozen; and those it reads, with repetition."""
+    own, read = np.zeros((2, graph.num_ops)), np.zeros((2, graph.num_ops))
+    for name, readers in graph.readers.items():
+        param = graph.param_of[name]
+        for i, op in enumerate(bits(readers)):
+            read[int(not param.trainable), op] += param.num_bytes
+            if not i:
+                own[int(not param.trainable), op] += param.num_bytes
+    return own[0], own[1], (read[0], read[1])
+
+
+def _reduce_s_per_byte(problem: Problem, replicas: int) -> float:
+    """Seconds for each byte that `replicas` devices reduce, over the fastest links that so many devices can have."""
+    if replicas < 2:
+        return 0.0
+    cluster = problem.cluster
+    largest = max(cluster.nodes.count(node) for node in set(cluster.nodes))
+    links = [cluster.intra_node] if largest > 1 and replicas <= largest else []
+    links += [cluster.inter_node] if len(set(cluster.nodes)) > 1 else []
+    rate = max(link.bandwidth_bytes_per_s for link in links) * cluster.collective_efficiency
+    return 2 * (replicas - 1) / replicas / rate

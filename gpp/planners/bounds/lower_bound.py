@@ -1,0 +1,349 @@
+"""No plan is predicted to finish sooner than this.
+
+Objective: the largest T for which the arguments below prove that no valid plan has a predicted iteration time under T.
+
+Space: every partition into convex stages with an acyclic stage graph (and order edges, as in a chain), every
+placement on disjoint devices, every stage with its own micro-batch size b out of `Problem.microbatch_sizes()`, its
+own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes.
+
+Notation: a *choice* of an operator is the (b, r) of its stage; M = B / b micro-batches, q = b / r samples on a replica.
+F and G are an operator's forward and backward seconds for q samples on the fastest device, and E what follows the last
+backward: the optimizer's step and the ring all-reduce of the parameters, 2 (r - 1) / r of their bytes over the fastest
+link that r devices can have between them. A parameter that several operators read is charged to one of them. H(o) is the
+longest way of forwards from an input to operator o, itself included; D(o) the longest way of backwards from o upwards over
+differentiable tensors, ending at an input or with the E of an operator on it; U(o) the longest way of both behind o. Sums
+over a stage S hold for each of its devices; F(S) is the sum of F.
+
+Arguments (each is a necessary condition for a plan of T seconds, so the first T that breaks none is a lower bound):
+1. One operator: its stage cannot begin before the way in, which is at least H(o) - F(o), and does M (F + G), then E,
+   or else the way back: H - F + M (F + G) + max(E, D - G) <= T. Its last forward is followed by the way through everything
+   behind it: H + (M - 1) F + U + D <= T; the same with G for the backwards that follow the first. What a stage
+   holds of these ways it computes itself, so absorbing them saves nothing. Choices that break this are struck out,
+   which makes H, D and U longer; repeated.
+2. Work: all devices together have N T seconds, and the operators take sum r (M (F + G) + E) of them.
+3. Fill: on a device of S, for every o in S: H(o) + (M - 1) F(S) + M G(S) + E(S) <= T, since the way in and the first
+   forward are no shorter than H(o). So sum over S of ((M - 1) F + M G + E) / (T - H(o)) <= 1, and r times
+   that over all operators <= N.
+4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T. Since M (F + G)(S) <= T too, and M is the same all over
+   S, each operator counts the larger of (F + G) (M - 1) / (T - H - D) and (F + G) M / T.
+5. Path: one way there and back and the E where it ends, sum (F + G) + E <= T; and (M - 1) (F + G) more at its turning
+   point, or (M - 1) F or G more at any place of it.
+6. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
+   H - F + ceil(M / i) (F + G + U) + D - G <= T. All together: the activations of a micro-batch, q times the saved bytes,
+   are held for a share (F + G + U) / T of the time, so sum r (weights, gradients, optimizer state; M times that share,
+   but at least one, of the activations) <= the devices' memory, for a mean over time is no more than the peak.
+7. Packing: of 2, 3 and 4, where operators are large: if x_o >= 0 sum up to 1 at most on a device, so does u(x_o) for the
+   dual feasible functions u (Fekete and Schepers, 2001), which round the shares as no packing could do better.
+
+8. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
+   share the N - r devices left: two resources as in 2, 3 or 4. If that is impossible for each of its choices, so is T.
+
+2 to 7 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
+them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
+weights are sought by a few multiplicative steps; any weights are sound.
+
+Devices of unequal speed: F and G are those of the fastest, and a device counts as the largest share of such a
+device that it reaches with any operator.
+
+Complexity: O(C n) for each T tried (about 15), with n operators and C choices (b, r); bisection to 0.2 %.
+
+Departures: none; there is no publication. Transfers are taken as free: a stage may hold both of their ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.bound_tables import ROUNDING, Tables
+
+PRECISION = 1.002
+"""The bisection ends when its ends are this close."""
+
+IMPOSSIBLE = 1e18
+"""What a choice takes that is struck out."""
+
+ROUNDS = 8
+"""Steps in search of weights."""
+
+PACKING_CELLS = 10_000
+"""Packing and division are tried on tables of at most so many cells (they pay where operators are few and large)."""
+
+DIVIDERS = 3
+"""Operators whose stage is tried as the one that divides the devices."""
+
+PARTS = np.linspace(0.02, 1.0, 25)[:, None]
+"""Weights of the stage against the other devices that are tried."""
+
+WORDS = {
+    "divided": "one operator's stage: the devices that it takes, and what is left for the others",
+    "operator": "one operator leaves no choice: its own work, the way to it and back, its reduction and update",
+    "work": "the work of all operators over all devices, with the reduction and the update of what is replicated",
+    "fill": "the work of all operators while each device waits for its first input",
+    "fill_and_drain": "the work of all operators while each device waits for its first input and for the way back",
+    "path": "the longest way through the graph and back",
+    "path_work": "the longest way through the graph and back with the whole work of its last operator",
+    "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
+    "path_backward": "the longest way through the graph and back, and the other backwards of one operator on it",
+    "memory": "the memory of all devices, which limits replicas",
+    "work_packed": "how operators can be packed onto devices",
+    "fill_packed": "how operators can be packed onto devices that wait for their first input",
+    "fill_and_drain_packed": "how operators can be packed onto devices that wait for their first input and for the way back",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A certificate.
+
+    It speaks of plans that keep all activations and leave operators whole, as all planners but `piper` make them.
+
+    Args:
+        iteration_s: no such plan is predicted to take less.
+        binding: the argument that is tight there, in plain words.
+        terms: seconds by the simplest arguments alone: `work`, `operator`, `path`.
+    """
+
+    iteration_s: float
+    binding: str
+    terms: dict[str, float]
+
+    def covers(self, plan: Plan) -> bool:
+        """Whether it speaks of the plan."""
+        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.turns == 1 for stage in plan.stages)
+
+    def gap(self, iteration_s: float) -> float:
+        """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
+        return max(0.0, iteration_s / self.iteration_s - 1.0) if self.iteration_s > 0 else 0.0
+
+    def text(self, iteration_s: float) -> str:
+        """The certificate of a plan in a line."""
+        gap = f"at most {100 * self.gap(iteration_s):.1f} % from optimal"
+        return f"{gap}: no plan takes less than {self.iteration_s:.4g} s ({self.binding})"
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """The best bound that the module's arguments give.
+
+    Raises:
+        Infeasible: an operator fits no device, or all of them together do not fit the cluster.
+    """
+    tables = Tables.of(problem)
+    low, terms = _simple(tables, problem)
+    before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
+    if low <= 0:
+        return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms)
+    high, factor = None, 1.02
+    while high is None or high > low * PRECISION:
+        middle = low * factor if high is None else (low * high) ** 0.5
+        reason = _impossible(tables, before, middle)
+        if reason is None:
+            high = middle
+        else:
+            low, binding, factor = middle, reason, min(2.0, factor**2)
+    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
+
+
+def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
+    """The argument by which no plan takes less than `seconds`; None if there is none."""
+    found = _allowed(t, before, seconds)
+    if found is None:
+        return "operator"
+    allowed, ways = found
+    takes, names = _resources(t, before, allowed, ways, seconds)
+    takes = np.where(allowed, takes, IMPOSSIBLE)
+    alone = takes.min(axis=1).sum(axis=1)
+    if alone.max() > ROUNDING:
+        return names[int(alone.argmax())]
+    small = takes[0].size <= PACKING_CELLS
+    if small and _divided(t, takes[:3], allowed):
+        return "divided"
+    if small:
+        packed = _packed(t, takes[:3], allowed)
+        most = packed.min(axis=2).sum(axis=2)
+        if most.max() > ROUNDING:
+            return names[int(most.max(axis=1).argmax())] + "_packed"
+        best = np.argmax(most, axis=1)
+        takes = np.concatenate([takes, packed[np.arange(3), best]])
+        names = [*names, *(name + "_packed" for name in names[:3])]
+        alone = takes.min(axis=1).sum(axis=1)
+    weights = np.exp(4 * (alone - alone.max()))
+    for _ in range(ROUNDS):
+        weights /= weights.sum()
+        mean = np.tensordot(weights, takes, 1)
+        choice = mean.argmin(axis=0)[None]
+        if np.take_along_axis(mean, choice, 0).sum() > ROUNDING:
+            return names[int(weights.argmax())]
+        used = np.array([np.take_along_axis(each, choice, 0).sum() for each in takes])
+        weights = weights * np.exp(4 * np.maximum(used - used.max(), -2.0))
+    return None
+
+
+def _divided(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> bool:
+    """Argument 8: whether some operator's stage leaves too little, whatever its choice."""
+    devices = t.capacity * t.slowest  # At least their number.
+    shares = takes * (t.capacity / t.replicas)
+    for op in np.argsort(-takes[0].min(axis=0))[:DIVIDERS].tolist():
+        for row in np.flatnonzero(allowed[:, op]).tolist():
+            left = devices - t.replicas[row, 0]
+            outside = np.where(t.replicas > left, IMPOSSIBLE, takes * (t.capacity / max(left, 1e-9))).min(axis=1)
+            inside = np.where(allowed[row], shares[:, row], IMPOSSIBLE)
+            outside[:, op] = IMPOSSIBLE
+            mean = np.minimum(PARTS * inside[:, None], (1 - PARTS) * outside[:, None])
+            if mean.sum(axis=2).max() <= ROUNDING:
+                break
+        else:
+            return True
+    return False
+
+
+class _Ways(NamedTuple):
+    """The longest ways over the allowed choices, in seconds: H, D, U, and there and back."""
+
+    into: np.ndarray
+    before: np.ndarray
+    back: np.ndarray
+    behind: np.ndarray
+    around: np.ndarray
+    begin: np.ndarray
+
+
+def _allowed(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
+    """Argument 1: which choices are left, and the ways; None if an operator has none left."""
+    passes, limit = t.forward + t.backward, seconds * ROUNDING
+    allowed = t.fits & (t.micro * passes + t.finish <= limit)
+    while allowed.any(axis=0).all():
+        forward, backward, both = (np.where(allowed, x, np.inf).min(axis=0) for x in (t.forward, t.backward, passes))
+        finish = np.where(allowed, t.finish, np.inf).min(axis=0)
+        into = _longest(before[0], forward)
+        back = _longest(before[1], backward, finish)
+        behind, around = _behind(before[1], both), _longest(before[1], both, finish + into - forward)
+        left = allowed & ((into - forward) + t.micro * passes + np.maximum(t.finish, back - backward) <= limit)
+        left &= (into - forward) + np.ceil(t.micro / t.in_flight) * (passes + behind) + (back - backward) <= limit
+        left &= into + (t.micro - 1) * t.forward + behind + back <= limit
+        left &= into + (t.micro - 1) * t.backward + behind + back <= limit
+        if (left == allowed).all():
+            return allowed, _Ways(into, into - forward, back, behind, around, finish + into - forward)
+        allowed = left
+    return None
+
+
+def _resources(
+    t: Tables, before: tuple[list[list[int]], list[list[int]]], allowed: np.ndarray, ways: _Ways, seconds: float
+) -> tuple[np.ndarray, list[str]]:
+    """Arguments 2 to 6: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
+    passes, finish = t.forward + t.backward, t.finish / t.slowest
+    spread = t.replicas / t.capacity
+    # Never zero: an operator that is left has something of its own to do after the way in, or takes nothing at all.
+    after = np.maximum(seconds - ways.into, seconds * 1e-9)
+    within = np.maximum(after - ways.back, seconds * 1e-9)
+    held = np.maximum(t.held, t.micro * (passes + ways.behind) / seconds)
+    takes = [
+        spread * (t.micro * passes + finish) / seconds,
+        spread * ((t.micro - 1) * t.forward + t.micro * t.backward + finish) / after,
+        spread * passes * np.maximum(t.micro / seconds, (t.micro - 1) / within),
+        t.replicas * (t.static + t.kept * held) / t.total_memory,
+    ]
+    least = np.where(allowed, (t.micro - 1) * passes, np.inf).min(axis=0)
+    for last, more in (
+        (int(ways.around.argmax()), None),
+        (int((ways.around + least).argmax()), passes),
+        (None, t.forward),
+        (None, t.backward),
+    ):
+        way = _critical(before[1], ways, int(ways.around.argmax()) if last is None else last)
+        on_way = np.zeros(len(least))
+        on_way[way] = 1.0
+        begun = np.zeros(len(least))
+        begun[way[-1]] = 1.0
+        share = passes * on_way + t.finish * begun
+        if more is not None:
+            place = np.zeros(len(least))
+            extra = np.where(allowed, (t.micro - 1) * more, np.inf).min(axis=0) * on_way
+            place[int(extra.argmax()) if last is None else last] = 1.0
+            share = share + (t.micro - 1) * more * place
+        takes.append(share / max(seconds - ways.before[way[-1]], seconds * 1e-9))
+    return np.array(takes), ["work", "fill", "fill_and_drain", "memory", "path", "path_work", "path_forward", "path_backward"]
+
+
+def _critical(before: list[list[int]], ways: _Ways, last: int) -> list[int]:
+    """The longest way there and back to an operator, backwards to where it begins."""
+    out = [last]
+    while True:
+        nearer = max(before[out[-1]], key=lambda p: ways.around[p], default=None)
+        if nearer is None or ways.around[nearer] < ways.begin[out[-1]]:
+            return out
+        out.append(nearer)
+
+
+def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Argument 7: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
+    share = np.where(allowed, np.minimum(takes * t.capacity / t.replicas, 1.0), 1.0)
+    out = []
+    for k in range(1, 6):
+        scaled = (k + 1) * share
+        whole = np.abs(scaled - np.round(scaled)) < 1e-7
+        out.append(np.where(whole, share, np.floor(scaled) / k))
+    for small in (0.2, 0.3, 0.4, 0.5):
+        out.append(np.where(share > 1 - small + 1e-9, 1.0, np.where(share < small - 1e-9, 0.0, share)))
+    return np.where(allowed, np.stack(out, axis=1) * t.replicas / t.capacity, IMPOSSIBLE)
+
+
+def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
+    """The largest of the simplest arguments, and each of them."""
+    t = tables
+    need = float(np.where(t.fits, t.replicas * (t.static + t.kept * t.held), np.inf).min(axis=0).sum())
+    if need > t.total_memory * ROUNDING:
+        raise Infeasible(
+            f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",
+            f"memory_bytes={need / problem.cluster.num_devices:.4g} on every device",
+        )
+    passes = t.forward + t.backward
+    spent = t.replicas * (t.micro * passes + t.finish / t.slowest)
+    terms = {
+        "work": float(np.where(t.fits, spent, np.inf).min(axis=0).sum()) / t.capacity,
+        "operator": float(np.where(t.fits, t.micro * passes + t.finish, np.inf).min(axis=0).max()),
+        "path": float(np.max(_longest(_before(problem.graph)[1], np.where(t.fits, passes, np.inf).min(axis=0)))),
+    }
+    return max(terms.values()), terms
+
+
+def _before(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
+    """Predecessors of each operator: over all tensors, and over those through which a gradient flows back."""
+    every = [list(bits(mask)) for mask in graph.predecessors]
+    flows: list[set[int]] = [set() for _ in graph.ops]
+    for tensor in graph.tensors:
+        if tensor.differentiable:
+            for consumer in tensor.consumers:
+                flows[consumer].add(tensor.producer)
+    return every, [sorted(producers) for producers in flows]
+
+
+def _longest(before: list[list[int]], weights: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:
+    """The longest way to each operator, itself included; a way may begin anywhere, at the cost of `begin` there."""
+    first = [0.0] * len(before) if begin is None else begin.tolist()
+    out: list[float] = []
+    for weight, least, producers in zip(weights.tolist(), first, before, strict=True):
+        for p in producers:
+            if out[p] > least:
+                least = out[p]
+        out.append(weight + least)
+    return np.array(out)
+
+
+def _behind(before: list[list[int]], weights: np.ndarray) -> np.ndarray:
+    """The longest way behind each operator, itself excluded."""
+    out = [0.0] * len(before)
+    listed = weights.tolist()
+    for op in reversed(range(len(before))):
+        through = out[op] + listed[op]
+        for p in before[op]:
+            out[p] = max(out[p], through)
+    return np.array(out)

@@ -1,0 +1,266 @@
+"""What the planners of chains over downsets share: amounts of all stages, the sweep over micro-batch sizes, the best prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.base import Predict
+from gpp.planners.chains.downsets import Budget, Family, all_states, linear_states
+from gpp.planners.common.candidates import MARGIN, Candidate
+from gpp.planners.common.linear_orders import depth_first_order
+
+AUTO_STATES = 500
+"""Downsets up to which a planner searches all cuts of the graph by itself: a fraction of a second with every micro-batch size."""
+
+CHUNK = 1 << 13
+KEPT_PAIRS = 1 << 20
+
+
+class Amounts(NamedTuple):
+    """Of stages, as in `Problem.amounts`: arrays of shape [num_stages].
+
+    Args:
+        static: bytes that do not depend on the batch; trainable: of trainable parameters.
+        kept, grads: activation bytes and gradient bytes of the boundary, per sample.
+        boundary: bytes per sample that cross the boundary, both passes, each tensor once.
+    """
+
+    static: np.ndarray
+    trainable: np.ndarray
+    kept: np.ndarray
+    grads: np.ndarray
+    boundary: np.ndarray
+
+    def at(self, index: np.ndarray) -> Amounts:
+        return Amounts(*(a[index] for a in self))
+
+
+class Tables:
+    """Amounts of a family's stages, reckoned when first asked for, and kept where the pairs are few."""
+
+    def __init__(self, problem: Problem, family: Family) -> None:
+        self.problem, self.family, graph = problem, family, problem.graph
+        self._tensors = [t for t in graph.tensors if t.consumers]
+        shape = (graph.num_ops, len(self._tensors))
+        produced, read = np.zeros(shape), np.zeros(shape)
+        for i, tensor in enumerate(self._tensors):
+            produced[tensor.producer, i] = 1
+            read[list(tensor.consumers), i] = 1
+        self._made = (family.members @ produced).astype(bool)
+        self._read = (family.members @ read).astype(np.int16)
+        self._readers = np.array([len(t.consumers) for t in self._tensors], dtype=np.int16)
+        self._bytes = np.array([t.bytes_per_sample for t in self._tensors])
+        self._back = self._bytes * np.array([t.differentiable for t in self._tensors], dtype=float)
+        self._unsaved = self._bytes * np.array([not t.saved for t in self._tensors], dtype=float)
+        self._saved = family.sums(np.array([op.saved_bytes for op in graph.ops]))
+        factor = problem.static_factor
+        sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in self._shared(graph)]
+        shared = {p.name for p, _ in sizes}
+        own = [[graph.param_of[name] for name in op.params if name not in shared] for op in graph.ops]
+        self._trainable = family.sums(np.array([float(sum(p.num_bytes * p.trainable for p in ps)) for ps in own]))
+        self._frozen = family.sums(np.array([float(sum(p.num_bytes * (not p.trainable) for p in ps)) for ps in own]))
+        self._factor = factor
+        self._tied = [(p, family.members[:, readers].sum(axis=1)) for p, readers in sizes]
+        self._all: Amounts | None = None
+        self.live = self._live()
+
+    @staticmethod
+    def _shared(graph: OpGraph) -> list:
+        return [p for p in graph.params if graph.readers[p.name].bit_count() > 1]
+
+    def _live(self) -> np.ndarray:
+        """[num_states] bytes per sample that cross each cut, both passes, each tensor once."""
+        crosses = ~self._made & (self._read > 0)
+        return crosses @ (self._bytes + self._back)
+
+    def of(self, pairs: np.ndarray) -> Amounts:
+        """Amounts of some pairs, by index."""
+        if self.family.num_pairs > KEPT_PAIRS:
+            return self._compute(self.family.start[pairs], self.family.end[pairs])
+        if self._all is None:
+            self._all = Amounts(*np.full((5, self.family.num_pairs), np.nan))
+        new = pairs[np.isnan(self._all.static[pairs])]
+        if len(new):
+            for whole, found in zip(self._all, self._compute(self.family.start[new], self.family.end[new]), strict=True):
+                whole[new] = found
+        return self._all.at(pairs)
+
+    def _compute(self, start: np.ndarray, end: np.ndarray) -> Amounts:
+        trainable, frozen = self._trainable[start] - self._trainable[end], self._frozen[start] - self._frozen[end]
+        for param, readers in self._tied:
+            size = param.num_bytes * (readers[start] > readers[end])
+            trainable, frozen = trainable + size * param.trainable, frozen + size * (not param.trainable)
+        kept = self._saved[start] - self._saved[end]
+        grads, boundary = np.zeros(len(start)), np.zeros(len(start))
+        for begin in range(0, len(start), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            a, b = start[part], end[part]
+            made, read = self._made[a] & ~self._made[b], self._read[a] - self._read[b]
+            leaves, enters = made & (read < self._readers), ~made & (read > 0)
+            across = leaves | enters
+            kept[part] += leaves @ self._unsaved + enters @ self._bytes
+            grads[part] = across @ self._back
+            boundary[part] = across @ (self._bytes + self._back)
+        return Amounts(trainable * self._factor + frozen, trainable, kept, grads, boundary)
+
+
+class Seconds:
+    """Times of the operators for every number of samples on one device: the slowest device's."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kinds = sorted(set(problem.type_of_device))
+        self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def of(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """[num_ops] forward and backward seconds."""
+        if samples not in self._found:
+            times = [self.problem.op_times(samples, device) for device in self.kinds]
+            self._found[samples] = (
+                np.max([t.forward_s for t in times], axis=0),
+                np.max([t.backward_s for t in times], axis=0),
+            )
+        return self._found[samples]
+
+
+def replicas(problem: Problem, microbatch_size: int) -> list[int]:
+    """Numbers of replicas that a stage may have: divisors of the micro-batch."""
+    most = min(problem.cluster.num_devices, problem.max_replicas or microbatch_size, microbatch_size)
+    return [r for r in range(1, most + 1) if microbatch_size % r == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A family of states and how it came about."""
+
+    family: Family
+    linear: bool
+    text: str
+
+
+def choose_cuts(graph: OpGraph, form: str, limit: int, weights: np.ndarray, budget: Budget) -> Cuts | None:
+    """All cuts of the graph, or those of one order.
+
+    Args:
+        form: `linear`, `all`, or `auto` for all of them if they are at most `limit`.
+
+    Returns:
+        None if `all` was asked for and they are more than `limit`.
+    """
+    masks = None if form == "linear" else all_states(graph, limit, budget)
+    if masks is None and form == "all":
+        return None
+    if masks is not None:
+        return Cuts(Family(graph, masks, weights, budget), False, f"all {len(masks)} cuts of the graph")
+    text = "cuts of one depth-first order"
+    if form == "auto":
+        text += f" (the graph itself has more than {limit:,})"
+    return Cuts(Family(graph, linear_states(depth_first_order(graph)), weights, budget), True, text)
+
+
+class Part(NamedTuple):
+    """A stage of a chain: its operators, its replicas, how each is run, and its devices where they matter."""
+
+    mask: int
+    replicas: int
+    degree: int = 1
+    recompute: tuple[int, ...] = ()
+    devices: tuple[int, ...] | None = None
+
+
+def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch_size: int) -> Plan:
+    """The plan of a chain, its stages in order."""
+    parts = list(parts)
+    sized = [(part.mask, part.replicas * part.degree) for part in parts]
+    plan = make_plan(problem, planner, sized, microbatch_size, chain=True, ordered=True)
+    stages = tuple(
+        replace(stage, recompute=part.recompute, tensor_parallel=part.degree, devices=part.devices or stage.devices)
+        for stage, part in zip(plan.stages, parts, strict=True)
+    )
+    return replace(plan, stages=stages)
+
+
+def first_that_fits(problem: Problem, find: Callable[[int], tuple[float, list[Part]] | None]) -> Candidate | None:
+    """A chain as an example of what fits, for `gpp.planners.common.infeasible.explain`."""
+    for b in problem.microbatch_sizes():
+        found = find(b)
+        if found is not None:
+            return _candidate(found[1], found[0], b)
+    return None
+
+
+def _candidate(parts: list[Part], value_s: float, microbatch_size: int) -> Candidate:
+    sized = tuple((part.mask, part.replicas * part.degree) for part in parts)
+    ends = list(accumulate(count for _, count in sized))
+    placement = tuple(
+        part.devices or tuple(range(end - count, end)) for part, (_, count), end in zip(parts, sized, ends, strict=True)
+    )
+    return Candidate(value_s, len(parts), microbatch_size, True, sized, placement)
+
+
+class Best:
+    """The chain with the best prediction, over the micro-batch sizes.
+
+    Args:
+        ideal_s: micro-batch size -> seconds that no plan of that size goes below.
+    """
+
+    def __init__(self, problem: Problem, planner: str, predict: Predict, replication: bool = True) -> None:
+        self.problem, self.planner, self.predict, self.replication = problem, planner, predict, replication
+        self.plan: Plan | None = None
+        self.seconds, self.value_s, self.num_tried = float("inf"), float("inf"), 0
+
+    def sweep(self, ideal_s: dict[int, float], find: Callable[[int], tuple[float, list[Part]] | None], *, prune: bool) -> None:
+        """Search every size that could still win, or every size, the most promising first.
+
+        Plain data parallelism, which the tools print beside their plans, is offered too.
+        """
+        for b in sorted(ideal_s, key=lambda b: (ideal_s[b], -b)):
+            if prune and ideal_s[b] >= self.seconds * MARGIN:
+                break
+            found = find(b)
+            if found is not None:
+                self.offer(*found, b)
+            self._offer_data_parallel(b)
+
+    def _offer_data_parallel(self, b: int) -> None:
+        problem, ops = self.problem, tuple(range(self.problem.graph.num_ops))
+        r = max(replicas(problem, b)) if self.replication else 1
+        in_flight = problem.minibatch_size if problem.in_flight == "all" else b
+        if problem.stage_memory(ops, b, r, in_flight) <= problem.memory_limit_bytes:
+            cluster, count = problem.cluster, problem.accumulation(b)
+            link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+            sync_s = 4 * (r - 1) * problem.trainable_bytes(ops) / (r * count) / link.bandwidth_bytes_per_s
+            self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))) + sync_s, [Part(problem.graph.all_mask, r)], b)
+
+    def offer(self, value_s: float, parts: list[Part], microbatch_size: int) -> None:
+        """Keep a chain if it is predicted faster."""
+        self.num_tried += 1
+        plan = chain_plan(self.problem, self.planner, parts, microbatch_size)
+        if self._least_s(plan) >= self.seconds * MARGIN:
+            return
+        seconds = self.predict(plan).metrics.iteration_s
+        if seconds < self.seconds * MARGIN:
+            self.plan, self.seconds, self.value_s = plan, seconds, value_s
+
+    def _least_s(self, plan: Plan) -> float:
+        """No step of a chain is shorter: the way in and out, and all micro-batches of one stage.
+
+        A pipeline that does not drain has its way in and out behind it.
+        """
+        before, least = 0.0, 0.0
+        for stage in plan.stages:
+            b = stage.microbatch_size
+            took = sum(self.problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel))
+            least = max(least, before + plan.minibatch_size // b * took)
+            before += took if self.problem.window == 1 else 0.0
+        return least

@@ -1,0 +1,282 @@
+"""PipeDream's planner: the chain of replicated stages whose slowest stage is fastest (Narayanan et al., SOSP '19).
+
+Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
+
+    A[j][m] = min over the cut k before the last stage, and its replicas r, of max(A[k][m - r], T(k..j, r))
+    T(k..j, r) = max(compute(b / r) + 4 (r - 1) w / (r bandwidth N),   bytes over cut k / (bandwidth r),   bytes over cut j /
+    (bandwidth r))
+
+with w the stage's trainable bytes and N the micro-batches of a mini-batch. Cuts are the graph's downsets, which are its
+antichains (`states: antichain`),
+or the prefixes of one depth-first order (`states: linear`); `auto` takes the first where they are few. Where links inside a node
+differ from
+those between nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes
+whole ones. For every
+micro-batch size the best chain is found so; the best prediction wins.
+
+Constraints:
+1. Stages are differences of nested cuts: `Family`. They run as a chain.
+2. Memory: the stage at position p from the end keeps min(p, N) micro-batches: `_Flat._rows`. Over nodes the position inside the
+   recursion is not known: all stages are held to the length of the chain that comes out, in rounds (`_over_nodes`).
+3. r divides b. All stages use the same b; b is swept.
+
+Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for each b, less what `gpp.planners.chains.bottleneck` cuts
+off; over nodes
+O(cuts^3 x devices of a node^2).
+
+Departures from the released optimizer, which `compatible: true` repeats (`gpp.planners.chains.published.pipedream` lists its traps):
+* gradients are synchronised once a mini-batch, as a synchronous pipeline does: 1/N of the cost falls on a micro-batch, not 1/r;
+* memory is this project's, not `stash x stages behind`, which lets the last stage have any size;
+* a tensor counts for a cut if a reader is behind it; every source is searched; devices may stay idle;
+* times are those of b / r samples, not 1/r of b's.
+A heterogeneous cluster is searched as if all devices were its slowest and smallest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import mask_of
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
+from gpp.planners.chains.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
+from gpp.planners.chains.downsets import Budget
+from gpp.planners.chains.hierarchical import Servers, even_servers
+from gpp.planners.chains.published.pipedream import published_plan
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.infeasible import explain
+
+STATES = ("auto", "antichain", "linear")
+HIERARCHY_STATES = 150
+"""Cuts up to which the search over nodes takes all of the graph's by itself: its work grows with their third power."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeDream(AbstractPlanner):
+    """PipeDream's dynamic program.
+
+    Args:
+        states: `antichain` (all cuts of the graph), `linear` (of one order), `auto` (antichain while they are few).
+        replication: whether a stage may be replicated.
+        hierarchical: search inside nodes first where their links differ from those between nodes.
+        compatible: repeat the released optimizer, with its formulas and traps, for one sample a micro-batch.
+        activation_compression: of `compatible`: the tool's --activation_compression_ratio; null leaves transfers out, as the
+            tool does by default.
+        max_states: cuts above which `antichain` is refused; `auto` turns to `linear` at five hundred at most.
+        prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
+            is behind the best prediction. Same result; false is the program as published, for search times.
+        time_limit_s, memory_limit_bytes: of the search.
+    """
+
+    states: str = "auto"
+    replication: bool = True
+    hierarchical: bool = True
+    compatible: bool = False
+    activation_compression: float | None = 1.0
+    max_states: int = 40_000
+    prune: bool = True
+    time_limit_s: float = 600.0
+    memory_limit_bytes: float = 8e9
+
+    def __post_init__(self) -> None:
+        if self.states not in STATES:
+            raise InvalidConfig(
+                "strategy.planner.states", self.states, f"must be one of {', '.join(STATES)}", "set strategy.planner.states=auto"
+            )
+        check_at_least("max_states", self.max_states, 1)
+        check_limits(self.time_limit_s, self.memory_limit_bytes)
+        if self.activation_compression is not None and not self.activation_compression > 0:
+            raise InvalidConfig(
+                "strategy.planner.activation_compression",
+                self.activation_compression,
+                "must be positive, or null",
+                "set strategy.planner.activation_compression=1",
+            )
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
+        best = Best(problem, "pipedream", predict, self.replication)
+        if self.compatible:
+            return self._repeat(problem, best, budget)
+        flat = _Flat(problem, self, budget, 1.0)
+        best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
+        if flat.servers is not None and (best.plan is None or problem.window > 1):
+            # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit. Where
+            # nothing drains a micro-batch is a whole mini-batch and memory is scarce, so that a better chain may be among them.
+            over_devices = _Flat(problem, replace(self, hierarchical=False), budget, 1.0)
+            before = best.plan
+            best.sweep(over_devices.ideal_s(), over_devices.find, prune=self.prune)
+            flat = flat if best.plan is before else over_devices
+        if best.plan is None:
+            raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+        lines = (
+            f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, {flat.text}, over {flat.cuts.text}",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; gradients are charged once a mini-batch, "
+            "memory is this project's (compatible=true repeats the released tool)",
+        )
+        return replace(best.plan, explanation=lines)
+
+    def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
+        flat = _Flat(problem, self, budget, memory_scale)
+        return first_that_fits(problem, lambda b: flat.find(b, caps=NO_CAP))
+
+    def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
+        """The released optimizer's own plan, at the micro-batch sizes at which it is a plan of this problem."""
+        cluster = problem.cluster
+        servers = even_servers(cluster) if self.hierarchical else None
+        inner, outer = cluster.intra_node.bandwidth_bytes_per_s, cluster.inter_node.bandwidth_bytes_per_s
+        one_node = len(set(cluster.nodes)) == 1
+        machines = [cluster.num_devices] if servers is None else [len(servers[0]), len(servers)]
+        found = published_plan(
+            problem.graph,
+            machines,
+            [inner if one_node else outer] if servers is None else [inner, outer],
+            linear=self.states == "linear",
+            compression=self.activation_compression,
+            seconds=np.sum(Seconds(problem).of(1), axis=0),
+            budget=budget,
+        )
+        searched = {op for ops, _ in found.stages for op in ops}
+        if len(searched) < problem.graph.num_ops:
+            raise Infeasible(
+                f"the released optimizer searches from the first source only and reaches {len(searched)} of "
+                f"{problem.graph.num_ops} operators; its objective for them is {found.value_s:.6g} s",
+                "strategy.planner.compatible=false, or a graph with one source",
+            )
+        parts = [Part(mask_of(ops), count) for ops, count in found.stages]
+        offer_unchanged(problem, best, found.value_s, parts)
+        if best.plan is None:
+            raise Infeasible(
+                f"the released optimizer's plan (own objective {found.value_s:.6g} s) does not fit this memory, "
+                "or its replicas no micro-batch",
+                "strategy.planner.compatible=false, or devices with more memory",
+            )
+        line = f"own objective: {found.value_s:.6g} s a sample for the slowest stage, as the released optimizer reckons it"
+        return replace(best.plan, explanation=(line,))
+
+
+def check_limits(time_limit_s: float, memory_limit_bytes: float) -> None:
+    """Refuse limits that are not positive.
+
+    Raises:
+        InvalidConfig: names the field.
+    """
+    for field, value, usual in (("time_limit_s", time_limit_s, 600), ("memory_limit_bytes", memory_limit_bytes, "8e9")):
+        if not value > 0:
+            raise InvalidConfig(f"strategy.planner.{field}", value, "must be positive", f"set strategy.planner.{field}={usual}")
+
+
+def offer_unchanged(problem: Problem, best: Best, value_s: float, parts: list[Part]) -> None:
+    """Offer a chain at every micro-batch size that its replicas divide and its memory allows."""
+    most = problem.memory_limit_bytes
+    for b in problem.microbatch_sizes():
+        if any(b % part.replicas for part in parts):
+            continue
+        fits = True
+        for position, part in enumerate(reversed(parts), 1):
+            count = problem.minibatch_size if problem.in_flight == "all" else min(position * b, problem.minibatch_size)
+            ops = tuple(op for op in range(problem.graph.num_ops) if part.mask >> op & 1)
+            need = problem.stage_memory(ops, b, part.replicas * part.degree, count, part.recompute, part.degree)
+            fits = fits and need <= most
+        if fits:
+            best.offer(value_s, parts, b)
+
+
+class _Flat:
+    """The search on links that are all alike; over nodes it hands over to `Servers`."""
+
+    def __init__(self, problem: Problem, settings: PipeDream, budget: Budget, memory_scale: float) -> None:
+        self.problem, self.settings, self.budget = problem, settings, budget
+        self.limit = problem.memory_limit_bytes * memory_scale
+        self.num_devices = problem.cluster.num_devices
+        self.seconds = Seconds(problem)
+        servers = even_servers(problem.cluster) if settings.hierarchical else None
+        form = {"auto": "auto", "antichain": "all", "linear": "linear"}[settings.states]
+        most = min(settings.max_states, AUTO_STATES if servers is None else HIERARCHY_STATES)
+        limit = most if form == "auto" else settings.max_states
+        smallest = problem.microbatch_sizes()[0]
+        weights = np.sum(self.seconds.of(smallest), axis=0)
+        cuts = choose_cuts(problem.graph, form, limit, weights, budget)
+        if cuts is None:
+            raise Infeasible(
+                f"the graph has more than {settings.max_states:,} antichains, pipedream's limit",
+                "strategy.planner.states=linear, or a higher strategy.planner.max_states",
+            )
+        self.cuts: Cuts = cuts
+        self.family, self.tables = cuts.family, Tables(problem, cuts.family)
+        self.replication = settings.replication
+        cluster = problem.cluster
+        self.link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+        self.text = "on one kind of link"
+        self.servers = None
+        if servers is not None:
+            self.text = f"inside {len(servers)} nodes, then between them"
+            self.servers = Servers(problem, self.tables, servers, self.seconds, budget, self.limit, settings.replication)
+
+    def counts(self, b: int) -> list[int]:
+        return replicas(self.problem, b) if self.replication else [1]
+
+    def work(self, b: int) -> np.ndarray:
+        """[num_states] least device seconds of one micro-batch."""
+        return self.family.sums(np.min([r * np.sum(self.seconds.of(b // r), axis=0) for r in self.counts(b)], axis=0))
+
+    def ideal_s(self) -> dict[int, float]:
+        total = self.problem.minibatch_size
+        return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
+
+    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
+        """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
+        if self.servers is not None:
+            return self.servers.find(b)
+        chain = best_chain(
+            self.family,
+            self.work(b),
+            lambda room: self._ways(room, b),
+            self.num_devices,
+            self.budget,
+            depth=min(self.num_devices, self.family.num_states - 1),
+            caps=caps or (CAPS if self.settings.prune else NO_CAP),
+        )
+        if chain is None:
+            return None
+        masks, family = self.family.masks, self.family
+        return chain.value_s, [
+            Part(masks[family.start[cut.pair]] & ~masks[family.end[cut.pair]], cut.way.devices) for cut in chain.cuts
+        ]
+
+    def _ways(self, room: Room, b: int) -> list[Way]:
+        family, out, last = self.family, [], self.family.num_states - 1
+        count = self.problem.minibatch_size // b
+        between_updates = self.problem.accumulation(b)
+        for r in self.counts(b):
+            pairs = room.pairs(r)
+            start, end = family.start[pairs], family.end[pairs]
+            sums = family.sums(np.sum(self.seconds.of(b // r), axis=0))
+            compute = sums[start] - sums[end]
+            pairs, start, end, compute = (a[compute <= room.cap_s] for a in (pairs, start, end, compute))
+            amounts = self.tables.of(pairs)
+            wire = b // r / self.link.bandwidth_bytes_per_s
+            time_s = compute + 4 * (r - 1) * amounts.trainable / (r * between_updates) / self.link.bandwidth_bytes_per_s
+            time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
+            time_s = np.maximum(time_s, self.tables.live[end] * wire)
+            rows = self._rows(time_s, amounts.static + amounts.grads * (b // r), amounts.kept * (b // r), count)
+            keep = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(pairs) else np.arange(0)
+            out.append(Way(r, r, 1, pairs[keep], rows[:, keep]))
+        return out
+
+    def _rows(self, time_s: np.ndarray, static: np.ndarray, kept: np.ndarray, count: int) -> np.ndarray:
+        """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""
+        if self.problem.in_flight == "all":
+            return np.where(static + kept * count <= self.limit, time_s, np.inf)[None, :]
+        most = min(self.num_devices, self.family.num_states - 1)
+        if (static + kept * min(most, count) <= self.limit).all():
+            return time_s[None, :]
+        position = np.minimum(np.arange(most + 1), count)[:, None]
+        return np.where(static + kept * position <= self.limit, time_s, np.inf)

@@ -1,0 +1,311 @@
+"""PipeDream-2BW's planner: depth and width of a pipeline of equal stages, by trying all (Narayanan et al., ICML '21).
+
+Objective (reported in the plan's explanation): seconds of a mini-batch of m micro-batches of b samples, b / w for each of w
+replicas,
+
+    m t,   t = max over the stages of max(compute(b / w) + bytes in (b / w) / bandwidth,   all-reduce over w devices / m)
+
+with the bytes per sample that come into a stage and go back for them, and two forwards instead of one where activations are
+recomputed (4/3 of the compute, in the paper's figures). A pipeline that drains takes (m + d - 1) t. For every depth d, width w, b
+and recomputation the chain is cut so that t is least. The best of every width, then the best of all, `max_candidates` together, are
+predicted, and the best prediction wins. Of equal objectives the larger b comes first.
+
+Constraints:
+1. d w is at most the number of devices; every stage has w replicas; w divides b: `_Search.shapes`.
+2. m is at least d where the weight policy needs it: `Problem.microbatch_sizes`.
+3. Memory: the stage at position p from the end keeps p micro-batches, and the policy's versions of the weights: `_Cutter._needs`.
+4. Stages are intervals of the depth-first order, or of the one by inputs (`gpp.planners.common.linear_orders`); they run as a chain.
+
+Complexity: O(D log D n^2) numpy operations for each b, with D devices and n operators; more by a factor of D at most where a
+stage's versions depend on the whole depth.
+
+Departures:
+* the paper's model is a chain of equal blocks, of which every stage gets as many. Ours is any graph: the cut whose slowest stage is
+  fastest takes the place of equal counts, among those that fit (the paper discards a shape whose even cut does not);
+* the largest micro-batch that fits is preferred among equals only: all sizes are tried, and throughput decides;
+* an operator that is recomputed keeps its own inputs (`gpp.cost.variants`), the paper's stage its first operator's only.
+  Engines that run refuse recomputation, so `recompute` is false by default; `auto` is as published;
+* the prediction decides between the best objectives, which let all-reduces and transfers overlap with compute or add them up, as
+  the paper does; memory is this project's: gradients, optimizer state and boundaries count;
+* bandwidth between stages is that inside a node where all devices used are in one, else that between nodes; the all-reduce is
+  that of the stage whose devices lie worst.
+A heterogeneous cluster is searched as if all devices were its slowest and smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.cost.variants import running
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.chains.chain_tables import Part, Seconds, chain_plan
+from gpp.planners.common.candidates import MARGIN, Candidate
+from gpp.planners.common.infeasible import explain
+from gpp.planners.common.linear_orders import Intervals, branch_first_order, depth_first_order, intervals
+from gpp.planners.common.placement import Placement, Placer
+from gpp.planners.common.stage_costs import StageCosts
+
+ROUNDING = 1 + 1e-9
+"""A stage that fits exactly must not be lost to the tables' rounding: finished plans are checked again."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeDream2BW(AbstractPlanner):
+    """The exhaustive search over depth, width, micro-batch size and recomputation.
+
+    Args:
+        replication: whether stages may be replicated; else the width is 1.
+        recompute: whether all stages recompute all their operators: False, True, or `auto` for both, as published.
+        max_candidates: shapes that are predicted.
+    """
+
+    replication: bool = True
+    recompute: bool | str = False
+    max_candidates: int = 16
+
+    def __post_init__(self) -> None:
+        if self.recompute not in (False, True, "auto"):
+            rule, fix = "must be false, true or auto", "set strategy.planner.recompute=false"
+            raise InvalidConfig("strategy.planner.recompute", self.recompute, rule, fix)
+        check_at_least("max_candidates", self.max_candidates, 1)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        search = _Search(problem, self)
+        found = sorted(search.found(), key=_Found.rank)
+        best, best_s, tried = None, float("inf"), 0
+        for each in _one_of_each_width_first(found):
+            if tried == self.max_candidates:
+                break
+            plan = search.plan_of(each)
+            if plan is not None:
+                tried += 1
+                seconds = predict(plan).metrics.iteration_s
+                if seconds < best_s * MARGIN:
+                    best, best_s = (each, plan), seconds
+        if best is None:
+            raise self._explained(problem)
+        (chosen, plan), (depth, width, b, recompute) = best, best[0].shape
+        lines = (
+            f"own objective: {chosen.value_s:.6g} s a mini-batch; depth {depth}, width {width}, micro-batch {b} "
+            f"({problem.accumulation(b)} a mini-batch), {'everything' if recompute else 'nothing'} recomputed",
+            f"{len(found)} of {search.num_shapes} shapes (depth, width, micro-batch, recomputation) fit; "
+            f"best prediction of the {tried} best",
+        )
+        return replace(plan, explanation=lines)
+
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+        search = _Search(problem, self, memory_scale)
+        return next((search.example(each) for each in search.found()), None)
+
+    def _explained(self, problem: Problem) -> Infeasible:
+        found = explain(problem, self._attempt)
+        if self.recompute is False:
+            return found
+        # The stage that lacks most is found for plans that keep their activations.
+        return Infeasible(found.constraint.partition(": even")[0] + ", even with activations recomputed", found.remedy)
+
+
+class _Shape(NamedTuple):
+    depth: int
+    width: int
+    microbatch_size: int
+    recompute: bool
+
+
+class _Found(NamedTuple):
+    """A shape that fits, and its cut: seconds of a mini-batch, operators of every stage."""
+
+    value_s: float
+    shape: _Shape
+    masks: tuple[int, ...]
+
+    def rank(self) -> tuple[float, int, _Shape]:
+        # Rounding must not decide between equal objectives.
+        return float(f"{self.value_s:.9g}"), -self.shape.microbatch_size, self.shape
+
+
+def _one_of_each_width_first(found: list[_Found]) -> list[_Found]:
+    """The best of every width, then the others: what an objective without overlap gets wrong depends on the width above all."""
+    first: dict[int, _Found] = {}
+    for each in found:
+        first.setdefault(each.shape.width, each)
+    chosen = list(first.values())
+    return chosen + [each for each in found if each not in chosen]
+
+
+class _Kept(NamedTuple):
+    """Of every interval, shape [n + 1, n + 1]: seconds, and bytes per sample in flight and of one micro-batch."""
+
+    seconds: np.ndarray
+    in_flight: np.ndarray
+    once: np.ndarray
+
+
+class _Search:
+    """All shapes of one problem, each with its best cut."""
+
+    def __init__(self, problem: Problem, settings: PipeDream2BW, memory_scale: float = 1.0) -> None:
+        self.problem, self.settings = problem, settings
+        self.limit = problem.memory_limit_bytes * memory_scale * ROUNDING
+        self.placer, self.seconds = Placer(problem.cluster), Seconds(problem)
+        costs, graph = StageCosts(problem), problem.graph
+        orders = dict.fromkeys((depth_first_order(graph), branch_first_order(graph)))
+        self.tables = [intervals(costs, order) for order in orders]
+        self.num_shapes = 0
+
+    def shapes(self) -> Iterator[_Shape]:
+        """Every depth, width, micro-batch size and recomputation that the devices and the weight policy allow."""
+        problem, devices = self.problem, self.problem.cluster.num_devices
+        widest = min(devices, problem.max_replicas or devices) if self.settings.replication else 1
+        ways = {False: (False,), True: (True,), "auto": (False, True)}[self.settings.recompute]
+        for width in range(1, widest + 1):
+            for depth in range(1, min(devices // width, problem.graph.num_ops) + 1):
+                for b in problem.microbatch_sizes(depth):
+                    if b % width == 0 and problem.accumulation(b) >= problem.weights.least_accumulation(depth):
+                        for recompute in ways:
+                            yield _Shape(depth, width, b, recompute)
+
+    def found(self) -> Iterator[_Found]:
+        """The best cut of every shape, where one fits."""
+        cutters: dict[tuple[int, int, int, bool, float, int], _Cutter] = {}
+        for shape in self.shapes():
+            self.num_shapes += 1
+            placement = self.placer.equal((shape.width,) * shape.depth)
+            bandwidth, worst = self._bandwidth(placement), self._worst(placement)
+            best: tuple[float, tuple[int, ...]] | None = None
+            for at, table in enumerate(self.tables):
+                key = (at, *shape[1:], bandwidth, worst[0])
+                if key not in cutters:
+                    cutters[key] = _Cutter(self, table, shape, bandwidth, worst)
+                value_s, cuts = cutters[key].best(shape.depth)
+                if cuts is not None and (best is None or value_s < best[0] * MARGIN):
+                    best = value_s, tuple(table.mask(i, j) for i, j in cuts)
+            if best is not None:
+                m = self.problem.accumulation(shape.microbatch_size)
+                turns = m + shape.depth - 1 if self.problem.weights.flushes else m
+                yield _Found(turns * best[0], shape, best[1])
+
+    def _bandwidth(self, placement: Placement) -> float:
+        cluster = self.problem.cluster
+        one_node = len({cluster.nodes[d] for devices in placement for d in devices}) == 1
+        return (cluster.intra_node if one_node else cluster.inter_node).bandwidth_bytes_per_s
+
+    def _worst(self, placement: Placement) -> tuple[int, ...]:
+        """The stage's devices whose all-reduce takes longest, by the nodes that they are in."""
+        return max(placement, key=lambda devices: (self.problem.cluster.allreduce_s(1e6, devices), -devices[0]))
+
+    def plan_of(self, found: _Found) -> Plan | None:
+        """Its plan; None if it does not fit after all."""
+        problem, shape = self.problem, found.shape
+        placement = self.placer.equal((shape.width,) * shape.depth)
+        parts = [
+            Part(mask, shape.width, recompute=self._recomputed(mask, shape.recompute), devices=devices)
+            for mask, devices in zip(found.masks, placement, strict=True)
+        ]
+        plan = chain_plan(problem, "pipedream_2bw", parts, shape.microbatch_size)
+        needs = plan.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(plan.stages)})
+        return plan if all(need <= problem.cluster.devices[d].memory_bytes for d, need in needs.items()) else None
+
+    def _recomputed(self, mask: int, recompute: bool) -> tuple[int, ...]:
+        """All operators of a stage, unless it has no backward pass to compute them again for."""
+        graph = self.problem.graph
+        return tuple(op for op in range(graph.num_ops) if mask >> op & 1) if recompute and mask & graph.differentiated else ()
+
+    def example(self, found: _Found) -> Candidate:
+        """As an example of what fits."""
+        shape = found.shape
+        parts = tuple((mask, shape.width) for mask in found.masks)
+        placement = self.placer.equal((shape.width,) * shape.depth)
+        return Candidate(found.value_s, shape.depth, shape.microbatch_size, True, parts, placement)
+
+    def kept(self, table: Intervals, samples: int, recompute: bool) -> _Kept:
+        """Seconds and bytes of every interval."""
+        graph, order = self.problem.graph, list(table.order)
+        forward, backward = self.seconds.of(samples)
+        differentiated = _between(np.array([graph.differentiated >> op & 1 for op in order], dtype=float)) > 0
+        seconds = _between((forward + backward)[order])
+        kept, once = table.kept.copy(), table.grads.copy()
+        if recompute:
+            own = [graph.ops[op].saved_bytes for op in order]
+            again = [running(graph, op, float(forward[op]), float(backward[op]), True, 1) for op in order]
+            slow = _between(np.array([way.forward_s + way.backward_s for way in again]))
+            seconds = np.where(differentiated, slow, seconds)
+            kept += _between(np.array([way.saved_bytes - size for way, size in zip(again, own, strict=True)]))
+            once += _between(np.array([way.extra_bytes for way in again]))
+        # Without a backward pass nothing is in flight, as in `Problem.amounts`.
+        return _Kept(seconds, np.where(differentiated, kept, 0.0), np.where(differentiated, once, table.kept))
+
+
+def _between(values: np.ndarray) -> np.ndarray:
+    """[n + 1, n + 1] sums of the values from i up to j."""
+    prefix = np.concatenate([[0.0], np.cumsum(values)])
+    return prefix[None, :] - prefix[:, None]
+
+
+class _Cutter:
+    """Cuts one order into stages of one width, at one micro-batch size, for every depth.
+
+    Args:
+        devices: of the stage whose all-reduce takes longest.
+    """
+
+    def __init__(self, search: _Search, table: Intervals, shape: _Shape, bandwidth: float, devices: tuple[int, ...]) -> None:
+        self.problem, self.limit = search.problem, search.limit
+        self.table, self.b = table, shape.microbatch_size
+        self.samples = self.b // shape.width
+        self.amounts = search.kept(table, self.samples, shape.recompute)
+        cluster, trainable = self.problem.cluster, table.trainable
+        # A ring's time grows in proportion to the bytes, apart from its latency.
+        most = max(float(trainable.max()), 2.0)
+        low, high = cluster.allreduce_s(1.0, devices), cluster.allreduce_s(most, devices)
+        reduce = np.where(trainable > 0, low + (high - low) * (trainable - 1) / (most - 1), 0.0)
+        busy = self.amounts.seconds + table.entering * self.samples / bandwidth
+        self.seconds = np.maximum(busy, reduce / self.problem.accumulation(self.b))
+        self.seconds[np.tril_indices(len(self.seconds))] = np.inf
+        # By the versions of the weights at every position from the end: least slowest stage of i.., and where its first one ends.
+        self._rows: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+
+    def best(self, depth: int) -> tuple[float, list[tuple[int, int]] | None]:
+        """The least slowest stage over all cuts into `depth` stages that fit, and the stages; None if none does."""
+        copies = tuple(self.problem.weight_copies(self.b, self._held(p), depth) for p in range(1, depth + 1))
+        value_s = float(self._row(copies)[0][0])
+        if not np.isfinite(value_s):
+            return value_s, None
+        cuts, i = [], 0
+        for p in range(depth, 0, -1):
+            j = int(self._row(copies[:p])[1][i])
+            cuts.append((i, j))
+            i = j
+        return value_s, cuts
+
+    def _row(self, copies: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        if copies not in self._rows:
+            p = len(copies)
+            if p == 1:
+                rest = np.full(len(self.seconds), np.inf)
+                rest[-1] = 0.0
+            else:
+                rest = self._row(copies[:-1])[0]
+            slowest = np.maximum(np.where(self._needs(p, copies[-1]) <= self.limit, self.seconds, np.inf), rest[None, :])
+            ends = slowest.argmin(axis=1)
+            self._rows[copies] = slowest[np.arange(len(ends)), ends], ends
+        return self._rows[copies]
+
+    def _held(self, position: int) -> int:
+        """Samples in flight at a position from the end."""
+        total = self.problem.minibatch_size
+        return total if self.problem.in_flight == "all" else min(position * self.b, total)
+
+    def _needs(self, position: int, copies: int) -> np.ndarray:
+        """Bytes on a device of every interval, as `Problem.stage_memory` has them."""
+        problem, amounts = self.problem, self.amounts
+        static = self.table.static + self.table.trainable * (0 if problem.weights.flushes else copies - problem.assumed_copies)
+        return static + amounts.in_flight * self.samples * (self._held(position) // self.b) + amounts.once * self.samples

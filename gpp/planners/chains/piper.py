@@ -1,0 +1,393 @@
+"""Piper's planner: chains of stages over the graph's downsets, with data and tensor parallelism and recomputation (Tarnawski et
+al., NeurIPS '21).
+
+Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
+
+    dp[state][k][p] = min over the stage behind which `state'` is left, its tensor-parallel degree t and its replicas r, of
+                      max(dp[state'][k - t r][p - 1], compute_t(b / r) + (boundary + 2 sync_t) (b / r) / bandwidth + 4 (r - 1) w_t
+                      / (r N bandwidth))
+
+with k devices, p stages to the end, w_t the trainable bytes on one device, N the micro-batches of a mini-batch; terms are added,
+both ends of a cut
+pay, there is one bandwidth, the slowest link's. For every micro-batch size the best chain is found so; the best prediction wins.
+
+Constraints:
+1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
+2. Memory: the stage at position p from the end keeps min(p, N) micro-batches. Where the fastest way does not fit, operators are
+   recomputed,
+   cheapest seconds for each byte first (`gpp.planners.chains.knapsack`): a heuristic, as published.
+3. Tensor-parallel degrees are those that every operator of the stage declares; one t and one r for a stage.
+4. r divides b. All stages use the same b; b is swept.
+
+Complexity: O(devices x ways x pairs of nested states x positions) numpy operations for each b, less what
+`gpp.planners.chains.bottleneck` cuts off.
+
+Departures from the released planner, which `compatible: true` repeats (`gpp.planners.chains.published.piper`):
+* a tensor with several readers outside crosses a stage's boundary once, not once for each edge;
+* micro-batches in flight are those of a synchronous 1F1B chain, not the sum of data-parallel degrees over the stage's own;
+* memory is this project's: optimizer state, the boundary's tensors and their gradients count;
+* operators that declare nothing can be recomputed (`gpp.cost.variants` has the rule);
+* where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
+A heterogeneous cluster is searched as if all devices were its slowest and smallest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.cost.variants import running
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import bits, mask_of
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
+from gpp.planners.chains.chain_tables import (
+    AUTO_STATES,
+    Amounts,
+    Best,
+    Part,
+    Seconds,
+    Tables,
+    choose_cuts,
+    first_that_fits,
+    replicas,
+)
+from gpp.planners.chains.downsets import Budget, Stages
+from gpp.planners.chains.knapsack import changed, changes, squeeze
+from gpp.planners.chains.pipedream import check_limits, offer_unchanged
+from gpp.planners.chains.published.piper import MOST_STATES, published_plan
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.infeasible import explain
+
+REMEMBERED = 1 << 16
+"""Pairs of states up to which times by depth are kept from cap to cap."""
+
+LINEARIZE = ("auto", "never", "always")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piper(AbstractPlanner):
+    """Piper's dynamic program.
+
+    Args:
+        replication: whether a stage may be replicated (data parallelism).
+        recompute: whether activations may be recomputed where memory binds.
+        tensor_parallel: whether declared tensor-parallel degrees may be used.
+        linearize: `auto`: one order's cuts where the graph has more than five hundred; `never`: refuse above `max_states`;
+            `always`.
+        compatible: repeat the released planner, with its formulas and traps, for one sample a micro-batch.
+        max_states: downsets above which `never` refuses; 40,000 as published.
+        prune: leave out what cannot win: stages slower than a cap that is raised step by step, micro-batch sizes whose ideal time
+            is behind the best prediction. Same result; false is the program as published, for search times.
+        time_limit_s, memory_limit_bytes: of the search.
+    """
+
+    replication: bool = True
+    recompute: bool = True
+    tensor_parallel: bool = True
+    linearize: str = "auto"
+    compatible: bool = False
+    max_states: int = MOST_STATES
+    prune: bool = True
+    time_limit_s: float = 600.0
+    memory_limit_bytes: float = 8e9
+
+    def __post_init__(self) -> None:
+        if self.linearize not in LINEARIZE:
+            raise InvalidConfig(
+                "strategy.planner.linearize",
+                self.linearize,
+                f"must be one of {', '.join(LINEARIZE)}",
+                "set strategy.planner.linearize=auto",
+            )
+        check_at_least("max_states", self.max_states, 1)
+        check_limits(self.time_limit_s, self.memory_limit_bytes)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)
+        best = Best(problem, "piper", predict, self.replication)
+        if self.compatible:
+            return self._repeat(problem, best, budget)
+        search = _Search(problem, self, budget, 1.0)
+        best.sweep(search.ideal_s(), search.find, prune=self.prune)
+        if best.plan is None:
+            raise self._explained(problem, budget)
+        stages = best.plan.stages
+        recomputed = sum(len(stage.recompute) for stage in stages)
+        degrees = sorted({stage.tensor_parallel for stage in stages} - {1})
+        split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
+        lines = (
+            f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, over {search.text}",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; {recomputed or 'no'} operators recomputed, "
+            f"{split}; a tensor is charged once a boundary, memory is this project's (compatible=true repeats the released tool)",
+        )
+        return replace(best.plan, explanation=lines)
+
+    def _explained(self, problem: Problem, budget: Budget) -> Infeasible:
+        found = explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+        if not self.recompute:
+            return found
+        # The stage that lacks most is found for plans that keep their activations.
+        return Infeasible(found.constraint.partition(": even")[0] + ", even with activations recomputed", found.remedy)
+
+    def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
+        search = _Search(problem, self, budget, memory_scale)
+        return first_that_fits(problem, lambda b: search.find(b, caps=NO_CAP))
+
+    def _repeat(self, problem: Problem, best: Best, budget: Budget) -> Plan:
+        """The released planner's own plan, at the micro-batch sizes at which it is a plan of this problem."""
+        cluster = problem.cluster
+        link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+        found = published_plan(
+            problem.graph,
+            cluster.num_devices,
+            memory_bytes=problem.memory_limit_bytes,
+            bandwidth=link.bandwidth_bytes_per_s,
+            num_microbatches=problem.minibatch_size,
+            linear=self.linearize == "always",
+            recompute=self.recompute,
+            seconds=np.sum(Seconds(problem).of(1), axis=0),
+            budget=budget,
+            max_states=self.max_states,
+        )
+        parts = [Part(mask_of(stage.ops), stage.replicas, stage.degree, stage.recompute) for stage in found.stages]
+        if parts:
+            offer_unchanged(problem, best, found.value_s, parts)
+        if best.plan is None:
+            what = f"plan (own objective {found.value_s:.6g} s) does not fit" if parts else "planner finds no plan that fits"
+            raise Infeasible(
+                f"the released {what} this memory, or its replicas no micro-batch",
+                "strategy.planner.compatible=false, or devices with more memory",
+            )
+        line = f"own objective: {found.value_s:.6g} s a sample for the slowest stage, as the released planner reckons it"
+        return replace(best.plan, explanation=(line,))
+
+
+class _Menu(NamedTuple):
+    """How the operators run at one degree and number of samples: arrays of shape [num_ops].
+
+    Args:
+        seconds: fastest way; added_s: what recomputing adds.
+        kept, extra: bytes beyond what the operator's own way keeps for each micro-batch in flight, and holds once.
+        spared, again: bytes that recomputing saves for each micro-batch in flight, and holds once instead.
+        share: of its parameters' bytes.
+    """
+
+    seconds: np.ndarray
+    added_s: np.ndarray
+    kept: np.ndarray
+    extra: np.ndarray
+    spared: np.ndarray
+    again: np.ndarray
+    share: np.ndarray
+
+
+class _Search:
+    """The search of one problem."""
+
+    def __init__(self, problem: Problem, settings: Piper, budget: Budget, memory_scale: float) -> None:
+        self.problem, self.settings, self.budget = problem, settings, budget
+        self.limit = problem.memory_limit_bytes * memory_scale
+        self.num_devices = problem.cluster.num_devices
+        self.seconds = Seconds(problem)
+        form = {"auto": "auto", "never": "all", "always": "linear"}[settings.linearize]
+        limit = min(settings.max_states, AUTO_STATES) if form == "auto" else settings.max_states
+        weights = np.sum(self.seconds.of(problem.microbatch_sizes()[0]), axis=0)
+        cuts = choose_cuts(problem.graph, form, limit, weights, budget)
+        if cuts is None:
+            raise Infeasible(
+                f"the graph has more than {settings.max_states:,} downsets, piper's limit",
+                "strategy.planner.linearize=auto, or a higher strategy.planner.max_states",
+            )
+        self.family, self.text, self.tables = cuts.family, cuts.text, Tables(problem, cuts.family)
+        cluster = problem.cluster
+        self.link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
+        self.degrees = self._degrees()
+        self._menus: dict[tuple[int, int], _Menu] = {}
+        self._known: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def _degrees(self) -> dict[int, np.ndarray]:
+        """Tensor-parallel degree -> [num_ops] whether an operator declares it."""
+        graph = self.problem.graph
+        out = {1: np.ones(graph.num_ops, dtype=bool)}
+        if self.settings.tensor_parallel:
+            for t in sorted({v.degree for op in graph.ops for v in op.variants} - {1}):
+                if t <= self.num_devices:
+                    out[t] = np.array([any(v.degree == t and not v.recompute for v in op.variants) for op in graph.ops])
+        return out
+
+    def counts(self, b: int) -> list[int]:
+        return replicas(self.problem, b) if self.settings.replication else [1]
+
+    def menu(self, t: int, samples: int) -> _Menu:
+        """How the operators run; an operator that does not declare `t` is there as it stands, and never used."""
+        if (t, samples) not in self._menus:
+            graph, (forward, backward) = self.problem.graph, self.seconds.of(samples)
+            rows = []
+            for op, (able, f, b) in enumerate(zip(self.degrees[t], forward.tolist(), backward.tolist(), strict=True)):
+                own = running(graph, op, f, b, False, t if able else 1)
+                declared = t == 1 or any(v.degree == t and v.recompute for v in graph.ops[op].variants)
+                again = running(graph, op, f, b, True, t) if self.settings.recompute and able and declared else own
+                rows.append(
+                    (
+                        own.forward_s + own.backward_s,
+                        again.forward_s + again.backward_s - own.forward_s - own.backward_s,
+                        own.saved_bytes - graph.ops[op].saved_bytes,
+                        own.extra_bytes,
+                        own.saved_bytes - again.saved_bytes,
+                        again.extra_bytes - own.extra_bytes,
+                        own.params,
+                    )
+                )
+            self._menus[t, samples] = _Menu(*np.array(rows).T)
+        return self._menus[t, samples]
+
+    def work(self, b: int) -> np.ndarray:
+        """[num_states] least device seconds of one micro-batch."""
+        least = np.full(self.problem.graph.num_ops, np.inf)
+        for t, able in self.degrees.items():
+            for r in self.counts(b):
+                menu = self.menu(t, b // r)
+                least = np.minimum(least, np.where(able, r * t * (menu.seconds + np.minimum(menu.added_s, 0.0)), np.inf))
+        return self.family.sums(least)
+
+    def ideal_s(self) -> dict[int, float]:
+        total = self.problem.minibatch_size
+        return {b: total // b * float(self.work(b)[-1]) / self.num_devices for b in self.problem.microbatch_sizes()}
+
+    def find(self, b: int, caps: tuple[float, ...] | None = None) -> tuple[float, list[Part]] | None:
+        """Own objective and stages of the best chain for one micro-batch size; None if nothing fits."""
+        chain = best_chain(
+            self.family,
+            self.work(b),
+            lambda room: self._ways(room, b),
+            self.num_devices,
+            self.budget,
+            depth=min(self.num_devices, self.family.num_states - 1),
+            caps=caps or (CAPS if self.settings.prune else NO_CAP),
+        )
+        return None if chain is None else (chain.value_s, [self._part(cut, b) for cut in chain.cuts])
+
+    def _ways(self, room: Room, b: int) -> list[Way]:
+        family, out = self.family, []
+        for t, able in self.degrees.items():
+            unable = family.sums((~able).astype(float))
+            for r in self.counts(b):
+                if r * t > self.num_devices:
+                    continue
+                menu = self.menu(t, b // r)
+                pairs = room.pairs(r * t)
+                start, end = family.start[pairs], family.end[pairs]
+                sums = family.sums(menu.seconds)
+                compute = np.maximum(sums[start] - sums[end], 0.0)
+                keep = (compute <= room.cap_s) & (unable[start] - unable[end] < 0.5)
+                pairs, start, end, compute = (a[keep] for a in (pairs, start, end, compute))
+                amounts = self._sharded(self.tables.of(pairs), menu, Stages(family, start, end)) if t > 1 else self.tables.of(pairs)
+                wire = b // r / self.link.bandwidth_bytes_per_s
+                moved = amounts.boundary + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
+                time_s = compute + moved * wire
+                sync = 4 * (r - 1) * amounts.trainable / (r * self.problem.accumulation(b)) / self.link.bandwidth_bytes_per_s
+                time_s = time_s + sync
+                small = np.flatnonzero(time_s <= room.cap_s)
+                found = (Stages(family, start[small], end[small]), amounts.at(small), time_s[small])
+                rows = self._remembered((b, t, r), pairs[small], menu, *found)
+                fits = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(small) else np.arange(0)
+                out.append(Way((t, r), r * t, 1, pairs[small[fits]], rows[:, fits]))
+        return out
+
+    def _remembered(
+        self, key: tuple[int, int, int], pairs: np.ndarray, menu: _Menu, stages: Stages, amounts: Amounts, time_s: np.ndarray
+    ) -> np.ndarray:
+        """Times of some pairs by depth; those that a lower cap let in are known already."""
+        b, _, r = key
+        count = self.problem.minibatch_size // b
+        if self.family.num_pairs > REMEMBERED:
+            return self._rows(menu, b // r, count, stages, amounts, time_s)
+        if self._known and next(iter(self._known))[0] != b:
+            self._known.clear()
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = np.full((1, self.family.num_pairs), np.nan)
+        new = np.flatnonzero(np.isnan(known[0, pairs]))
+        if len(new):
+            rows = self._rows(
+                menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.at(new), time_s[new]
+            )
+            if len(rows) > len(known):
+                known = self._known[key] = np.tile(known, (len(rows), 1))
+            known[:, pairs[new]] = rows
+        return known[:, pairs]
+
+    def _sharded(self, amounts: Amounts, menu: _Menu, stages: Stages) -> Amounts:
+        """Amounts on one of the devices that share a replica. Parameters read by several operators are left whole, an upper
+        bound."""
+        graph = self.problem.graph
+        sizes = [[graph.param_of[name] for name in op.params if graph.readers[name].bit_count() == 1] for op in graph.ops]
+        trainable = np.array([float(sum(p.num_bytes * p.trainable for p in params)) for params in sizes])
+        frozen = np.array([float(sum(p.num_bytes * (not p.trainable) for p in params)) for params in sizes])
+        less = stages.family.sums((1 - menu.share) * trainable)
+        less_frozen = stages.family.sums((1 - menu.share) * frozen)
+        less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
+        factor = self.problem.static_factor
+        return amounts._replace(static=amounts.static - factor * less - less_frozen, trainable=amounts.trainable - less)
+
+    def _sync(self, t: int, stages: Stages) -> np.ndarray:
+        """[num_stages] bytes per sample that the devices of a replica exchange at the stage's boundary, each way."""
+        out = np.zeros(len(stages.start))
+        for op, own in enumerate(self.problem.graph.ops):
+            variant = next((v for v in own.variants if v.degree == t and not v.recompute), None)
+            for peer, size in (*variant.receive, *variant.send) if variant else ():
+                out += size * (stages.holds(op) & ~stages.holds(peer))
+        return out
+
+    def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
+        """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always
+        fits."""
+        family = stages.family
+        kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples
+        fixed = amounts.static + (amounts.grads + stages_sum(stages, menu.extra)) * samples
+        every = self.problem.in_flight == "all"
+        most = min(self.num_devices, family.num_states - 1, count)
+        depths = [count] if every else list(range(1, most + 1))
+        binds = np.flatnonzero(fixed + kept * depths[-1] > self.limit)
+        if not len(binds):
+            return time_s[None, :]
+        members = Stages(family, stages.start[binds], stages.end[binds]).members()
+        by_depth = np.tile(time_s, (len(depths), 1))
+        spared, again = menu.spared * samples, menu.again * samples
+        by_depth[:, binds] += squeeze(members, kept[binds], fixed[binds] - self.limit, depths, menu.added_s, spared, again)
+        if every:
+            return by_depth
+        positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1
+        return by_depth[positions]
+
+    def _part(self, cut: Cut, b: int) -> Part:
+        t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
+        family, count, samples = self.family, self.problem.minibatch_size // b, b // r
+        start, end = family.start[cut.pair : cut.pair + 1], family.end[cut.pair : cut.pair + 1]
+        mask = family.masks[int(start[0])] & ~family.masks[int(end[0])]
+        menu, stages = self.menu(t, samples), Stages(family, start, end)
+        amounts = self.tables.of(np.array([cut.pair]))
+        amounts = self._sharded(amounts, menu, stages) if t > 1 else amounts
+        depth = count if self.problem.in_flight == "all" else min(cut.depth, count)
+        kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples
+        fixed = amounts.static + (amounts.grads + stages_sum(stages, menu.extra)) * samples
+        lacking = float((fixed + kept * depth - self.limit)[0])
+        recompute: tuple[int, ...] = ()
+        if lacking > 0:
+            saved = (menu.spared * depth - menu.again) * samples
+            recompute = changed(list(bits(mask)), lacking, changes(menu.added_s, saved), saved)
+        return Part(mask, r, t, recompute)
+
+
+def stages_sum(stages: Stages, values: np.ndarray) -> np.ndarray:
+    """[num_stages] sums of a value that may be negative."""
+    if not values.any():
+        return np.zeros(len(stages.start))
+    sums = stages.family.sums(values)
+    return sums[stages.start] - sums[stages.end]

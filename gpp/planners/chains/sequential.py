@@ -1,0 +1,255 @@
+"""The best chain of stages: what systems without branches can do.
+
+Stands for the planners of PipeDream (2BW) and Piper without their search over down-sets: the operators
+are put into one order, depth first so that branches stay in one piece, the order is cut into a chain
+of stages, and stages may be replicated.
+
+Objective: the estimated time of an iteration, bubble included,
+
+    g(stage i..j, rest) = max(M * t + u, t + c + g(rest)),    M = mini-batch / micro-batch
+
+with t the stage's forward plus backward of one micro-batch (or its boundary's transfers, if longer), c the
+transfers behind it and u its gradient all-reduce and update; unrolled, the longest way in and out plus
+all micro-batches and the update of the slowest stage. For every micro-batch size and
+number of stages the best chain is kept (`chain_candidates`); `predict` decides between them and the even
+chains, and from the best one a hill is climbed over predictions (`climb_chains`).
+
+Constraints:
+1. Stages are intervals of one topological order: `depth_first_order`.
+2. Memory: the stage at position s from the end keeps min(s * b, mini-batch) samples: `_rows`.
+3. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
+4. All stages use the same b; b is swept: `chain_candidates`.
+
+Complexity: O(S D P) numpy operations per b, with S stages, D devices and P the (interval, r) pairs that
+are fast enough to beat the best known chain; exact for the objective on a homogeneous cluster.
+
+Departures: PipeDream minimises only the slowest stage, which leaves bubbles out; a heterogeneous
+cluster is searched as if all devices were its slowest and smallest, then judged as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.chains.even import even_candidates
+from gpp.planners.common.candidates import Assessor, Candidate, Search
+from gpp.planners.common.infeasible import explain
+from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.refine import refine
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequential(AbstractPlanner):
+    """Best contiguous chain over a topological order.
+
+    Args:
+        replication: whether a stage may be replicated.
+        patience: simulations without a better plan after which the search ends.
+    """
+
+    replication: bool = True
+    patience: int = 6
+
+    def __post_init__(self) -> None:
+        check_at_least("patience", self.patience, 1)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        searches = [Search(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]
+        for search in searches:
+            climb_chains(search, self.patience)
+        search = min(searches, key=lambda s: s.best_s)
+        if search.best is None:
+            raise explain(problem, self._attempt)
+        best = search.best
+        text = (
+            f"best of {search.num_simulated} simulated chains: {len(best.stages)} stages, "
+            f"micro-batch {best.stages[0].microbatch_size}"
+        )
+        return replace(best, explanation=(text,))
+
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+        return next(iter(chain_candidates(Assessor(costs), any_one=True)), None)
+
+
+def with_and_without(problem: Problem, replication: bool) -> list[StageCosts]:
+    """The tables with replicas, if they are allowed, and those without.
+
+    Each climb ends on a hill of its own: the better of two is never worse for the freedom to replicate.
+    """
+    return [StageCosts(problem, replication=allowed) for allowed in ((True, False) if replication else (False,))]
+
+
+def climb_chains(search: Search, patience: int) -> list[Candidate]:
+    """Leave the best chain in `search`; returns the dynamic program's candidates.
+
+    The estimate is a bound that many chains share when a mini-batch has few micro-batches, so from the best of the dynamic
+    program's chains and the even ones a hill is climbed over predictions.
+    """
+    candidates = chain_candidates(search.assessor)
+    search.simulate_all(candidates, patience)
+    search.simulate_all(even_candidates(search.assessor))
+    refine(search, patience, order=depth_first_order(search.assessor.graph))
+    return candidates
+
+
+def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[int, ...] | None = None) -> list[Candidate]:
+    """For every micro-batch size and number of stages the chain with the best estimate, if it fits.
+
+    Args:
+        any_one: stop at the first micro-batch size for which a chain fits.
+        order: to cut; None for the depth-first one.
+    """
+    costs = assessor.costs
+    table = intervals(costs, order or depth_first_order(costs.graph))
+    out, best = [], np.inf
+    ideal = {b: costs.problem.minibatch_size / b * costs.problem.total_s(b) for b in costs.microbatch_sizes}
+    for b in sorted(ideal, key=lambda b: (ideal[b], b)):
+        # Chains far above the best estimate so far are not worth their search.
+        for estimate, parts in _ChainSearch(costs, table, b).solve(best * WORTH):
+            candidate = assessor.assess(parts, b, chain=True)
+            if isinstance(candidate, Candidate):
+                best = min(best, estimate)
+                out.append(candidate)
+        if out and any_one:
+            break
+    return out
+
+
+WORTH = 1.3
+"""Chains are kept up to this factor above the best estimate: what transfers may change in a prediction."""
+
+
+class _Row(NamedTuple):
+    """The intervals [i, j) that may be a stage with r replicas, by ascending i.
+
+    Args:
+        starts: where each distinct i begins; firsts: these i.
+        busy_s: M micro-batches and the update; through_s: one micro-batch and the transfers behind it.
+        depth: longest pipeline from the stage on that fits.
+    """
+
+    num_replicas: int
+    i: np.ndarray
+    j: np.ndarray
+    starts: np.ndarray
+    firsts: np.ndarray
+    busy_s: np.ndarray
+    through_s: np.ndarray
+    depth: np.ndarray
+
+    def at(self, stages: int) -> _Row:
+        """Those that fit as the first of `stages` stages."""
+        keep = self.depth >= stages
+        return self if keep.all() else self.where(keep)
+
+    def where(self, keep: np.ndarray) -> _Row:
+        """Those that the boolean array `keep` marks."""
+        return _row(self.num_replicas, *(a[keep] for a in (self.i, self.j, self.busy_s, self.through_s, self.depth)))
+
+
+def _row(r: int, i: np.ndarray, j: np.ndarray, busy_s: np.ndarray, through_s: np.ndarray, depth: np.ndarray) -> _Row:
+    firsts, starts = np.unique(i, return_index=True)
+    return _Row(r, i, j, starts, firsts, busy_s, through_s, depth)
+
+
+class _ChainSearch:
+    """The dynamic program for one micro-batch size."""
+
+    def __init__(self, costs: StageCosts, intervals: Intervals, microbatch_size: int) -> None:
+        self.costs, self.intervals, self.b = costs, intervals, microbatch_size
+        self.num_ops, self.num_devices = costs.graph.num_ops, costs.cluster.num_devices
+        self.num_microbatches = costs.problem.minibatch_size // microbatch_size
+        # No chain is faster than all devices busy all the time.
+        self.ideal_s = min(
+            self.num_microbatches * costs.compute_s(costs.graph.all_mask, self.b // r) * r / self.num_devices
+            for r in costs.replicas[self.b]
+        )
+
+    def solve(self, worth_s: float) -> list[tuple[float, list[tuple[int, int]]]]:
+        """(estimate, parts) of the best chain of each number of stages, up to `worth_s`.
+
+        Stages slower than a cap are left out, which makes the tables small; if the best chain is
+        not below the cap, it is raised.
+        """
+        every = self._rows()
+        longest = max((float(row.busy_s.max()) for row in every if len(row.i)), default=0.0)
+        cap = min(1.5 * self.ideal_s, worth_s)
+        while True:
+            rows = [row.where(row.busy_s <= cap) for row in every]
+            tables = self._tables(rows)
+            ends = [float(table[-1, 0]) for table in tables]
+            best = min(ends[1:], default=np.inf)
+            if best <= cap or cap >= min(worth_s, longest):
+                break
+            cap = min(2 * cap, worth_s)
+        kept = min(WORTH * best, worth_s, cap if cap < longest else np.inf)
+        return [(end, self._trace(rows, tables, s)) for s, end in enumerate(ends) if s and end <= kept and np.isfinite(end)]
+
+    def _rows(self) -> list[_Row]:
+        """Every interval and number of replicas that fits at least as the last stage (constraint 2)."""
+        costs, table, n = self.costs, self.intervals, self.num_ops
+        i, j = np.triu_indices(n + 1, 1)
+        m = self.num_microbatches
+        link = costs.link
+        out = []
+        for r in costs.replicas[self.b]:
+            samples = self.b // r
+            prefix = table.prefix_s[costs.row(samples)]
+            boundary_s = table.grads[i, j] * samples / link.bandwidth_bytes_per_s
+            stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
+            move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
+            fixed, kept = table.static[i, j] + table.grads[i, j] * samples, table.kept[i, j] * samples
+            room = costs.limit_bytes - fixed
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
+                depth = np.where(room >= 0, np.where(kept > 0, np.floor(room / kept + 1e-9), m), 0)
+            depth = np.where(depth >= m, n, 0 if costs.problem.in_flight == "all" else depth).astype(int)
+            finish = costs.finish_array_s(table.trainable[i, j], r)
+            row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
+            out.append(row.at(1))
+        return out
+
+    def _tables(self, rows: list[_Row]) -> list[np.ndarray]:
+        """g[s][d, i]: the best estimate of operators i.. in exactly s stages on at most d devices."""
+        shape = (self.num_devices + 1, self.num_ops + 1)
+        last = np.full(shape, np.inf)
+        last[:, self.num_ops] = 0.0
+        tables = [last]
+        for s in range(1, min(self.num_devices, self.num_ops) + 1):
+            table = np.full(shape, np.inf)
+            for row in (r.at(s) for r in rows):
+                if len(row.i):
+                    rest = tables[-1][: shape[0] - row.num_replicas, row.j]
+                    value = np.minimum.reduceat(np.maximum(row.busy_s, row.through_s + rest), row.starts, axis=1)
+                    table[row.num_replicas :, row.firsts] = np.minimum(table[row.num_replicas :, row.firsts], value)
+            if not np.isfinite(table).any():
+                break
+            tables.append(table)
+        return tables
+
+    def _trace(self, rows: list[_Row], tables: list[np.ndarray], stages: int) -> list[tuple[int, int]]:
+        """The chain behind g[stages][D, 0]; ties: fewest replicas, then the shortest first stage."""
+        parts, d, i = [], self.num_devices, 0
+        for s in range(stages, 0, -1):
+            r, j = next(choice for row in rows for choice in self._hits(row.at(s), tables[s - 1], tables[s][d, i], d, i))
+            parts.append((self.intervals.mask(i, j), r))
+            d, i = d - r, j
+        return parts
+
+    @staticmethod
+    def _hits(row: _Row, rest: np.ndarray, value_s: float, d: int, i: int) -> Iterator[tuple[int, int]]:
+        """(replicas, end) of the stages from i on that reach a table's value with d devices."""
+        if row.num_replicas <= d:
+            here = np.flatnonzero(row.i == i)
+            value = np.maximum(row.busy_s[here], row.through_s[here] + rest[d - row.num_replicas, row.j[here]])
+            yield from ((row.num_replicas, int(row.j[k])) for k in here[value <= value_s])

@@ -1,0 +1,29 @@
+"""The whole model as one stage on the first device.
+
+Objective: none; there is one plan for each micro-batch size, and without an imposed one the mini-batch is not cut.
+
+Constraints: memory.
+
+Complexity: O(1).
+
+Departures: none; it is what PyTorch does without a pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict
+from gpp.planners.chains.data_parallel import whole_model
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Single(AbstractPlanner):
+    """One stage, one device."""
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        return whole_model(problem, "single", 1)

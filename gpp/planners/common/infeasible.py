@@ -1,0 +1,91 @@
+"""Why nothing fits, and the smallest change that would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.planners.common.candidates import Assessor, Candidate, Shortage
+from gpp.planners.common.stage_costs import StageCosts
+
+Attempt = Callable[[Problem, float], Candidate | None]
+"""(problem, factor on every device's memory) -> some candidate that fits, or None."""
+
+DIGITS = 4
+"""Of the memory that is named, rounded up."""
+
+PRECISION = 1.005
+"""Memory is searched up to this factor."""
+
+
+def explain(problem: Problem, attempt: Attempt) -> Infeasible:
+    """The exception to raise: names the stage that lacks most in the plan that needs least memory.
+
+    Args:
+        attempt: the planner's own test, so that the memory named is one with which it finds a plan.
+    """
+    have = problem.memory_limit_bytes
+    low, high, fits = 1.0, 1.0, None
+    while fits is None and high < 2.0**60:
+        low, high = high, high * 2
+        fits = attempt(_with_memory(problem, have * high), 1.0)
+    if fits is None:
+        return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
+    while high > low * PRECISION:
+        middle = (low * high) ** 0.5
+        found = attempt(_with_memory(problem, have * middle), 1.0)
+        if found is None:
+            low = middle
+        else:
+            high, fits = middle, found
+    shortage = Assessor(StageCosts(problem)).assess(fits.parts, fits.microbatch_size, chain=fits.chain)
+    constraint = f"no plan fits the {_bytes(have)} of a device: even the plan that needs least memory"
+    if isinstance(shortage, Shortage):
+        lack = shortage.need_bytes - shortage.have_bytes
+        constraint += (
+            f" ({len(fits.parts)} stages, micro-batch {fits.microbatch_size}) lacks {_bytes(lack)} for the stage of "
+            f"{ops_text(problem.graph, shortage.mask)}, which needs {_bytes(shortage.need_bytes)}"
+        )
+    named = _rounded_up(have * high)
+    remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
+    if problem.microbatch_size is not None and (b := _smaller_microbatch(problem, attempt)) is not None:
+        remedy += f", or microbatch_size={b}"
+    return Infeasible(constraint, remedy)
+
+
+def _with_memory(problem: Problem, memory_bytes: float) -> Problem:
+    """The same with at least so much memory on every device."""
+    devices = tuple(replace(device, memory_bytes=max(device.memory_bytes, memory_bytes)) for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def _rounded_up(amount: float) -> float:
+    """To `DIGITS` digits."""
+    unit = 10.0 ** (math.floor(math.log10(amount)) + 1 - DIGITS)
+    return math.ceil(amount / unit) * unit
+
+
+def _smaller_microbatch(problem: Problem, attempt: Attempt) -> int | None:
+    """The largest size below the imposed one with which the planner finds a plan."""
+    imposed = problem.microbatch_size or 1
+    for b in range(imposed - 1, 0, -1):
+        if problem.minibatch_size // problem.window % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
+            return b
+    return None
+
+
+def ops_text(graph: OpGraph, mask: int) -> str:
+    """A stage's operators for a message: one name, or the first and the last."""
+    names = [graph.ops[op].name for op in bits(mask)]
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} operators)"
+
+
+def _bytes(amount: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if amount >= size:
+            return f"{amount / size:.2f} {unit}"
+    return f"{amount:.0f} B"

@@ -1,0 +1,119 @@
+"""Linear orders of a graph, and the tables of all their intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.planners.common.stage_costs import StageCosts
+
+
+def depth_first_order(graph: OpGraph) -> tuple[int, ...]:
+    """A topological order in which a branch is finished before the next one is begun.
+
+    Of the operators that became ready last, the smallest goes first.
+    """
+    missing = [mask.bit_count() for mask in graph.predecessors]
+    stack = [op for op in reversed(range(graph.num_ops)) if not missing[op]]
+    out = []
+    while stack:
+        op = stack.pop()
+        out.append(op)
+        ready = []
+        for nxt in bits(graph.successors[op]):
+            missing[nxt] -= 1
+            if not missing[nxt]:
+                ready.append(nxt)
+        stack.extend(reversed(ready))
+    return tuple(out)
+
+
+def branch_first_order(graph: OpGraph) -> tuple[int, ...]:
+    """A topological order by the inputs that operators depend on: what needs one input alone comes before what joins two.
+
+    In a model whose towers exchange values at several depths, each tower's own part then lies in one piece.
+    """
+    sources = [0] * graph.num_ops
+    position = {op: i for i, op in enumerate(depth_first_order(graph))}
+    for op in range(graph.num_ops):
+        before = graph.predecessors[op]
+        sources[op] = 1 << op if not before else 0
+        for prev in bits(before):
+            sources[op] |= sources[prev]
+    # An operator's inputs contain its predecessors', so ascending numbers of inputs are a topological order.
+    return tuple(sorted(range(graph.num_ops), key=lambda op: (sources[op].bit_count(), sources[op], position[op])))
+
+
+class Intervals:
+    """Amounts of every interval [i, j) of a linear order: arrays of shape [n + 1, n + 1].
+
+    Args:
+        static: bytes that do not depend on the batch; trainable: those of trainable parameters;
+        kept: activation bytes per sample in flight; grads: boundary gradient bytes per sample; as in `Problem.amounts`.
+        entering: bytes per sample that come in, and go back for them, in both passes.
+        link_out_bytes: bytes per sample that cross the end of the interval out of its last operator, both passes.
+    """
+
+    def __init__(self, costs: StageCosts, order: tuple[int, ...]) -> None:
+        graph, problem = costs.graph, costs.problem
+        self.order, n = order, len(order)
+        at = {op: i for i, op in enumerate(order)}
+        static, trainable, kept, grads, entering = (np.zeros((n + 2, n + 2)) for _ in range(5))
+        factor = problem.static_factor
+        for name, readers in graph.readers.items():
+            param = graph.param_of[name]
+            places = sorted(at[op] for op in bits(readers))
+            _add_first(static, places, 0, param.num_bytes * (factor if param.trainable else 1.0))
+            _add_first(trainable, places, 0, param.num_bytes * param.trainable)
+        for i, op in enumerate(order):
+            _add(kept, 0, i, i + 1, n, graph.ops[op].saved_bytes)
+        self.link_out_bytes = np.zeros(n + 1)
+        for tensor in graph.tensors:
+            if not tensor.consumers:
+                continue
+            size, back = tensor.bytes_per_sample, tensor.bytes_per_sample * tensor.differentiable
+            i, consumers = at[tensor.producer], sorted(at[c] for c in tensor.consumers)
+            # Made inside and read outside: i in the interval, which ends before the last consumer.
+            _add(grads, 0, i, i + 1, consumers[-1], back)
+            if not tensor.saved:
+                _add(kept, 0, i, i + 1, consumers[-1], size)
+            # Made before the interval and read inside it.
+            _add_first(kept, consumers, i + 1, size)
+            _add_first(grads, consumers, i + 1, back)
+            _add_first(entering, consumers, i + 1, size + back)
+            self.link_out_bytes[i + 1] += size + back
+        self.static, self.trainable, self.kept, self.grads, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (static, trainable, kept, grads, entering)
+        )
+        self.prefix_s = np.concatenate(
+            [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
+        )
+
+    def mask(self, i: int, j: int) -> int:
+        """The operators of an interval."""
+        return sum(1 << op for op in self.order[i:j])
+
+
+def intervals(costs: StageCosts, order: tuple[int, ...]) -> Intervals:
+    """The tables of an order, made once."""
+    found = costs.of_orders.get(order)
+    if not isinstance(found, Intervals):
+        found = costs.of_orders[order] = Intervals(costs, order)
+    return found
+
+
+def _add(table: np.ndarray, i_low: int, i_high: int, j_low: int, j_high: int, amount: float) -> None:
+    """Add to all intervals [i, j) with i_low <= i <= i_high and j_low <= j <= j_high (as differences, summed up later)."""
+    if i_low <= i_high and j_low <= j_high:
+        table[i_low, j_low] += amount
+        table[i_low, j_high + 1] -= amount
+        table[i_high + 1, j_low] -= amount
+        table[i_high + 1, j_high + 1] += amount
+
+
+def _add_first(table: np.ndarray, places: list[int], after: int, amount: float) -> None:
+    """Add once to every interval that starts at `after` or later and holds one of the places."""
+    low, n = after, table.shape[0] - 2
+    for place in places:
+        _add(table, low, place, place + 1, n, amount)
+        low = place + 1

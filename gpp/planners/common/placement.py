@@ -1,0 +1,212 @@
+"""Which devices a stage gets: inside one node first, near its neighbours; on unequal devices each stage the least that will do.
+
+Objective: no all-reduce and few bytes between nodes; on unequal devices, first the shortest time of the slowest stage.
+
+A stage's replicas exchange its whole gradients at the end of every mini-batch, so they go into one node wherever they fit. On
+equal devices the numbers of replicas decide alone (`Placer.equal`): stages of whole nodes first, then the others in stage
+order, each into its predecessor's node if there is room, else into the fullest with room.
+
+On unequal ones (`Placer.unequal`) the kinds of devices are dealt out first, under a limit on every stage's time that is the
+smallest of those that stages have on some kind: the stages with the smallest choice of fast enough, large enough devices come
+first, and each takes the slowest and smallest of its choice, replicas of one kind if it has as many. Devices of a kind are
+then chosen by node.
+
+Complexity: O(S N + D) for S stages and N nodes; with K kinds O(S K (log S K + N)). Greedy, so the limit need not be the least
+that some placement has: `gpp.planners.graphpipe.unequal` improves the placements of the plans that are worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpp.cluster import Cluster
+
+Placement = tuple[tuple[int, ...], ...]
+"""Devices of every stage, ascending."""
+
+Kinds = tuple[int, ...]
+"""The kind of device of each of a stage's replicas; see `Placer.kinds`."""
+
+
+class Placer:
+    """Devices of one cluster.
+
+    `kinds` are the first devices of each kind, and `kind_of` says for every device which of them it equals.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.homogeneous = cluster.homogeneous
+        devices = cluster.devices
+        firsts = [0] * len(devices) if self.homogeneous else [devices.index(device) for device in devices]
+        self.kinds = sorted(set(firsts))
+        self.kind_of = [self.kinds.index(first) for first in firsts]
+        self.counts = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
+        self.memory_bytes = [devices[first].memory_bytes for first in self.kinds]
+        self._one_node = len(set(cluster.nodes)) == 1
+        self._known: dict[tuple[int, ...], Placement] = {}
+
+    def equal(self, counts: tuple[int, ...]) -> Placement:
+        """Devices for stages in stage order, on a cluster of equal devices.
+
+        Args:
+            counts: replicas of each stage; together at most the cluster's devices.
+        """
+        if counts not in self._known:
+            ranges = _ranges(counts)
+            if not self._one_node and any(_straddles(self.cluster, devices) for devices in ranges):
+                ranges = self._into_nodes(counts)
+            self._known[counts] = ranges
+        return self._known[counts]
+
+    def _into_nodes(self, counts: tuple[int, ...]) -> Placement:
+        free = self._free()
+        size = max(len(devices) for devices in free.values())
+        out: list[tuple[int, ...]] = [()] * len(counts)
+        before = 0
+        for s in sorted(range(len(counts)), key=lambda s: (-(counts[s] // size), s)):
+            room = [node for node, devices in free.items() if len(devices) >= counts[s]]
+            if room:
+                node = before if before in room else min(room, key=lambda node: (len(free[node]), node))
+                chosen, before = free[node][: counts[s]], node
+            else:
+                fullest = sorted(free, key=lambda node: (-len(free[node]), node))
+                chosen = [d for node in fullest for d in free[node]][: counts[s]]
+            for d in chosen:
+                free[self.cluster.nodes[d]].remove(d)
+            out[s] = tuple(sorted(chosen))
+        return tuple(out)
+
+    def unequal(
+        self,
+        counts: Sequence[int],
+        bytes_between: dict[tuple[int, int], float],
+        seconds: Sequence[Sequence[float]],
+        needs_bytes: Sequence[float],
+    ) -> Placement:
+        """Devices for stages in stage order, on a cluster of unequal devices.
+
+        Args:
+            counts: replicas of each stage; together at most the cluster's devices.
+            bytes_between: (stage, stage) -> bytes of one micro-batch over that edge.
+            seconds: of each stage on every kind.
+            needs_bytes: memory of each stage on one device.
+        """
+        return self.near(self._deal(counts, seconds, needs_bytes), bytes_between)
+
+    def _deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[Kinds]:
+        """Kinds for every stage under the smallest limit for which this finds any; if memory lacks, the largest first."""
+        enough = [[memory >= need for memory in self.memory_bytes] for need in needs_bytes]
+        levels = sorted({s for row, fits in zip(seconds, enough, strict=True) for s, fit in zip(row, fits, strict=True) if fit})
+        low, high, best = 0, len(levels) - 1, None
+        while low <= high:
+            middle = (low + high) // 2
+            found = self._within(counts, seconds, enough, levels[middle])
+            if found is None:
+                low = middle + 1
+            else:
+                best, high = found, middle - 1
+        if best is None:
+            free, best = list(self.counts), list[Kinds]([()] * len(counts))
+            largest = sorted(range(len(self.kinds)), key=lambda k: (-self.memory_bytes[k], k))
+            for s in sorted(range(len(counts)), key=lambda s: (-needs_bytes[s], s)):
+                best[s] = _take(free, largest, counts[s]) or ()
+        return best
+
+    def _within(
+        self, counts: Sequence[int], seconds: Sequence[Sequence[float]], enough: Sequence[Sequence[bool]], limit_s: float
+    ) -> list[Kinds] | None:
+        free = list(self.counts)
+        allowed = [
+            sorted((k for k, s in enumerate(row) if fits[k] and s <= limit_s), key=lambda k: (-row[k], self.memory_bytes[k], k))
+            for row, fits in zip(seconds, enough, strict=True)
+        ]
+        out: list[Kinds] = [()] * len(counts)
+        for s in sorted(range(len(counts)), key=lambda s: (sum(free[k] for k in allowed[s]) - counts[s], -counts[s], s)):
+            taken = _take(free, allowed[s], counts[s])
+            if taken is None:
+                return None
+            out[s] = taken
+        # Faster devices that nobody asked for.
+        for s in sorted(range(len(counts)), key=lambda s: (-max(seconds[s][k] for k in out[s]), s)):
+            worst = max(seconds[s][k] for k in out[s])
+            better = [k for k in reversed(allowed[s]) if seconds[s][k] < worst and free[k] >= counts[s]]
+            if better:
+                for k in out[s]:
+                    free[k] += 1
+                out[s] = (better[0],) * counts[s]
+                free[better[0]] -= counts[s]
+        return out
+
+    def near(self, kinds: Sequence[Kinds], bytes_between: dict[tuple[int, int], float]) -> Placement:
+        """Devices of the given kinds: a stage's in one node if possible, in that of the stages it talks to most."""
+        nodes = self.cluster.nodes
+        free: dict[tuple[int, int], list[int]] = {}
+        for device, kind in enumerate(self.kind_of):
+            free.setdefault((kind, nodes[device]), []).append(device)
+        talks: list[list[tuple[int, float]]] = [[] for _ in kinds]
+        for (s, t), size in bytes_between.items():
+            talks[s].append((t, size))
+            talks[t].append((s, size))
+        out: list[tuple[int, ...]] = [()] * len(kinds)
+        for s in sorted(range(len(kinds)), key=lambda s: (-len(kinds[s]), s)):
+            weight: dict[int, float] = {}
+            for other, size in talks[s]:
+                for d in out[other]:
+                    weight[nodes[d]] = weight.get(nodes[d], 0.0) + size / len(out[other])
+            chosen: list[int] = []
+            for kind in sorted(set(kinds[s])):
+                lack = kinds[s].count(kind)
+                while lack:
+                    there = {node: len(left) for (k, node), left in free.items() if k == kind and left}
+                    taken = {nodes[d] for d in chosen}
+                    node = max(
+                        there,
+                        key=lambda n: (
+                            min(there[n], lack),
+                            n in taken,
+                            weight.get(n, 0.0),
+                            -there[n] if lack > 1 else there[n],
+                            -n,
+                        ),
+                    )
+                    got = free[kind, node][:lack]
+                    del free[kind, node][:lack]
+                    chosen += got
+                    lack -= len(got)
+            out[s] = tuple(sorted(chosen))
+        return tuple(out)
+
+    def _free(self) -> dict[int, list[int]]:
+        free: dict[int, list[int]] = {}
+        for device, node in enumerate(self.cluster.nodes):
+            free.setdefault(node, []).append(device)
+        return free
+
+
+def _take(free: list[int], kinds: Sequence[int], count: int) -> Kinds | None:
+    """Take so many devices off `free`: of the first kind that has them all, else of the first kinds; None if there are too few."""
+    if sum(free[k] for k in kinds) < count:
+        return None
+    whole = next((k for k in kinds if free[k] >= count), None)
+    taken = [whole] * count if whole is not None else [k for k in kinds for _ in range(free[k])][:count]
+    for k in taken:
+        free[k] -= 1
+    return tuple(taken)
+
+
+def _ranges(counts: Sequence[int]) -> Placement:
+    out, start = [], 0
+    for count in counts:
+        out.append(tuple(range(start, start + count)))
+        start += count
+    return tuple(out)
+
+
+def _straddles(cluster: Cluster, devices: tuple[int, ...]) -> bool:
+    """Whether a range lies in more nodes than it must: one that is no whole number of nodes, across a boundary."""
+    nodes = cluster.nodes
+    if nodes[devices[0]] == nodes[devices[-1]]:
+        return False
+    before = devices[0] > 0 and nodes[devices[0] - 1] == nodes[devices[0]]
+    return before or nodes.count(nodes[devices[0]]) >= len(devices)

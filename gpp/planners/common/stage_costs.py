@@ -1,0 +1,161 @@
+"""Times and bytes of candidate stages, tabulated: what `Problem` says, fast enough for a search.
+
+A stage of the search is an operator mask with a number of replicas; which devices it will get is not
+known yet. On a heterogeneous cluster the tables therefore hold the slowest device's time and the
+smallest device's memory; a finished candidate is judged on its own devices (see `candidates`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.graph.op_graph import bits
+
+UNLIMITED = 1 << 30
+"""A depth that no pipeline reaches."""
+
+
+class Option(NamedTuple):
+    """One number of replicas of a stage.
+
+    Args:
+        num_replicas: devices.
+        time_s: of one micro-batch, forward plus backward, or its boundary's transfers if they take longer; and its
+            share of the all-reduce and the update at the end of the mini-batch.
+        compute_s: of one micro-batch, forward plus backward.
+        max_depth: longest pipeline from here on, this stage included, whose micro-batches in flight fit.
+    """
+
+    num_replicas: int
+    time_s: float
+    compute_s: float
+    max_depth: int
+
+
+class StageCosts:
+    """Tables of one problem.
+
+    Args:
+        replication: whether a stage may have several replicas (every divisor of b up to the devices).
+        memory_scale: factor on every device's memory; above 1 to ask what would fit.
+    """
+
+    def __init__(self, problem: Problem, *, replication: bool = True, memory_scale: float = 1.0) -> None:
+        self.problem, self.replication, self.memory_scale = problem, replication, memory_scale
+        self.graph, self.cluster = problem.graph, problem.cluster
+        self.limit_bytes = problem.memory_limit_bytes * memory_scale
+        self.microbatch_sizes = problem.microbatch_sizes()
+        most = min(self.cluster.num_devices, problem.max_replicas or self.cluster.num_devices) if replication else 1
+        self.replicas = {b: tuple(r for r in range(1, min(most, b) + 1) if b % r == 0) for b in self.microbatch_sizes}
+        self._row = {s: i for i, s in enumerate(sorted({b // r for b, rs in self.replicas.items() for r in rs}))}
+        devices = self.cluster.devices
+        kinds = sorted({devices.index(device) for device in devices}) if not self.cluster.homogeneous else [0]
+        times = [[problem.op_times(samples, device) for device in kinds] for samples in self._row]
+        shape = (len(self._row), self.graph.num_ops)
+        self.forward_s = np.array([np.max([t.forward_s for t in row], axis=0) for row in times]).reshape(shape)
+        self.backward_s = np.array([np.max([t.backward_s for t in row], axis=0) for row in times]).reshape(shape)
+        self._total_s = self.forward_s + self.backward_s
+        one_node = len(set(self.cluster.nodes)) == 1
+        self.link = self.cluster.intra_node if one_node else self.cluster.inter_node
+        self.of_orders: dict[tuple[int, ...], object] = {}
+        self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
+        self._finish: dict[tuple[float, int], float] = {}
+        self._work: dict[tuple[int, int], float] = {}
+        self._compute: dict[int, list[float]] = {}
+
+    def labels(self) -> list[tuple[float, ...]]:
+        """What tells operators apart in time: their column of the tables."""
+        return [(*self.forward_s[:, op].tolist(), *self.backward_s[:, op].tolist()) for op in range(self.graph.num_ops)]
+
+    def op_seconds(self) -> list[float]:
+        """Forward plus backward of each operator for the smallest tabulated micro-batch."""
+        return self._total_s[0].tolist()
+
+    def row(self, samples: int) -> int:
+        """Row of the tables for a number of samples on one device."""
+        return self._row[samples]
+
+    def compute_s(self, mask: int, samples: int) -> float:
+        """Forward plus backward seconds of a set for `samples` samples on one device."""
+        row = self._compute.get(mask)
+        if row is None:
+            row = self._compute[mask] = self._total_s[:, list(bits(mask))].sum(axis=1).tolist()
+        return row[self._row[samples]]
+
+    def least_work_s(self, mask: int, microbatch_size: int) -> float:
+        """Device seconds that a set takes for one micro-batch, whatever the number of replicas."""
+        key = (mask, microbatch_size)
+        found = self._work.get(key)
+        if found is None:
+            found = self._work[key] = min(self.compute_s(mask, microbatch_size // r) * r for r in self.replicas[microbatch_size])
+        return found
+
+    def boundary(self, mask: int) -> tuple[float, float, int]:
+        """Bytes per sample that a stage receives and sends in a micro-batch, both passes, and its number of tensors."""
+        sums = self.problem.sums(mask)
+        return sums.incoming + sums.outgoing_back, sums.outgoing + sums.incoming_back, sums.num_tensors
+
+    def max_depth(self, mask: int, microbatch_size: int, num_replicas: int) -> int:
+        """Longest pipeline from this stage on that fits the smallest device; 0 if not even one micro-batch does."""
+        problem = self.problem
+        static, kept, grads = problem.amounts(mask)
+        samples = microbatch_size // num_replicas
+        room = self.limit_bytes - static - grads * samples
+        most = problem.minibatch_size // microbatch_size
+        if static + kept * samples * most + grads * samples <= self.limit_bytes:
+            return UNLIMITED
+        if problem.in_flight == "all":
+            return 0
+        depth = max(0, min(most, int(room / (kept * samples)) + 1)) if kept else 0
+        # The same expression as `Problem.stage_memory`, so rounding cannot make them disagree.
+        while depth and static + kept * samples * depth + grads * samples > self.limit_bytes:
+            depth -= 1
+        return depth
+
+    def trainable_bytes(self, mask: int) -> float:
+        """Bytes of trainable parameters that a set reads."""
+        return self.problem.sums(mask).trainable
+
+    def finish_s(self, trainable_bytes: float, num_replicas: int) -> float:
+        """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
+        key = (trainable_bytes, num_replicas)
+        if key not in self._finish:
+            reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
+            once = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+            self._finish[key] = once * self.problem.window
+        return self._finish[key]
+
+    def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
+        """`finish_s` of many stages: both parts grow in proportion to the bytes, apart from their latency."""
+        most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
+        low, high = self.finish_s(1.0, num_replicas), self.finish_s(most, num_replicas)
+        return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
+
+    def memory_binds(self) -> bool:
+        """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
+        graph, minibatch_size = self.graph, self.problem.minibatch_size
+        most = max(self.problem.stage_memory(tuple(range(graph.num_ops)), b, 1, minibatch_size) for b in self.microbatch_sizes)
+        boundaries = sum(2 * tensor.bytes_per_sample for tensor in graph.tensors) * minibatch_size
+        return most + 2 * boundaries > self.limit_bytes
+
+    def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
+        """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""
+        key = (mask, microbatch_size)
+        found = self._options.get(key)
+        if found is None:
+            receive, send, count = self.boundary(mask)
+            per_sample = max(receive, send) / self.link.bandwidth_bytes_per_s
+            trainable, out = self.trainable_bytes(mask), []
+            num_microbatches = self.problem.minibatch_size // microbatch_size
+            for r in self.replicas[microbatch_size]:
+                depth = self.max_depth(mask, microbatch_size, r)
+                if depth:
+                    samples = microbatch_size // r
+                    compute = self.compute_s(mask, samples)
+                    transfers = per_sample * samples if count else 0.0
+                    out.append(Option(r, max(compute, transfers) + self.finish_s(trainable, r) / num_microbatches, compute, depth))
+            found = self._options[key] = tuple(out)
+        return found

@@ -1,0 +1,337 @@
+"""GraphPipe (Jeon et al., ASPLOS '25): stages that form a DAG, so that branches run side by side.
+
+The mode that the paper evaluates: one micro-batch size b for all stages, swept; k = 1 (1F1B). `per_stage` adds sizes and k by
+stage (`vary`).
+
+Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
+slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
+
+Constraints (paper, section 3):
+1. C1, C2: stages are convex and partition the operators, their edges are the tensors between them: `Assessor.assess`.
+2. C3: stages hold disjoint devices, inside one node first: `placement`.
+3. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
+4. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch: `PartitionSearch` by
+   depth, `Assessor` for the finished draft on its own devices.
+5. Bottleneck: no stage takes longer than a limit for a micro-batch: compute or its transfers, which overlap, and its share of
+   the all-reduce and update at the end of the mini-batch (`PartitionSearch._stages`).
+
+Steps of `GraphPipe.plan`:
+1. graphs with few operators times devices: the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
+   data's edges only; and at the end everything once more for each of the best micro-batch sizes alone;
+2. drafts (`drafts`, `partition_search`): a dynamic program that finds the fewest devices for each depth below a limit, for many
+   limits and micro-batch sizes at once, over the series-parallel structure (`structure`) and over lines of operators; limits
+   narrow down on the attainable bottlenecks. What lacks memory is changed until it fits (`refine.repair`);
+3. drafts in the order of a lower bound on their iteration time, simulated until none can win;
+4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
+   of larger ones the best plans get their idle devices dealt out and their boundaries cut again finely (`polish`), then are improved
+   step by step (`refine`).
+On devices of unequal speed or memory, step 2 also drafts for average devices and kind by kind, and at the end the best plans'
+devices and boundaries are improved on the devices as they are (`unequal`).
+
+Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
+branches of equal signature count once, and P is at most 256 however many operators there are.
+
+Departures from the paper:
+* the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
+* all limits run together instead of a bisection, and only bottlenecks that some stage has are tried;
+* replicas: any divisor of b, not only powers of two; devices may stay idle; stages get devices, not counts;
+* small joins and forks are absorbed by merging light stages after the dynamic program, branches by packing them;
+* graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest critical path;
+  whole towers), and are cut along lines of operators too; the plan keeps the graph's own edges;
+* the depth counts the stage that holds the join, which the paper's case study does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import final
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
+from gpp.graph.op_graph import mask_of
+from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.chains.pipedream import PipeDream
+from gpp.planners.chains.piper import Piper
+from gpp.planners.chains.sequential import Sequential, chain_candidates, climb_chains
+from gpp.planners.common.candidates import Assessor, Candidate, Search
+from gpp.planners.common.infeasible import explain
+from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.candidate_partitions import any_that_fits, drafts
+from gpp.planners.graphpipe.colocate import split_stages
+from gpp.planners.graphpipe.partition_search import PartitionSearch
+from gpp.planners.graphpipe.polish import polish, recut, spread
+from gpp.planners.graphpipe.refine import refine, repair
+from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
+from gpp.planners.graphpipe.sp_structure import SPStructure
+from gpp.planners.graphpipe.unequal import draft_unequal, everywhere, settle
+from gpp.planners.graphpipe.vary import vary
+
+SMALL = 1000
+"""Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
+
+CUTS_OF_A_LINE = (4.0, 2.0)
+"""Places to cut a line, for each device: without depths, which is a quick search, and with them."""
+
+FEW = 16
+"""Devices up to which small problems are searched again for each of the best micro-batch sizes alone."""
+
+REPAIRS = 8
+"""Drafts of each micro-batch size that lack memory and are changed until they fit."""
+
+POLISHED = 3
+"""Micro-batch sizes whose best plans are polished before hills are climbed."""
+
+STARTS = 2
+"""Hills that are climbed: the best plans of so many micro-batch sizes."""
+
+
+DEPTH_SCALES = (0.0, 0.5, 1.0)
+"""Depths of a line that memory is reckoned with, in units of its stages: none, half of them, all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the graph is taken apart by: its own structure, or those of two conversions; and lines of operators."""
+
+    orders: tuple[Order, ...]
+    added: tuple[Dependency, ...]
+    lines: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, costs: StageCosts) -> _Shape:
+        graph, weights = costs.graph, costs.op_seconds()
+        _, added, order = series_parallel_order(graph, weights)
+        line = depth_first_order(graph)
+        if not added:
+            return cls((order,), added, (line,))
+        return cls((order, series_parallel_order(graph, weights, branch_barrier)[2]), added, (line, branch_first_order(graph)))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPipe(AbstractPlanner):
+    """Best DAG of stages along the structure of the graph.
+
+    Args:
+        replication: whether a stage may be replicated.
+        patience: simulations without a better plan after which a step of the search goes on to the next.
+        max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
+        per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
+        share_devices: whether a stage may be cut in two on its own devices, so that a branch does not wait for the join it
+            shares them with; of use where there are few devices. The paper's stages have devices of their own.
+    """
+
+    replication: bool = True
+    patience: int = 6
+    max_candidates: int = 20_000
+    per_stage: bool = False
+    share_devices: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("patience", self.patience, 1)
+        check_at_least("max_candidates", self.max_candidates, 0)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.share_devices:
+            return self._shared(problem, predict)
+        costs = StageCosts(problem, replication=self.replication)
+        search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
+        small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
+        if small:
+            self._chains(search)
+        lacking = []
+        for parts in _searches(costs, shape):
+            for part in parts:
+                found = drafts(part, search.assessor, search.best_s)
+                search.simulate_all(found.fitting, self.patience)
+                promising = [each for each in found.lacking if each[0] < search.best_s]
+                lacking += promising
+                if not promising:
+                    break
+        taken: dict[int, int] = {}
+        for estimate_s, stages, b in sorted(lacking):
+            taken[b] = taken.get(b, 0) + 1
+            if taken[b] <= REPAIRS and search.worth(estimate_s):
+                repair(search, stages, b)
+        if not problem.cluster.homogeneous:
+            draft_unequal(search, shape.orders, shape.lines)
+        complete = self._complete(shape, search)
+        if not complete:
+            for improve in (spread, recut, polish):
+                for best, _ in search.best_by_size()[:POLISHED]:
+                    improve(search, best)
+        if search.best is not None and not complete:
+            refine(search, self.patience, starts=STARTS)
+        if not problem.cluster.homogeneous:
+            settle(search)
+        if small and not complete and problem.microbatch_size is None and problem.cluster.num_devices <= FEW:
+            self._size_by_size(search)
+        if self.per_stage:
+            vary(search)
+        if search.best is None:
+            raise explain(problem, self._attempt)
+        return replace(search.best, explanation=_explanation(search, complete, shape))
+
+    def _shared(self, problem: Problem, predict: Predict) -> Plan:
+        """The best of the plans with and without replication and of the best chain, after their stages were cut."""
+        own = replace(self, share_devices=False)
+        found = [split_stages(own.plan(problem, predict), problem, predict)]
+        for planner in (replace(own, replication=False), Sequential(replication=False)):
+            with contextlib.suppress(Infeasible):
+                found.append(split_stages(planner.plan(problem, predict), problem, predict))
+        best = min(found, key=lambda plan: predict(plan).metrics.iteration_s)
+        return replace(best, planner="graphpipe")
+
+    def _chains(self, search: Search) -> None:
+        """The best chains by three objectives, as they are and with the data's edges only."""
+        problem, chains = search.assessor.problem, climb_chains(search, self.patience)
+        unchained = [search.assessor.assess(c.parts, c.microbatch_size) for c in chains]
+        # What runs: stages keep what they save and are not split.
+        piper = Piper(replication=self.replication, recompute=False, tensor_parallel=False)
+        for planner in (PipeDream(replication=self.replication), piper):
+            try:
+                plan = planner.plan(problem, search.predict)
+            except Infeasible:
+                continue
+            search.offer(plan)
+            parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
+            unchained.append(search.assessor.assess(parts, plan.stages[0].microbatch_size))
+        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
+
+    def _size_by_size(self, search: Search) -> None:
+        """The whole search again for each of the best micro-batch sizes alone, with all its efforts on that one."""
+        problem, alone = search.assessor.problem, replace(self, per_stage=False)
+        for size in [plan.stages[0].microbatch_size for plan, _ in search.best_by_size()[:POLISHED]]:
+            with suppress(Infeasible):
+                search.offer(alone.plan(replace(problem, microbatch_size=size), search.predict))
+
+    def _complete(self, shape: _Shape, search: Search) -> bool:
+        """Everything else in the planner's space; False if that is too much."""
+        costs, graph = search.assessor.costs, search.assessor.graph
+        if 2 ** (graph.num_ops - 1) > self.max_candidates:  # as many chains alone
+            return False
+        try:
+            aligned = {p: None for order in shape.orders for p in partitions(order, graph.all_mask, self.max_candidates)}
+        except TooMany:
+            return False
+        linear = list(_intervals(shape.lines[0]))
+        for line in shape.lines[1:]:
+            aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
+        left, pool = self.max_candidates, []
+        for b in costs.microbatch_sizes:
+            spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
+                ((tuple(sorted(p)), False) for p in aligned),
+                ((p, False) for p in linear if frozenset(p) not in aligned),
+                ((p, True) for p in linear),
+            )
+            for masks, chain in spaces:
+                for counts in _device_splits(search, masks, b):
+                    for verdict in everywhere(search.assessor, tuple(zip(masks, counts, strict=True)), b, chain):
+                        left -= 1
+                        if left < 0:
+                            return False
+                        if isinstance(verdict, Candidate) and search.worth(verdict.bound_s):
+                            pool.append(verdict)
+        search.simulate_all(pool)
+        return True
+
+    def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
+        """Any candidate that fits, for the explanation of an infeasible problem."""
+        costs = StageCosts(problem, replication=self.replication, memory_scale=memory_scale)
+        assessor = Assessor(costs)
+        for part in itertools.chain.from_iterable(_searches(costs, _Shape.of(costs))):
+            found = any_that_fits(part, assessor)
+            if found is not None:
+                return found
+        return next(iter(chain_candidates(assessor, any_one=True)), None)
+
+
+def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:
+    """Every way to take the graph apart.
+
+    A line is deeper than the plan that it becomes, by how much is not known beforehand: memory is reckoned with more and
+    more of its depth until everything that is found fits.
+    """
+    for order in shape.orders:
+        yield [PartitionSearch(SPStructure(costs, order))]
+    for line in shape.lines:
+        skeletons = [SPStructure(costs, None, line, cuts_per_device=cuts) for cuts in CUTS_OF_A_LINE]
+        yield [PartitionSearch(skeletons[scale > 0], depth_scale=scale) for scale in DEPTH_SCALES]
+
+
+def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All ways to cut a linear order into intervals, as tuples of masks in order."""
+    n = len(order)
+    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n)):
+        ends = (0, *cuts, n)
+        yield tuple(sum(1 << op for op in order[i:j]) for i, j in itertools.pairwise(ends))
+
+
+def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of replicas of each stage that fit the cluster and could win."""
+    costs = search.assessor.costs
+    num_devices = costs.cluster.num_devices
+    if len(masks) > num_devices:
+        return
+    num_microbatches = costs.problem.minibatch_size // b
+    if costs.cluster.homogeneous:
+        choices = [
+            [o.num_replicas for o in costs.options(mask, b) if search.worth(num_microbatches * o.compute_s)] for mask in masks
+        ]
+    else:
+        choices = [list(costs.replicas[b]) for _ in masks]
+    spare = num_devices - sum(min(c, default=num_devices + 1) for c in choices)
+    if spare < 0:
+        return
+    limited = [[r for r in c if r - c[0] <= spare] for c in choices]
+    for counts in itertools.product(*limited):
+        if sum(counts) <= num_devices:
+            yield counts
+
+
+def _is_chain(search: Search, plan: Plan) -> bool:
+    """Whether the plan has order edges."""
+    return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
+
+
+def _sizes(plan: Plan) -> str:
+    """Micro-batch sizes and ks in words."""
+    sizes, ks = sorted({stage.microbatch_size for stage in plan.stages}), sorted({stage.k for stage in plan.stages})
+    text = f"micro-batch {', '.join(map(str, sizes))}" + " by stage" * (len(sizes) > 1)
+    return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
+
+
+def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
+    graph, best, added = search.assessor.graph, search.best, shape.added
+    assert best is not None
+    how = (
+        "every partition of the planner's space was considered"
+        if complete
+        else "too many partitions to list: a dynamic program over bottlenecks, then refinement"
+    )
+    lines = [
+        f"{how}; best of {search.num_simulated} simulated",
+    ]
+    if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
+        lines.append(_sizes(best))
+    if added:
+        weights = search.assessor.costs.op_seconds()
+        before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), shape.orders[0]))
+        names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:2])
+        longer = 100 * (after / before - 1) if before else 0.0
+        cost = f"lengthen the critical path by {longer:.1f} %" if longer >= 0.05 else "do not lengthen the critical path"
+        lines.append(
+            f"the graph is not series-parallel: the search adds {len(added)} dependencies ({names}"
+            f"{', ...' if len(added) > 2 else ''}), which {cost}; the plan has the graph's own alone. "
+            "What that may have cost is within the gap to the bound"
+        )
+    if _is_chain(search, best):
+        lines.append("the best plan is a chain")
+    return tuple(lines)

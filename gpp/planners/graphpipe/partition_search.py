@@ -1,0 +1,343 @@
+"""GraphPipe's dynamic program: the fewest devices for each depth under a bottleneck, for many bottlenecks at once.
+
+A *lane* is a micro-batch size with a limit on the time of every stage. For the pieces of a chain from the
+i-th on, `devices[i][lane, h]` is the smallest number of devices on which they and all that follows can
+be laid out so that no stage exceeds the limit and at most h stages lie on any way to the end. The
+number of a stage's micro-batches in flight is its depth, so memory is a condition on h, and a layout with fewer devices
+at the same depth is never worse upstream: the rows are the Pareto sets of (in flight, devices), and an
+optimal layout is made of optimal ones (GraphPipe, section 5).
+
+Under a limit the longest stage that fits is the best one with its number of replicas: what is left is
+shorter and never needs more devices. So a chain takes one look-up for each piece and number of replicas.
+A block of branches takes the sum over its branches, at the maximum of their depths; branches of equal signature are
+solved once, and branches that fit on a part of a device are packed together, first fit decreasing.
+
+Limits on lanes replace the paper's bisection: all of them run in the same few array operations.
+Complexity: O(P R) array operations of size L x H, for P pieces, R numbers of replicas, L lanes, H depths.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpp.graph.op_graph import bits
+from gpp.planners.graphpipe.sp_structure import Block, Chain, SPStructure
+
+NONE = 15_000
+"""Devices of what cannot be laid out; tables are of 16-bit integers, which the sum of two must not leave."""
+
+MAX_LANES = 1000
+"""Lanes that a block may take its branches apart with; each depth of what follows it takes one."""
+
+SMALL_CHAIN = 16
+"""Pieces up to which the tables of all micro-batch sizes are made together."""
+
+Parts = list[tuple[int, int]]
+"""(operator mask, replicas) of every stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Micro-batch sizes and limits in seconds, arrays of shape [L]."""
+
+    sizes: np.ndarray
+    limits_s: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+class PartitionSearch:
+    """The dynamic program over one structure.
+
+    Args:
+        depth_scale: how deep a stage really is for each unit of its depth here, for the memory check (a chain that will run as
+            a graph is shallower than it looks); what comes out is judged later.
+    """
+
+    def __init__(self, structure: SPStructure, *, depth_scale: float = 1.0) -> None:
+        self.structure, self.costs, self.depth_scale = structure, structure.costs, depth_scale
+        self.num_devices = self.costs.cluster.num_devices
+        self.max_depth = min(self.num_devices, structure.depth, 128)
+        self._tables: dict[tuple[int, tuple[int, ...], int], tuple[np.ndarray, np.ndarray | None]] = {}
+        self._ends: dict[tuple[int, int], np.ndarray] = {}
+        self._lanes = Lanes(np.zeros(0, int), np.zeros(0))
+
+    def solve(self, lanes: Lanes) -> Solved:
+        """All layouts of the whole graph; `Solved.devices[0]` has shape [L, H + 1]."""
+        self._lanes = lanes
+        self._ends.clear()
+        after = np.zeros((len(lanes), self.max_depth + 1), np.int16)
+        return self.chain(self.structure.root, np.arange(len(lanes)), after)
+
+    def pick(self, lanes: np.ndarray) -> Lanes:
+        """The lanes of some numbers."""
+        return Lanes(self._lanes.sizes[lanes], self._lanes.limits_s[lanes])
+
+    def stage_s(self, chain: Chain, microbatch_size: int, num_replicas: int) -> np.ndarray:
+        """Seconds of every stage inside a chain, by its first and one-past-last piece."""
+        return self._stages(chain, (microbatch_size,), num_replicas)[0][0]
+
+    def _stages(self, chain: Chain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
+
+        Both have the shape [len(sizes), k + 1, k + 1].
+        """
+        key = (id(chain), sizes, r)
+        if key in self._tables:
+            return self._tables[key]
+        at, table, costs = np.array(chain.bounds), self.structure.intervals, self.costs
+        box = np.ix_(at, at)
+        divides = np.array([b % r == 0 for b in sizes])
+        samples = np.array([max(b // r, 1) for b in sizes])[:, None, None]
+        most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
+        rows = [costs.row(b // r) if b % r == 0 else 0 for b in sizes]
+        prefix = table.prefix_s[rows][:, at]
+        grads = table.grads[box]
+        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
+        seconds += costs.finish_array_s(table.trainable[box], r) / most
+        kept, fixed = table.kept[box] * samples, table.static[box] + grads * samples
+        whole = costs.problem.in_flight == "all"
+        deepest = most if whole else np.clip(np.minimum(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
+        depth = None
+        if not (fixed + kept * deepest <= costs.limit_bytes).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
+                fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
+            fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
+            scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
+            depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(np.int16)
+            seconds[depth <= 0] = np.inf
+            depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
+        seconds[:, np.tri(len(at), dtype=bool)] = np.inf
+        seconds[~divides] = np.inf
+        self._tables[key] = seconds, depth
+        return self._tables[key]
+
+    def furthest(self, chain: Chain, lanes: Lanes, r: int) -> np.ndarray:
+        """End of the longest stage from each piece within the limit: shape [k, L], or [k, L, H] where memory asks for shallow ones.
+
+        Where there is none, the piece itself.
+        """
+        k = len(chain.bounds) - 1
+        sizes = tuple(dict.fromkeys(lanes.sizes.tolist()))
+        out: np.ndarray | None = None
+        # Large tables one micro-batch size at a time, small ones all together: the cost is in the elements or in the calls.
+        for group in (sizes,) if k <= SMALL_CHAIN else tuple((b,) for b in sizes):
+            seconds, depth = self._stages(chain, group, r)
+            mine = np.flatnonzero(np.isin(lanes.sizes, group))
+            which = np.array([group.index(b) for b in lanes.sizes[mine].tolist()])
+            within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
+            ends, deep = _last(within, k), np.zeros(0, int)
+            if depth is not None:
+                # Most limits bind before the memory does; only where memory decides do depths get their own ends.
+                pieces = np.arange(k)[:, None]
+                deep = np.flatnonzero(((depth[which, pieces, ends] < self.max_depth) & (ends > pieces)).any(axis=0))
+            if out is None:
+                out = np.zeros((k, len(lanes)), np.int32)
+            if len(deep) and out.ndim == 2:
+                out = np.repeat(out[:, :, None], self.max_depth, axis=2)
+            out[:, mine] = ends if out.ndim == 2 else ends[:, :, None]
+            if depth is not None and len(deep):
+                allowed = depth[which[deep], :k, :0:-1][..., None] >= np.arange(1, self.max_depth + 1)
+                out[:, mine[deep]] = _last(within[deep][..., None] & allowed, k)
+        assert out is not None, "there is a lane at least"
+        return out
+
+    def ends(self, chain: Chain, lanes: np.ndarray, r: int) -> np.ndarray:
+        """`furthest` for some of the lanes being solved, some of them several times."""
+        key = (id(chain), r)
+        if key not in self._ends:
+            self._ends[key] = self.furthest(chain, self._lanes, r)
+        found = self._ends[key]
+        return found if len(lanes) == found.shape[1] else found[:, lanes]
+
+    def chain(self, chain: Chain, lanes: np.ndarray, after: np.ndarray) -> Solved:
+        """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
+        replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
+        k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
+        ends = [self.ends(chain, lanes, r) for r in replicas]
+        devices = np.full((k + 1, *after.shape), NONE, np.int16)
+        devices[k] = after
+        choice = np.zeros((k, *after.shape), np.int8)
+        opened: dict[int, Opened] = {}
+        for i in range(k - 1, -1, -1):
+            best, chosen = devices[i], choice[i]
+            for n, (r, far) in enumerate(zip(replicas, ends, strict=True)):
+                end = far[i]
+                if end.ndim == 1:
+                    found = devices[end, rows, :-1] + r
+                else:
+                    found = np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
+                better = found < best[:, 1:]
+                best[:, 1:][better] = found[better]
+                chosen[:, 1:][better] = n
+            if i in chain.blocks:
+                # A block that fits on one device as a whole needs no more of them; there is nothing to gain from its branches.
+                alone = ends[0][i] == i
+                large = np.flatnonzero(alone if alone.ndim == 1 else alone.any(axis=1))
+                if len(large):
+                    opened[i] = Opened.of(self, chain.blocks[i], lanes[large], devices[i + 1][large], large, len(lanes))
+                    found, better = opened[i].devices, opened[i].devices < best[large]
+                    best[large] = np.where(better, found, best[large])
+                    chosen[large] = np.where(better, len(replicas), chosen[large])
+            np.minimum.accumulate(best, axis=1, out=best)
+        return Solved(self, chain, replicas, ends, devices, choice, opened)
+
+
+def _last(within: np.ndarray, k: int) -> np.ndarray:
+    """Of [L, k, ends in descending order, ...] the largest end that is within, the piece itself where none is: [k, L, ...]."""
+    pieces = np.arange(k).reshape((1, k) + (1,) * (within.ndim - 3))
+    # argmax counts from the far end; no hit at all gives 0 as well.
+    return np.moveaxis(np.where(within.any(axis=2), k - within.argmax(axis=2), pieces), 1, 0).astype(np.int32)
+
+
+@dataclass(slots=True)
+class Solved:
+    """A chain's table, and how to read a layout out of it."""
+
+    search: PartitionSearch
+    chain: Chain
+    replicas: list[int]
+    ends: list[np.ndarray]
+    devices: np.ndarray
+    choice: np.ndarray
+    opened: dict[int, Opened]
+
+    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+        """Stages of the layout at most h deep, and the depth at which what follows the chain begins."""
+        out: Parts = []
+        i, k, bounds = 0, len(self.chain.bounds) - 1, self.chain.bounds
+        while i < k:
+            row = self.devices[i, lane]
+            h = int(np.searchsorted(-row, -row[h]))  # the shallowest that is as good
+            n = int(self.choice[i, lane, h])
+            if n == len(self.replicas):
+                inner, h = self.opened[i].parts(lane, h)
+                out += inner
+                i += 1
+                continue
+            end = self.ends[n][i, lane]
+            j = int(end if end.ndim == 0 else end[h - 1])
+            out.append((self.search.structure.mask(bounds[i], bounds[j]), self.replicas[n]))
+            i, h = j, h - 1
+        return out, h
+
+
+@dataclass(slots=True)
+class Opened:
+    """A block whose branches run side by side, for some depths of what follows it.
+
+    Args:
+        devices: [L, H + 1], what follows included, for some of the chain's lanes; `row` says at which place, by lane.
+        depths: [L, K], depths of what follows that are tried; `best` [L, H + 1] says which.
+        inner: the branches' chains on lanes x K; `places[c, m]` is the bin of a packed branch on each of these, -1 for
+            one that is laid out by itself.
+    """
+
+    search: PartitionSearch
+    block: Block
+    row: np.ndarray
+    devices: np.ndarray
+    depths: np.ndarray
+    best: np.ndarray
+    inner: list[Solved]
+    places: dict[tuple[int, int], np.ndarray]
+
+    @classmethod
+    def of(
+        cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray, places: np.ndarray, num_places: int
+    ) -> Opened:
+        """Open a block for the lanes of numbers `lanes`, which stand at `places` of the chain's `num_places`."""
+        depths = _depths(after, len(lanes))
+        num = depths.shape[1]
+        spread, begin = np.repeat(lanes, num), depths.reshape(-1)
+        start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int16)
+        inner = [search.chain(chain, spread, start) for chain in block.chains]
+        packed = _Packing(search, block, search.pick(spread), begin)
+        total = np.take_along_axis(after, depths, axis=1).reshape(-1, 1).astype(np.int32) + start + packed.num_bins[:, None]
+        for c, solved in enumerate(inner):
+            alone = np.where(packed.small[c] > 0, 0, len(block.members[c])).astype(np.int32)
+            total += solved.devices[0] * alone[:, None]
+        # A packed branch is a stage of its own depth.
+        total[np.arange(after.shape[1]) <= begin[:, None]] = NONE
+        total = np.minimum(total, NONE).reshape(len(lanes), num, -1)
+        best = total.argmin(axis=1)
+        devices = np.take_along_axis(total, best[:, None], axis=1)[:, 0].astype(np.int16)
+        row = np.full(num_places, -1)
+        row[places] = np.arange(len(places))
+        return cls(search, block, row, devices, depths, best, inner, packed.places)
+
+    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+        """Stages of the branches, and the depth of what follows."""
+        lane = int(self.row[lane])
+        k = int(self.best[lane, h])
+        at, out = lane * self.depths.shape[1] + k, []
+        bins: dict[int, int] = {}
+        for c, members in enumerate(self.block.members):
+            alone: Parts | None = None
+            for m, branch in enumerate(members):
+                place = int(self.places[c, m][at])
+                if place >= 0:
+                    bins[place] = bins.get(place, 0) | branch
+                    continue
+                if alone is None:
+                    alone, _ = self.inner[c].parts(at, h)
+                out += [(_translate(mask, members[0], branch), r) for mask, r in alone]
+        out += [(mask, 1) for mask in bins.values()]
+        return out, int(self.depths[lane, k])
+
+
+def _depths(after: np.ndarray, num_lanes: int) -> np.ndarray:
+    """Depths of what follows that are worth a try: the smallest possible, the one with fewest devices, one between."""
+    first = (after < NONE).argmax(axis=1)
+    least = after.min(axis=1)
+    last = (after == least[:, None]).argmax(axis=1)
+    if num_lanes > MAX_LANES or (first == last).all():
+        return last[:, None]
+    middle = (after <= ((after[np.arange(num_lanes), first].astype(np.int32) + least) // 2)[:, None]).argmax(axis=1)
+    return np.stack([first, last] if (middle == last).all() or 3 * num_lanes > MAX_LANES else [first, middle, last], axis=1)
+
+
+class _Packing:
+    """Branches that fit on one device, several to a device: first fit by descending time.
+
+    Args:
+        begin: [L], depth of what follows.
+    """
+
+    def __init__(self, search: PartitionSearch, block: Block, lanes: Lanes, begin: np.ndarray) -> None:
+        costs, most = search.costs, search.costs.problem.minibatch_size // lanes.sizes
+        in_flight = most if costs.problem.in_flight == "all" else np.minimum(begin + 1, most)
+        limits, room = lanes.limits_s, costs.limit_bytes
+        seconds, memory = [], []
+        for chain, members in zip(block.chains, block.members, strict=True):
+            by_size = {b: search.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
+            seconds.append(np.array([by_size[b] for b in lanes.sizes.tolist()]))
+            static, kept, grads = costs.problem.amounts(members[0])
+            memory.append(static + (kept * in_flight + grads) * lanes.sizes)
+        self.small = [((s <= limits) & (m <= room)).astype(np.int32) for s, m in zip(seconds, memory, strict=True)]
+        branches = [(c, m) for c, members in enumerate(block.members) for m in range(len(members))]
+        branches.sort(key=lambda branch: (-float(np.mean(np.minimum(seconds[branch[0]], 1e30))), branch))
+        load, used = np.zeros((len(lanes), len(branches))), np.zeros((len(lanes), len(branches)))
+        rows = np.arange(len(lanes))
+        self.places: dict[tuple[int, int], np.ndarray] = {}
+        for c, m in branches:
+            fits = (load + seconds[c][:, None] <= limits[:, None]) & (used + memory[c][:, None] <= room)
+            place = np.where(self.small[c] > 0, fits.argmax(axis=1), -1)
+            inside = self.small[c] > 0
+            load[rows[inside], place[inside]] += seconds[c][inside]
+            used[rows[inside], place[inside]] += memory[c][inside]
+            self.places[c, m] = place
+        self.num_bins = (np.stack(list(self.places.values())).max(axis=0) + 1).astype(np.int32)
+
+
+def _translate(mask: int, source: int, target: int) -> int:
+    """Carry a set over to an isomorphic branch, operator by operator in ascending order."""
+    if source == target:
+        return mask
+    places = dict(zip(bits(source), bits(target), strict=True))
+    return sum(1 << places[op] for op in bits(mask))

@@ -1,0 +1,190 @@
+"""Three quick improvements of a finished plan that change many stages at once.
+
+`polish` moves all boundaries together: the stages, laid one after the other, are a line of operators, and a dynamic program picks
+every boundary within a window around its place so that the sum of the eighth powers of the stages' times is least, which is
+nearly the longest time, with an opinion on the others too. `recut` runs the planner's own dynamic program over that line,
+cut finely around the boundaries. `spread` deals idle devices out, one stage at a time, as long as bounds fall.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.plan.plan import Plan
+from gpp.planners.common.candidates import Candidate, Search
+from gpp.planners.common.linear_orders import intervals
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Parts
+from gpp.planners.graphpipe.sp_structure import SPStructure
+
+WINDOW = 24
+"""Operators by which a boundary may move to either side."""
+
+POWER = 8.0
+"""Of the stages' times, summed."""
+
+MOST_PLACES, MOST_IF_TIGHT = 100, 256
+"""Places to cut in `recut`; more where memory decides, which asks for stages that fit exactly."""
+
+TIGHT = 0.9
+"""Share of the memory at which a stage counts as decided by it."""
+
+FINER, NUM_FINER = (0.8, 1.05), 26
+"""Limits of `recut` in units of the slowest stage's time, and how many of them."""
+
+LONGEST_LINE = 600
+"""Operators up to which the tables of all intervals are worth their memory."""
+
+
+def polish(search: Search, plan: Plan) -> None:
+    """Simulate the plan with all boundaries at their best places."""
+    costs, problem = search.assessor.costs, search.assessor.problem
+    line = tuple(op for stage in plan.stages for op in stage.ops)
+    if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
+        return
+    b = plan.stages[0].microbatch_size
+    most = problem.minibatch_size // b
+    table = intervals(costs, line)
+    ends = np.cumsum([len(stage.ops) for stage in plan.stages]).tolist()
+    places = [np.array([0])]
+    for end in ends[:-1]:
+        places.append(np.arange(max(end - WINDOW, 1), min(end + WINDOW, len(line) - 1) + 1))
+    places.append(np.array([ends[-1]]))
+    scale = None
+    value, choices = np.zeros(1), []
+    for s, stage in enumerate(plan.stages):
+        i, j = places[s][:, None], places[s + 1][None, :]
+        r = len(stage.devices)
+        samples = b // r
+        prefix = table.prefix_s[costs.row(samples)]
+        seconds = np.maximum(prefix[j] - prefix[i], table.grads[i, j] * (samples / costs.link.bandwidth_bytes_per_s))
+        seconds = seconds + costs.finish_array_s(table.trainable[i, j], r) / most
+        held = stage.in_flight // b
+        need = table.static[i, j] + (table.kept[i, j] * held + table.grads[i, j]) * samples
+        scale = scale or float(seconds.max()) or 1.0
+        cost = np.where((need <= costs.limit_bytes * (1 + 1e-9)) & (j > i), (seconds / scale) ** POWER, np.inf)
+        total = value[:, None] + cost
+        choices.append(total.argmin(axis=0))
+        value = total.min(axis=0)
+    if not np.isfinite(value[0]):
+        return
+    at, cuts = 0, [ends[-1]]
+    for s in range(len(plan.stages) - 1, -1, -1):
+        at = int(choices[s][at])
+        cuts.append(int(places[s][at]))
+    cuts.reverse()
+    parts = [(sum(1 << op for op in line[cuts[s] : cuts[s + 1]]), len(stage.devices)) for s, stage in enumerate(plan.stages)]
+    candidate = search.assessor.assess(parts, b)
+    if isinstance(candidate, Candidate):
+        search.simulate(candidate)
+
+
+def recut(search: Search, plan: Plan) -> None:
+    """Simulate the best of the dynamic program over the plan's own line of operators, cut finely around its boundaries.
+
+    Stages and replicas may change here, which `polish` does not do.
+    """
+    costs, problem = search.assessor.costs, search.assessor.problem
+    line = tuple(op for stage in plan.stages for op in stage.ops)
+    if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
+        return
+    b = plan.stages[0].microbatch_size
+    fullest = max(problem.stage_memory(stage.ops, b, len(stage.devices), stage.in_flight) for stage in plan.stages)
+    most = MOST_IF_TIGHT if fullest > TIGHT * costs.limit_bytes else MOST_PLACES
+    near = max(1, most // (2 * len(plan.stages)))
+    places = {0, len(line)}
+    for end in np.cumsum([len(stage.ops) for stage in plan.stages]).tolist():
+        places.update(range(max(end - near, 0), min(end + near, len(line)) + 1))
+    slowest = max(sum(problem.stage_times(stage.ops, b, stage.devices)) for stage in plan.stages)
+    program = PartitionSearch(SPStructure(costs, None, line, sorted(places)), depth_scale=plan.depth / len(plan.stages))
+    limits = slowest * np.linspace(*FINER, NUM_FINER)
+    solved = program.solve(Lanes(np.full(NUM_FINER, b), limits))
+    devices, found = solved.devices[0], []
+    for h in range(1, devices.shape[1]):
+        fits = np.flatnonzero(devices[:, h] <= costs.cluster.num_devices)
+        if len(fits) and devices[fits[0], h] < devices[fits[0], h - 1]:
+            candidate = search.assessor.assess(solved.parts(int(fits[0]), h)[0], b)
+            if isinstance(candidate, Candidate):
+                found.append(candidate)
+    search.simulate_all(found, 2)
+
+
+def spread(search: Search, plan: Plan) -> None:
+    """Simulate the plan with idle devices dealt out, where they lower the stages' bounds most, as long as they do.
+
+    A stage may get replicas, or its branches or its two halves a device each: what waits for a slow stage then waits less.
+    Often no single step lowers the largest bound (several towers are equally long), so the sum of powers decides here too.
+    Each step is the best of its moment, so what comes out with replicas alone may be better than with cuts too: both are tried.
+    """
+    for cuts in (False, True):
+        _spread(search, plan, cuts)
+
+
+def _spread(search: Search, plan: Plan, cuts: bool) -> None:
+    assessor = search.assessor
+    b, idle = plan.stages[0].microbatch_size, assessor.cluster.num_devices - plan.num_devices
+    parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
+    bounds = assessor.stage_bounds_s(parts, b)
+    scale = max(bounds or [1.0])
+
+    def norm(parts: Parts) -> float:
+        # The mean, not the sum: a stage that is cut must not count twice.
+        bounds = assessor.stage_bounds_s(parts, b)
+        return sum((bound / scale) ** POWER for bound in bounds) / len(bounds) if bounds else float("inf")
+
+    best, tried = norm(parts), []
+    while idle > 0:
+        moves = []
+        for s in range(len(parts)):
+            for pieces in _finer(assessor.costs, parts[s], b, cuts):
+                extra = sum(r for _, r in pieces) - parts[s][1]
+                if 0 < extra <= idle:
+                    # What a device gains: large steps must not win only by being large.
+                    finer = [*parts[:s], *pieces, *parts[s + 1 :]]
+                    found = norm(finer)
+                    moves.append(((best - found) / extra, -s, found, finer))
+        gain, _, found, finer = max(moves, default=(0.0, 0, 0.0, parts))
+        if gain <= 1e-6 * best:
+            break
+        parts, best = finer, found
+        idle = assessor.cluster.num_devices - sum(r for _, r in parts)
+        tried.append(assessor.assess(parts, b))
+    search.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], 2)
+
+
+def _finer(costs: StageCosts, part: tuple[int, int], b: int, cuts: bool) -> list[Parts]:
+    """A stage with the next number of replicas, and, with `cuts`, in two: its branches dealt out, or its operators halved."""
+    mask, r = part
+    more = next((x for x in costs.replicas[b] if x > r), None)
+    out: list[Parts] = [[(mask, more)]] if more is not None else []
+    if not cuts or not mask & (mask - 1):
+        return out
+    pieces = _components(costs.graph, mask)
+    if len(pieces) == 1:
+        ops, half = list(bits(mask)), 0
+        while half.bit_count() < len(ops) - 1 and 2 * costs.compute_s(half, b // r) < costs.compute_s(mask, b // r):
+            half |= 1 << ops[half.bit_count()]
+        return [*out, [(half, r), (mask & ~half, r)]]
+    halves, loads = [0, 0], [0.0, 0.0]
+    for piece in sorted(pieces, key=lambda piece: -costs.compute_s(piece, b // r)):
+        lighter = loads.index(min(loads))
+        halves[lighter] |= piece
+        loads[lighter] += costs.compute_s(piece, b // r)
+    return [*out, [(halves[0], r), (halves[1], r)]]
+
+
+def _components(graph: OpGraph, mask: int) -> list[int]:
+    """Parts of a set that no tensor inside it connects."""
+    out, rest = [], mask
+    while rest:
+        piece, frontier = 0, rest & -rest
+        while frontier:
+            piece |= frontier
+            near = 0
+            for op in bits(frontier):
+                near |= graph.successors[op] | graph.predecessors[op]
+            frontier = near & mask & ~piece
+        out.append(piece)
+        rest &= ~piece
+    return out

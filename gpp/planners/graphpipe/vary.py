@@ -1,0 +1,273 @@
+"""Per-stage micro-batch sizes and k of kFkB: what GraphPipe's search allows and its evaluation leaves out.
+
+Objective: the predicted iteration time, by the simulator, since the fast recurrence is for equal micro-batches only.
+
+Starting from the best uniform plans, one group of stages at a time gets another size or another k: single stages, all that are
+alike, all before a stage with it, all behind it with it; or one boundary moves, or a stage is split onto an idle device.
+Whenever sizes differ, the k with which all stages turn over as many samples at a time is tried beside the k that they
+have. Plans of few stages get every combination at once. Neighbours are simulated by ascending bound while that can win,
+and the best is the next start.
+
+Constraints:
+1. b is one of `Problem.microbatch_sizes`, a multiple of the stage's replicas: `_States.sizes_of`.
+2. Memory with the samples in flight that sizes and k ask for, `required_in_flight`: `_States.plan`.
+
+A bound for unequal micro-batches (`_States.bound_s`): at every stage the way in, its micro-batches, the way out or the update.
+On the way in a stage waits for as many forwards of its predecessor as its first micro-batch has samples of. Its
+micro-batches take their time, or as many round trips to the farthest sink as its samples in flight force one after the other.
+
+Complexity: a round bounds O(S (B + S)) neighbours; simulations end at `MOST_SIMULATIONS` and `MOST_PASSES`, whatever the graph.
+
+Departures: the paper's dynamic program has b and k as dimensions of its state; here they are a search after it. Uniform plans
+that do not fit are not starting points: what fits with unequal micro-batches only is not found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpp.errors import InvalidPlan, MalformedProgram
+from gpp.graph.op_graph import bits, mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.common.candidates import MARGIN, Search
+from gpp.planners.graphpipe.refine import adjacent, boundary_moves
+
+KS = (1, 2, 4)
+"""k that are tried, beside those that balance the stages' turn-over."""
+
+STARTS = 4
+"""Uniform plans, the best ones of their micro-batch sizes."""
+
+MOST_COMBINATIONS = 300
+"""Combinations of sizes up to which all of a plan's are tried."""
+
+MOST_SIMULATIONS, MOST_PASSES = 240, 150_000
+"""Of one search; passes are those of all stages of all simulations."""
+
+PLACES = 8
+"""Parts into which a stage's operators are cut to split it between them."""
+
+PATIENCE = 12
+"""Simulations without a better plan that end a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A plan's parts in stage order, with their devices, micro-batch sizes and ks."""
+
+    parts: tuple[tuple[int, int], ...]
+    placement: tuple[tuple[int, ...], ...]
+    chain: bool
+    sizes: tuple[int, ...]
+    ks: tuple[int, ...]
+
+
+def vary(search: Search) -> int:
+    """Replace the search's best plan by one of unequal micro-batches or ks, if that is faster; the number of simulations."""
+    if search.best is None:
+        return 0
+    states = _States(search)
+    for plan, seconds in search.best_by_size()[:STARTS]:
+        states.climb(plan, seconds)
+    return states.simulated
+
+
+class _States:
+    """Bounds and predictions of states, each once, and what is left of the budget."""
+
+    def __init__(self, search: Search) -> None:
+        self.search, self.assessor = search, search.assessor
+        self.problem, self.costs = search.assessor.problem, search.assessor.costs
+        self.simulated = self.passes = 0
+        self._seen: set[_State] = set()
+        self._back: dict[tuple[int, int], bool] = {}
+
+    def climb(self, plan: Plan, seconds: float) -> None:
+        graph = self.assessor.graph
+        state = _State(
+            tuple((mask_of(stage.ops), len(stage.devices)) for stage in plan.stages),
+            tuple(stage.devices for stage in plan.stages),
+            any(not tensors for tensors in plan.edge_tensors(graph).values()),
+            tuple(stage.microbatch_size for stage in plan.stages),
+            tuple(stage.k for stage in plan.stages),
+        )
+        while True:
+            found = self._round(state, seconds)
+            if found is None:
+                return
+            state, seconds = found
+
+    def _round(self, state: _State, seconds: float) -> tuple[_State, float] | None:
+        """The best neighbour that is faster."""
+        pool = []
+        for number, other in enumerate(dict.fromkeys(self._neighbours(state))):
+            if other in self._seen:
+                continue
+            plan = self.plan(other)
+            if plan is not None and (bound := self.bound_s(plan)) < seconds * MARGIN:
+                pool.append((bound, number, other, plan))
+        best, left = None, PATIENCE
+        for bound, _, other, plan in sorted(pool):
+            if left == 0 or bound >= seconds * MARGIN or not self._affordable(plan):
+                break
+            self._seen.add(other)
+            left -= 1
+            try:
+                took = self.search.predict(plan).metrics.iteration_s
+            except MalformedProgram:
+                continue  # Sizes that do not fit together under the schedule.
+            if took < seconds * MARGIN:
+                best, seconds, left = (other, took), took, PATIENCE
+            if took < self.search.best_s * MARGIN:
+                self.search.best, self.search.best_s = plan, took
+        return best
+
+    def _affordable(self, plan: Plan) -> bool:
+        self.simulated += 1
+        self.search.num_simulated += 1
+        self.passes += sum(2 * plan.minibatch_size // stage.microbatch_size * len(stage.devices) for stage in plan.stages)
+        return self.simulated <= MOST_SIMULATIONS and self.passes <= MOST_PASSES
+
+    def plan(self, state: _State) -> Plan | None:
+        """None if there is a cycle or memory lacks."""
+        try:
+            plan = make_plan(
+                self.problem,
+                self.search.planner,
+                state.parts,
+                state.sizes,
+                k=state.ks,
+                chain=state.chain,
+                ordered=True,
+                placement=state.placement,
+            )
+        except InvalidPlan:
+            return None
+        devices = self.problem.cluster.devices
+        for stage in plan.stages:
+            need = self.problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            if need > min(devices[d].memory_bytes for d in stage.devices):
+                return None
+        return plan
+
+    def _neighbours(self, state: _State) -> Iterator[_State]:
+        choices = [self.sizes_of(r) for _, r in state.parts]
+        if math.prod(len(sizes) for sizes in choices) <= MOST_COMBINATIONS:
+            for sizes in itertools.product(*choices):
+                yield from _with_ks(replace(state, sizes=sizes))
+        groups = self._groups(state)
+        for group in groups:
+            for step in (-2, -1, 1, 2):
+                yield from _with_ks(replace(state, sizes=self._stepped(state, choices, group, step)))
+            for k in KS:
+                yield replace(state, ks=tuple(k if s in group else old for s, old in enumerate(state.ks)))
+        for p, q in adjacent(self.assessor.graph, list(state.parts), state.chain):
+            for parts in boundary_moves(self.assessor.graph, list(state.parts), p, q):
+                if all(self.assessor.graph.is_convex(parts[s][0]) for s in (p, q)):
+                    yield replace(state, parts=tuple(parts))
+        yield from self._splits(state)
+
+    def _splits(self, state: _State) -> Iterator[_State]:
+        """A stage cut in two, one half on an idle device; the halves keep its size or take the next smaller one."""
+        idle = sorted(set(range(self.assessor.cluster.num_devices)).difference(*state.placement))
+        if not idle:
+            return
+
+        def with_two(values: tuple, s: int, first: object, second: object) -> tuple:
+            return (*values[:s], first, second, *values[s + 1 :])
+
+        for s, (mask, r) in enumerate(state.parts):
+            ops, b = list(bits(mask)), state.sizes[s]
+            smaller = {r: [x for x in self.sizes_of(r) if x <= b][-2:] for r in {1, r}}
+            for place in sorted({len(ops) * part // PLACES for part in range(1, PLACES)} - {0}):
+                head = mask_of(ops[:place])
+                for devices in ((state.placement[s], (idle[0],)), ((idle[0],), state.placement[s])):
+                    parts = with_two(state.parts, s, (head, len(devices[0])), (mask ^ head, len(devices[1])))
+                    other = replace(state, parts=parts, placement=with_two(state.placement, s, *devices))
+                    for first, second in itertools.product(*(smaller[len(d)] for d in devices)):
+                        sizes = with_two(state.sizes, s, first, second)
+                        yield replace(other, sizes=sizes, ks=(1,) * len(sizes))
+                        # What lies before may have to keep less, too.
+                        lower = tuple(min(size, first) if t < s and size % first == 0 else size for t, size in enumerate(sizes))
+                        if all(size % n == 0 for size, (_, n) in zip(lower, parts, strict=True)):
+                            yield replace(other, sizes=lower, ks=(1,) * len(sizes))
+
+    def sizes_of(self, num_replicas: int) -> list[int]:
+        """Micro-batch sizes that a stage may have."""
+        return [b for b in self.costs.microbatch_sizes if b % num_replicas == 0]
+
+    @staticmethod
+    def _stepped(state: _State, choices: list[list[int]], group: frozenset[int], step: int) -> tuple[int, ...]:
+        out = list(state.sizes)
+        for s in group:
+            at = choices[s].index(out[s]) + step
+            out[s] = choices[s][min(max(at, 0), len(choices[s]) - 1)]
+        return tuple(out)
+
+    def _groups(self, state: _State) -> list[frozenset[int]]:
+        """Single stages, those that are alike, those before and behind each."""
+        count, graph = len(state.parts), self.assessor.graph
+        alike: dict[object, set[int]] = {}
+        behind = [{s} for s in range(count)]
+        before = [{s} for s in range(count)]
+        for s, (mask, r) in enumerate(state.parts):
+            b, devices = state.sizes[s], state.placement[s]
+            ops = tuple(op for op in range(graph.num_ops) if mask >> op & 1)
+            key = r, b, self.problem.stage_times(ops, b, devices), self.problem.amounts(mask)
+            alike.setdefault(key, set()).add(s)
+        edges = list(adjacent(graph, list(state.parts), state.chain))
+        for p, q in reversed(edges):
+            behind[p] |= behind[q]
+        for p, q in sorted(edges, key=lambda edge: edge[1]):
+            before[q] |= before[p]
+        every = [{s} for s in range(count)] + list(alike.values()) + behind + before
+        return list(dict.fromkeys(frozenset(group) for group in every if group))
+
+    def _returns(self, first: int, second: int) -> bool:
+        """Whether anything comes back over the edge between two sets of operators."""
+        key = first, second
+        if key not in self._back:
+            tensors = self.problem.crossing(first, second)
+            self._back[key] = not tensors or any(tensor.differentiable for tensor in tensors)
+        return self._back[key]
+
+    def bound_s(self, plan: Plan) -> float:
+        """No iteration of the plan is shorter, under a schedule that keeps to its samples in flight."""
+        problem, cluster, stages = self.problem, self.assessor.cluster, plan.stages
+        times = [problem.stage_times(stage.ops, stage.microbatch_size, stage.devices) for stage in stages]
+        masks = [mask_of(stage.ops) for stage in stages]
+        back = {(s, t): self._returns(masks[s], masks[t]) for s, t in plan.edges}
+        count = len(stages)
+        way_in, way_out, trip, out = [0.0] * count, [0.0] * count, [0.0] * count, 0.0
+        for s in reversed(range(count)):
+            trip[s] = sum(times[s]) + max((trip[t] for t in plan.successors[s] if back[s, t]), default=0.0)
+        for s, stage in enumerate(stages):
+            forward, backward = times[s]
+            micro = plan.minibatch_size // stage.microbatch_size
+            held = max(stage.in_flight // stage.microbatch_size, 1)
+            busy = max(micro * (forward + backward), micro // held * trip[s])
+            trainable = problem.trainable_bytes(stage.ops)
+            finish = problem.cost.update_s(trainable, cluster.devices[stage.devices[0]])
+            if len(stage.devices) > 1 and trainable:
+                finish += cluster.allreduce_s(trainable, stage.devices)
+            out = max(out, way_in[s] + busy + max(way_out[s], finish))
+            for t in plan.successors[s]:
+                # A micro-batch of t is made of so many of this stage's, which follow its last backward too.
+                parts = -(-stages[t].microbatch_size // stage.microbatch_size)
+                way_in[t] = max(way_in[t], way_in[s] + parts * forward)
+                if back[s, t]:
+                    way_out[t] = max(way_out[t], way_out[s] + parts * backward)
+        return out
+
+
+def _with_ks(state: _State) -> Iterator[_State]:
+    """With the ks that it has, with 1, and with those by which all stages turn over as many samples at a time."""
+    yield state
+    if len(set(state.sizes)) > 1:
+        yield replace(state, ks=(1,) * len(state.ks))
+        most = max(state.sizes)
+        yield replace(state, ks=tuple(most // b if most % b == 0 else 1 for b in state.sizes))

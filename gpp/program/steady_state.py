@@ -1,0 +1,172 @@
+"""Pipelines that do not drain: one program of a few mini-batches stands for a pass of any length.
+
+Once the pipeline is full, a device does the same for every mini-batch, with other numbers: micro-batches, samples and updates
+move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer pass repeats
+its middle, a shorter one leaves out what belongs to mini-batches that do not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.program import Action, Program
+from gpp.weights.base import AbstractWeights
+
+SETTLE = 8
+"""Mini-batches of a program beyond those that fill and empty the pipeline: enough to see its pace, and to show some."""
+
+
+def window(plan: Plan, ahead: int) -> int:
+    """Mini-batches of a program whose middle repeats.
+
+    Args:
+        ahead: compute actions by which receives are posted ahead.
+    """
+    places = [plan.position(s) for s in range(len(plan.stages))]
+    longest = max(-(-(place.warmup + 1 + ahead) // place.accumulation) for place in places)
+    return 2 * longest + SETTLE
+
+
+def fill(plan: Plan) -> int:
+    """Mini-batches that it takes until the pipeline is full, and again until it is empty."""
+    places = [plan.position(s) for s in range(len(plan.stages))]
+    return max(-(-place.warmup // place.accumulation) for place in places)
+
+
+def accumulation(plan: Plan, stage: int) -> int:
+    """Micro-batches of a stage between two updates, over all its replicas."""
+    return -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
+
+
+def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> Iterator[Action]:
+    """A device's actions in a pass over so many mini-batches.
+
+    Args:
+        program: of at least `window` mini-batches, or of one, which is what every pass of it has.
+
+    Raises:
+        MalformedProgram: it does not repeat itself.
+    """
+    actions, known = program.actions[device], program.minibatches
+    counts = {s: accumulation(plan, s) for s in plan.stages_of_device[device]}
+    if minibatches == known:
+        return iter(actions)
+    if known == 1:
+        raise MalformedProgram(f"a program of one mini-batch has no pass of {minibatches}")
+    if minibatches < known:
+        return iter(_shorter(actions, counts, minibatches))
+    return _longer(actions, counts, plan.minibatch_size, known, minibatches)
+
+
+def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: int) -> list[Action]:
+    out: list[Action] = []
+    sums: list[Action] = []
+    for action in actions:
+        if action.kind in ("R", "N"):
+            sums.append(action)  # they belong to the update that follows
+        elif action.kind == "U":
+            out += [*sums, action] if action.microbatch < minibatches else []
+            sums = []
+        elif action.microbatch < minibatches * counts[action.stage]:
+            out.append(action)
+    return out
+
+
+def _longer(
+    actions: Sequence[Action], counts: Mapping[int, int], minibatch_size: int, known: int, minibatches: int
+) -> Iterator[Action]:
+    middle = known // 2
+    ends = [i + 1 for i, action in enumerate(actions) if action.kind == "U"]
+    before, start, stop, after = ends[middle - 1], ends[middle], ends[middle + 1], ends[middle + 1 :]
+    body = actions[start:stop]
+    if not after or [_moved(a, counts, minibatch_size, 1) for a in actions[before:start]] != list(body):
+        raise MalformedProgram("the middle of the program does not repeat itself: it holds too few mini-batches")
+    yield from actions[:stop]
+    for by in range(1, minibatches - known + 1):
+        for action in body:
+            yield _moved(action, counts, minibatch_size, by)
+    for action in actions[stop:]:
+        yield _moved(action, counts, minibatch_size, minibatches - known)
+
+
+def _moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
+    """The same action, `by` mini-batches later."""
+    kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+    if kind == "R" or kind == "N":
+        return action
+    if kind == "U":
+        return Action(kind, stage, microbatch + by)
+    samples = by * minibatch_size if peer_stage >= 0 else 0
+    return Action(kind, stage, microbatch + by * counts[stage], peer_stage, peer_device, lo + samples, hi + samples)
+
+
+def check_asked(problem: Problem, weights: AbstractWeights) -> None:
+    """Refuse what a pipeline that does not drain cannot give.
+
+    Raises:
+        InvalidConfig: a loss over whole mini-batches, or a norm over all stages.
+    """
+    if problem.minibatch_ops:
+        rule = f"strategy.weights={weights.name} keeps the pipeline full, and a loss on whole mini-batches empties it"
+        raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch, or strategy/weights=flush")
+    if problem.global_norm:
+        rule = f"the norm over all stages needs every gradient of a mini-batch, and strategy.weights={weights.name} never drains"
+        fix = "set optimizer.clip_scope=stage to clip each stage by its own norm, or strategy/weights=flush"
+        raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
+
+
+def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
+    """Refuse a plan that cannot run without drains.
+
+    Raises:
+        InvalidPlan: a device holds several stages, or a micro-batch does not divide the mini-batch.
+        InvalidConfig: too few micro-batches, stages that count them otherwise, or shared weights, for the policy.
+    """
+    if plan.shares_devices:
+        raise InvalidPlan(
+            "a device holds several stages, whose updates a pipeline without drains would have to interleave. "
+            "Fix: one stage a device, or strategy/weights=flush"
+        )
+    for s, stage in enumerate(plan.stages):
+        if plan.minibatch_size % stage.microbatch_size:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {stage.microbatch_size} must divide the mini-batch, {plan.minibatch_size}, in a pipeline "
+                "that does not drain between two of them"
+            )
+        weights.check(plan.position(s))
+    _check_versions(plan, weights)
+    tied = [] if weights.in_step else plan.shared_weights(graph)
+    if tied:
+        name, stages = tied[0]
+        where = " and ".join(map(str, stages))
+        rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
+        fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
+        raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+
+
+def _check_versions(plan: Plan, weights: AbstractWeights) -> None:
+    """Refuse versions that are not there yet, and several for one sample where the policy promises one.
+
+    Raises:
+        InvalidConfig: names the stages.
+    """
+    fix = "set strategy/weights=stash, or one microbatch_size for all stages and strategy.replicas=split"
+    steady = 2 + 2 * max(fill(plan), plan.depth)
+    first: list[int] = []
+    for s, stage in enumerate(plan.stages):
+        place, before = plan.position(s), steady * plan.minibatch_size
+        own = [(before + i) // stage.microbatch_size // stage.turns for i in range(plan.minibatch_size)]
+        versions = [weights.forward_version(place, number) for number in own]
+        if any(version > place.latest(number) for version, number in zip(versions, own, strict=True)):
+            rule = f"stage {s} would use weights that it does not have yet: its forwards are {place.warmup} micro-batches ahead"
+            raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+        first = first or versions
+        if weights.in_step and versions != first:
+            rule = (
+                f"stages 0 and {s} would use different versions for one sample: they count micro-batches of other sizes, or in turn"
+            )
+            raise InvalidConfig("strategy.weights", weights.name, rule, fix)

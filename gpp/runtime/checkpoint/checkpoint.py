@@ -1,0 +1,302 @@
+"""Saving and loading what a training needs to go on, by full parameter name and without pickles.
+
+    weights.NAME              parameter or buffer
+    optimizer.NAME.SLOT       the optimizer's state of a parameter, as in `optimizer.head.weight.exp_avg`
+
+    history.KEY.NAME          weights that a micro-batch in flight has used, or a version that one will use; see
+                              `gpp.runtime.worker.weights.base`
+
+The folder is what `HuggingFaceStorageReader` of torch.distributed.checkpoint (DCP) reads: safetensors files, whole
+tensors. With DCP's `load` any rank of any plan reads just the tensors that it holds, and so does anybody else. Writing
+needs none of DCP's planning: a plan is static, so every rank knows what it saves, no message is exchanged, and the
+training's process groups are left alone. DCP's own safetensors writer serialises under the interpreter's lock, which
+holds the training up; `save_file` does not.
+
+How a checkpoint comes about (`gpp.runtime.checkpoint.resume` says how it lies on disk):
+
+1. between two steps every rank copies what it saves to main memory;
+2. a thread writes the copy into the folder `.step_N`, syncs it, and leaves a note of its size;
+3. the first rank waits for all notes, writes checkpoint.json, syncs, and renames the folder to `step_N`.
+
+Killed at any instant, a run leaves either the new folder under its final name or only the earlier ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gpp.capture.stage import leaves_of
+from gpp.data.sampler import position
+from gpp.errors import InvalidConfig
+from gpp.runtime.checkpoint.resume import MANIFEST, Manifest, Stream, prune, stream_digest, training_of
+from gpp.runtime.job import Job
+from gpp.serialization import from_json, to_json
+
+WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
+POLL_S = 0.01
+
+
+def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
+    """Those of `names`, which a device holds, that it saves: a tensor is saved once, by its first holder.
+
+    Replicas hold equal parameters, and so do stages that share one; of buffers, which replicas update by the samples
+    that they see, the first one's are kept.
+    """
+    plan, first = job.plan, dict[str, int]()
+    for stage in plan.stages:
+        for name in leaves_of(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes]):
+            first.setdefault(name, stage.devices[0])
+    # A hand-written block may hold tensors that the captured graph does not name.
+    otherwise = next(stage.devices[0] for stage in plan.stages if device in stage.devices)
+    return frozenset(name for name in names if first.get(name, otherwise) == device)
+
+
+class Checkpointer:
+    """One rank's share of every checkpoint of a run.
+
+    Args:
+        rank, world: this process and how many take part; every one of them saves at the same steps.
+        weights: all parameters and buffers that the rank holds, by full name.
+        optimizers: each trained parameter is in one of them.
+        owned: names that this rank saves; the others are another rank's to save.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run_dir: Path,
+        *,
+        rank: int,
+        world: int,
+        weights: Mapping[str, torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        owned: frozenset[str],
+    ) -> None:
+        self._job, self._settings, self._root = job, job.settings, run_dir / "checkpoints"
+        self._rank, self._world = rank, world
+        self._weights, self._optimizers, self._owned = weights, optimizers, owned
+        self._copy: dict[str, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def due(self, done: int) -> bool:
+        """Whether a checkpoint follows after `done` steps."""
+        every = self._settings.checkpoint_every
+        return every > 0 and (done % every == 0 or done == self._settings.steps)
+
+    def restore(self) -> None:
+        """Go on from the checkpoint that the job names, if any."""
+        if self._settings.resume is not None:
+            self.load(Path(self._settings.resume))
+
+    def load(self, folder: Path) -> None:
+        """Fill the rank's weights and the state of its optimizer from a checkpoint; no other tensor is read.
+
+        Raises:
+            InvalidConfig: a parameter is not in the checkpoint.
+        """
+        # Their import takes a second, which only a resumed run pays.
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        reader = HuggingFaceStorageReader(str(folder))
+        stored = reader.read_metadata().state_dict_metadata
+        wanted: dict[str, torch.Tensor] = {}
+        for name, tensor in self._weights.items():
+            if WEIGHTS + name in stored:
+                wanted[WEIGHTS + name] = tensor.detach()
+            elif name in self._job.captured.graph.param_of:
+                raise InvalidConfig("resume", folder, f"has no tensor {name}", "name a run of the same model")
+        slots = self._empty_state(stored)
+        wanted |= {f"{OPTIMIZER}{name}.{slot}": tensor for name, state in slots.items() for slot, tensor in state.items()}
+        if wanted:
+            with warnings.catch_warnings():
+                # Every rank reads on its own, on purpose.
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+                load(wanted, storage_reader=reader, no_dist=True)
+        for optimizer in self._optimizers:
+            number = {id(param): i for i, param in enumerate(_params(optimizer))}
+            mine = {name: state for name, state in slots.items() if id(self._weights[name]) in number}
+            state = {number[id(self._weights[name])]: values for name, values in mine.items()}
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+    def _empty_state(self, stored: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+        """Name -> slot -> empty tensor, for the stored optimizer state of the rank's own parameters."""
+        trained = self._trained()
+        slots: dict[str, dict[str, torch.Tensor]] = {}
+        for key, entry in stored.items():
+            name, _, slot = key.removeprefix(OPTIMIZER).rpartition(".")
+            if key.startswith(OPTIMIZER) and name in trained:
+                param, dtype = trained[name], entry.properties.dtype
+                # In the parameter's own memory layout: a fused optimizer walks both by address.
+                alike = entry.size == param.shape
+                empty = torch.empty_like(param, dtype=dtype) if alike else torch.empty(entry.size, dtype=dtype)
+                slots.setdefault(name, {})[slot] = empty.detach()
+        return slots
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        """The parameters that an optimizer updates."""
+        held = {id(param) for optimizer in self._optimizers for param in _params(optimizer)}
+        return {name: tensor for name, tensor in self._weights.items() if id(tensor) in held}
+
+    def save(
+        self,
+        done: int,
+        start: int | None = None,
+        *,
+        history: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+        before: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Save the state after `done` steps; returns as soon as it is copied. One at a time: an earlier one is awaited.
+
+        Args:
+            start: with micro-batches in flight: steps done when the pipeline was last empty.
+            history: key -> name -> other weights than the latest.
+            before: buffers as they were when the forwards of step `done` began, if they have.
+
+        Raises:
+            RuntimeError: the earlier one could not be written.
+        """
+        self.wait()
+        state = dict(self._state())
+        state |= {WEIGHTS + name: tensor for name, tensor in (before or {}).items() if name in self._owned}
+        for key, tensors in (history or {}).items():
+            state |= {f"{HISTORY}{key}.{name}": tensor for name, tensor in tensors.items() if name in self._owned}
+        for name, tensor in state.items():
+            if name not in self._copy:
+                self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._copy[name].copy_(tensor, non_blocking=True)
+        if any(copy.is_pinned() for copy in self._copy.values()):
+            torch.cuda.synchronize()
+        names = list(state)
+        stream = None if start is None else Stream(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
+        self._thread = threading.Thread(target=self._guarded, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)
+        self._thread.start()
+
+    def in_flight(self, names: Iterable[str]) -> tuple[int, dict[str, dict[str, torch.Tensor]]] | None:
+        """What the checkpoint that this run goes on from knows of micro-batches in flight: `start` and `history`, as of `save`.
+
+        None where there were none, or where this run's plan or weight policy is another.
+        """
+        if self._settings.resume is None:
+            return None
+        folder = Path(self._settings.resume)
+        stream = from_json(Manifest, (folder / MANIFEST).read_bytes()).stream
+        if stream is None or stream.plan != stream_digest(self._job.plan, self._settings.weights):
+            return None
+        wanted, found = set(names), dict[str, dict[str, torch.Tensor]]()
+        for file in sorted(folder.glob("rank_*.safetensors")):
+            with safe_open(file, framework="pt") as stored:
+                for full in stored.keys():  # noqa: SIM118 (it is no mapping)
+                    key, _, name = full.removeprefix(HISTORY).partition(".")
+                    if full.startswith(HISTORY) and name in wanted:
+                        found.setdefault(key, {})[name] = stored.get_tensor(full)
+        return stream.start, found
+
+    def wait(self) -> None:
+        """Wait for the checkpoint under way.
+
+        Raises:
+            RuntimeError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise RuntimeError(f"a checkpoint could not be written below {self._root}: {self._error}") from self._error
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._weights.items():
+            if name in self._owned:
+                yield WEIGHTS + name, tensor.detach()
+        name_of = {id(tensor): name for name, tensor in self._weights.items()}
+        for optimizer in self._optimizers:
+            for param in _params(optimizer):
+                # An engine may train a stand-in of its own, which is none of the model's.
+                name = name_of.get(id(param))
+                for slot, value in optimizer.state.get(param, {}).items() if name in self._owned else ():
+                    # State that is not there yet (momentum without a gradient) is None.
+                    if isinstance(value, torch.Tensor):
+                        yield f"{OPTIMIZER}{name}.{slot}", value
+
+    def _guarded(self, done: int, names: list[str], stream: Stream | None) -> None:
+        try:
+            self._write(done, names, stream)
+        except BaseException as error:  # for the training thread, which raises it where it waits next
+            self._error = error
+
+    def _write(self, done: int, names: list[str], stream: Stream | None) -> None:
+        part = self._root / f".step_{done}"
+        part.mkdir(parents=True, exist_ok=True)
+        file = part / f"rank_{self._rank}.safetensors"
+        if names:
+            save_file({name: self._copy[name] for name in names}, file)
+            sync(file)
+        note = {file.name: file.stat().st_size} if names else {}
+        write_synced(part / f"rank_{self._rank}.json", json.dumps(note))
+        if self._rank == 0:
+            self._finish(part, done, stream)
+
+    def _finish(self, part: Path, done: int, stream: Stream | None) -> None:
+        """Wait for every rank's note, then give the folder the name of a whole one."""
+        settings, files = self._settings, {}
+        notes = [part / f"rank_{rank}.json" for rank in range(self._world)]
+        until = time.monotonic() + settings.startup_timeout_s
+        for rank, note in enumerate(notes):
+            while not note.exists():
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        f"rank {rank} did not write its part within {settings.startup_timeout_s} s; do all ranks share {part}?"
+                    )
+                time.sleep(POLL_S)
+            files |= json.loads(note.read_text())
+        epoch, next_sample = position(done, settings.minibatch_size, settings.train_samples)
+        manifest = Manifest(
+            step=done,
+            epoch=epoch,
+            next_sample=next_sample,
+            steps=settings.steps,
+            training=training_of(settings, self._job.captured),
+            files=files,
+            stream=stream,
+        )
+        write_synced(part / MANIFEST, to_json(manifest))
+        for note in notes:
+            note.unlink()
+        sync(part)
+        part.rename(self._root / f"step_{done}")
+        sync(self._root)
+        prune(self._root.parent, settings.checkpoint_keep)
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Its parameters, in the order in which its state dict numbers them."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file so that others see all of it or nothing, also after a power failure."""
+    new = path.with_name(f".{path.name}")
+    new.write_text(text)
+    sync(new)
+    new.rename(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a directory is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,335 @@
+"""The controller's side of a run: start the workers, watch them, merge what they wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+
+from gpp.errors import WorkerFailed
+from gpp.graph.captured import LOSS, is_loss, with_total
+from gpp.program.steady_state import fill
+from gpp.runtime.checkpoint.resume import make_room
+from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
+from gpp.runtime.job import Job
+from gpp.runtime.passes import pass_at
+from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
+from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
+
+POLL_S = 0.1
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
+"""glibc gives freed activations back to the kernel and faults them in again a micro-batch later; keeping them
+made a step of 3 ms stages a quarter shorter."""
+
+KINDS = ("error", "hang", "lost", "ended")
+"""Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
+
+SENT = ("SF", "SB", "R")
+"""Events that move bytes between devices, as a step's communication counts them."""
+
+UNTIMED_STEPS = 2
+"""First steps that never count: lazy initialisation, first touch of memory, the memory meter."""
+
+
+def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
+    """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended; returns what they logged.
+
+    Args:
+        processes: how many to start, where they are not one for each rank.
+
+    Raises:
+        WorkerFailed: one died; the others have been stopped.
+    """
+    ranks = run_dir / "ranks"
+    clear(run_dir, job.settings.first_step)
+    envs = {
+        rank: {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            **environment(job),
+        }
+        for rank in range(processes or world)
+    }
+    # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
+    context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in envs}, envs, logs)
+    follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
+    watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids() if processes is None else {})
+    try:
+        while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
+            follow.poll()
+            if len(watch.pids) < world:
+                watch.pids = said_pids(ranks, world)
+            if hang := watch.poll(time.monotonic()):
+                watch.kill(hang.out)
+                raise WorkerFailed(hang.rank, hang.reason)
+    finally:
+        context.close(signal.SIGTERM, timeout=5)
+    follow.poll()
+    if result.is_failed():
+        raise failure(ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+    return follow
+
+
+def clear(run_dir: Path, first_step: int) -> None:
+    """Room for what the ranks write: an empty folder, and of an earlier run's checkpoints those that this one goes on from."""
+    make_room(run_dir, first_step)
+    ranks = run_dir / "ranks"
+    ranks.mkdir(exist_ok=True)
+    for stale in ranks.iterdir():
+        if stale.is_file():
+            stale.unlink()
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What every worker's process starts with."""
+    threads = str(job.settings.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
+
+
+def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, str]) -> WorkerFailed:
+    """The first cause of a failed run.
+
+    That is a signal that we did not send, else a rank's own error, else what the ranks found out about a hang, else a
+    rank that ended without a word, else a lost connection or the launcher's signal; the earliest of its kind.
+
+    Args:
+        codes: exit codes of the ranks that failed; None for one that is gone and may have had any.
+        stderrs: rank -> file of its standard error.
+    """
+    killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
+    if killed:
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
+    reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
+    # Of those that saw a hang, whoever sees the most of the others knows best.
+    reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
+    silent = sorted({rank for rank, code in codes.items() if code != -signal.SIGTERM} - {report["rank"] for report in reports})
+    if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
+        return WorkerFailed(reports[0]["cause"], reports[0]["error"], reports[0]["traceback"])
+    rank = min(silent or codes)
+    path = Path(stderrs.get(rank, os.devnull))
+    tail = path.read_text()[-4000:] if path.is_file() else ""
+    code = codes[rank]
+    return WorkerFailed(rank, "ended without a word: killed, or its machine is gone" if code is None else f"exit code {code}", tail)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Reads the ranks' logs as they grow, reports every step that all of them have done, and keeps what they said.
+
+    Args:
+        first_step: of this run; the steps before it are another run's.
+        losses: step -> `loss` and the terms of one that has several, each the sum of the ranks' shares.
+        evaluations: steps done -> result -> value, likewise.
+        starts, ends: step -> when the first rank began it and the last one ended it.
+    """
+
+    folder: Path
+    world: int
+    minibatch_size: int
+    progress: Progress
+    first_step: int = 0
+    losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    starts: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
+    _at: dict[int, int] = field(default_factory=dict)
+    _done: dict[int, int] = field(default_factory=dict)
+    _pending: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, float] = field(default_factory=dict)
+    _reported: int = 0
+    _since: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._reported = self.first_step
+
+    def poll(self) -> None:
+        """Read what is new; call the progress for every step that has become complete."""
+        for rank in range(self.world):
+            path = self.folder / f"rank_{rank}.jsonl"
+            if not path.exists():
+                continue
+            with open(path, "rb") as file:
+                file.seek(self._at.get(rank, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at[rank] = self._at.get(rank, 0) + len(line)
+                    self._take(rank, json.loads(line))
+        complete = min((self._done.get(rank, self.first_step) for rank in range(self.world)), default=self.first_step)
+        now = time.perf_counter()
+        for step in range(self._reported, complete):
+            rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
+            losses = with_total(self.losses[step]) if step in self.losses else {}
+            self.progress.on_terms({name: value for name, value in losses.items() if name != LOSS})
+            self.progress.on_step(step + 1, losses.get(LOSS), rate)
+        if complete > self._reported:
+            self._reported, self._since = complete, now
+        for done in sorted(step for step, count in self._pending.items() if count == self.world):
+            self.progress.on_evaluation({"step": done, **with_total(self.evaluations[done])})
+            del self._pending[done]
+
+    def _take(self, rank: int, record: dict[str, Any]) -> None:
+        if "evaluated" in record:
+            done = record.pop("evaluated")
+            self._pending[done] = self._pending.get(done, 0) + 1
+            _add(self.evaluations.setdefault(done, {}), record)
+            return
+        step = record["step"]
+        if rank not in self._offsets:
+            self._offsets[rank] = _clock_offset_s(self.folder, rank)
+        start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
+        self._done[rank] = step + 1
+        self.starts[step] = min(self.starts.get(step, start), start)
+        self.ends[step] = max(self.ends.get(step, end), end)
+        if losses := {name: value for name, value in record.items() if is_loss(name)}:
+            _add(self.losses.setdefault(step, {}), losses)
+
+
+def _add(totals: dict[str, float], shares: dict[str, float]) -> None:
+    for name, value in shares.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+def _clock_offset_s(ranks: Path, rank: int) -> float:
+    """What makes a rank's clock rank 0's; 0 on one machine."""
+    path = ranks / f"rank_{rank}.clock.json"
+    return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
+
+
+def devices_of(ranks: Path) -> list[dict[str, Any]]:
+    """What each device wrote at its end, in the order of the ranks, on rank 0's clock."""
+    devices = sorted((json.loads(path.read_text()) for path in ranks.glob("device_*.json")), key=lambda record: record["device"])
+    for rank, device in enumerate(devices):
+        if offset_s := _clock_offset_s(ranks, rank):
+            for step in device["steps"]:
+                step["events"] = [[*event[:4], event[4] + offset_s, event[5] + offset_s, *event[6:]] for event in step["events"]]
+    return devices
+
+
+def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+    """What the ranks measured: losses, evaluations, and the timeline of a typical step."""
+    # A step that follows an evaluation waits for it; from end to end is the period of all others.
+    starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
+    took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
+    if job.streams:
+        # Neither while the pipeline fills nor while it drains.
+        ahead, whole, passes = fill(job.plan), took, {step: pass_at(job, step) for step in took}
+        took = {step: whole[step] for step, (first, count) in passes.items() if ahead < step - first < count - ahead} or whole
+    if not took:
+        took = {step: ends[step] - starts[step] for step in ends}
+    steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
+    return Outcome(
+        measured=timeline(job, run_dir, took),
+        losses=tuple(losses[LOSS] for losses in steps),
+        terms={name: tuple(losses[name] for losses in steps) for name in (steps[0] if steps else ()) if name != LOSS},
+        evaluations=tuple({"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())),
+    )
+
+
+def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float = 1.0) -> Timeline:
+    """The measured timeline of a typical step.
+
+    Args:
+        took: step -> seconds of every step that counts.
+        seconds: what one second of the workers' clocks stands for.
+    """
+    median_s = statistics.median(took.values())
+    devices = devices_of(run_dir / "ranks")
+    kept = {record["step"] for record in devices[0]["steps"]} & set(took) or {devices[0]["steps"][-1]["step"]}
+    typical = min(sorted(kept), key=lambda step: abs(took.get(step, 0.0) - median_s))
+    period_s, steps = took.get(typical), 1
+    if job.streams:
+        events, busy_s, sent = _steady_events(job, devices, typical, median_s)
+        bubble, steps = max(0.0, 1.0 - busy_s / (len(devices) * median_s)), SHOWN
+    else:
+        seen = [
+            Event(*event)
+            for device in devices
+            for record in device["steps"]
+            if record["step"] == typical
+            for event in record["events"]
+        ]
+        # A stage near the sink starts its step early and waits; the step begins with the first thing done.
+        zero = min(event.start_s for event in seen)
+        events = [event._replace(start_s=event.start_s - zero, end_s=event.end_s - zero) for event in seen]
+        sent = sum(e.num_bytes for e in events if e.kind in SENT)
+        bubble = bubble_fraction(tuple(events), [d["device"] for d in devices], period_s or max(e.end_s for e in events))
+    events = sorted(
+        (event._replace(start_s=event.start_s * seconds, end_s=event.end_s * seconds) for event in events),
+        key=lambda e: (e.start_s, e.device),
+    )
+    iteration_s = median_s * seconds
+    metrics = Metrics(
+        iteration_s=iteration_s,
+        throughput_samples_per_s=job.settings.minibatch_size / iteration_s,
+        bubble_fraction=bubble,
+        peak_memory_bytes={device["device"]: device["peak_memory_bytes"] for device in devices},
+        communication_bytes=round(sent),
+        max_in_flight_samples=max_in_flight(job.program, job.plan),
+        weight_versions=_largest(job, devices, "weight_versions", 1),
+        staleness=_largest(job, devices, "staleness", 0),
+        overhead_s=_overhead_s(devices),
+    )
+    return Timeline(source="measured", metrics=metrics, events=tuple(events), steps=steps)
+
+
+def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> tuple[list[Event], float, float]:
+    """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
+
+    Args:
+        typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
+
+    Returns:
+        The events; of one mini-batch, over all devices: seconds of computing, and bytes sent.
+    """
+    passes = "virtual_updates" in devices[0]["steps"][0]
+    of_device = [[r for r in device["steps"] if not passes or r["step"] == typical] for device in devices]
+    count = job.program.minibatches if passes else len(of_device[0])
+    seen = [[Event(*event) for record in records for event in record["events"]] for records in of_device]
+    events = [event for found in seen for event in found]
+    busy_s = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE) / count
+    sent = sum(e.num_bytes for e in events if e.kind in SENT) / count
+    begin, _ = steady_period(update_ends(events, job.plan), job.plan)
+    # All devices must have been seen by then.
+    begin = max(begin, *(min(event.start_s for event in found) for found in seen if found))
+    return within(events, begin, SHOWN * period_s), busy_s, sent
+
+
+def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> dict[int, int]:
+    """What the devices of each stage counted of its versions of weights."""
+    out = dict.fromkeys(range(len(job.plan.stages)), usual)
+    for device in devices:
+        for stage, count in device.get(what, {}).items():
+            out[int(stage)] = max(out[int(stage)], count)
+    return out
+
+
+def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
+    """Median over devices and steps of the time for a compute action that goes neither into computing, nor messages, nor waiting.
+
+    None where the engine does not say how long its workers waited.
+    """
+    found = []
+    for device in devices:
+        for record in device["steps"]:
+            # What reductions take is in the waiting.
+            busy = [event for event in record["events"] if event[1] in COMPUTE or event[1] in ("U", "SF", "SB")]
+            count = sum(event[1] in COMPUTE for event in busy)
+            if "waited_s" in record and count:
+                wall_s = record["end"] - record["start"] - record["waited_s"]
+                found.append((wall_s - sum(event[5] - event[4] for event in busy)) / count)
+    return statistics.median(found) if found else None

@@ -1,0 +1,173 @@
+"""Following workers that others start, by what they write into the run directory.
+
+The folder is shared by the machines, or each machine's `ranks/` is copied into it afterwards: both look alike, only later.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpp.errors import WorkerFailed
+from gpp.runtime.controller.controller import POLL_S, Follower, clear, environment, failure
+from gpp.runtime.controller.slurm import Slurm, finish, word
+from gpp.runtime.engine import Progress
+from gpp.runtime.hang_detection.status import status_path
+from gpp.runtime.job import Job
+from gpp.runtime.transport.network import program_digest
+
+GRACE_S = 5.0
+"""How long the other ranks' reports are waited for after the first one: they say together what went wrong."""
+
+SILENCE_S = 60.0
+"""How much longer than the timeout the whole run may be without a sign of life; the workers' own watch comes first."""
+
+
+def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
+    """Workers of each machine, in the order of the ranks: by the cluster's nodes, or dealt out evenly to `nodes` machines."""
+    devices = sorted(job.program.actions)
+    if nodes is None:
+        of = [job.cluster.nodes[device] for device in devices]
+        changes = [i for i in range(1, len(of)) if of[i] != of[i - 1]]
+        return tuple(b - a for a, b in zip([0, *changes], [*changes, len(of)], strict=True))
+    return tuple((len(devices) * (i + 1)) // nodes - (len(devices) * i) // nodes for i in range(nodes))
+
+
+def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port: int) -> list[str]:
+    """What to type on each machine."""
+    words = " ".join(f"{name}={value}" for name, value in environment(job).items())
+    return [
+        f"{words} torchrun --nnodes {len(counts)} --node-rank {i} --nproc-per-node {count} "
+        f"--master-addr {address} --master-port {port} -m gpp.runtime.worker {run_dir.resolve()}"
+        for i, count in enumerate(counts)
+    ]
+
+
+class Ranks:
+    """What the ranks of a job have left in the run directory so far."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        self.job, self.run_dir, self.folder = job, run_dir, run_dir / "ranks"
+        self.world = len(job.program.actions)
+
+    def ended(self) -> list[int]:
+        return [rank for rank in range(self.world) if (self.folder / f"rank_{rank}.end.json").exists()]
+
+    def failed(self) -> list[int]:
+        return [rank for rank in range(self.world) if (self.folder / f"rank_{rank}.error.json").exists()]
+
+    def open(self) -> list[int]:
+        """Ranks that have said neither that they ended nor that they failed."""
+        return sorted(set(range(self.world)) - {*self.ended(), *self.failed()})
+
+    def signs(self) -> list[bytes]:
+        """Something that changes while any worker lives."""
+        paths = [status_path(self.folder, rank) for rank in range(self.world)]
+        return [path.read_bytes() if path.exists() else b"" for path in paths]
+
+    def failure(self) -> WorkerFailed:
+        """The first cause, where at least one rank has failed or ended without a word."""
+        return failure(self.folder, dict.fromkeys(self.open()), {})
+
+    def check(self) -> None:
+        """That those which ended ran this very job.
+
+        Raises:
+            WorkerFailed: one ran another.
+        """
+        mine = program_digest(self.run_dir)
+        for rank in self.ended():
+            if json.loads((self.folder / f"rank_{rank}.end.json").read_text())["job"] != mine:
+                fix = f"give the same words as for the run, and plan={self.run_dir}/job/plan.json"
+                raise WorkerFailed(rank, f"ran another job than the one below {self.run_dir}. Fix: {fix}")
+
+
+def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
+    """What workers that have all ended left in the run directory.
+
+    Raises:
+        WorkerFailed: one failed, has not ended, or ran another job.
+    """
+    ranks = Ranks(job, run_dir)
+    if ranks.failed():
+        raise ranks.failure()
+    if missing := ranks.open():
+        which = ", ".join(f"ranks/rank_{rank}.end.json" for rank in missing)
+        raise WorkerFailed(missing[0], f"has not ended, or its files are not here. Fix: copy every machine's ranks/ here ({which})")
+    ranks.check()
+    follow = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
+    follow.poll()
+    return follow
+
+
+def follow(job: Job, run_dir: Path, progress: Progress, over: Callable[[], str | None] = lambda: None) -> Follower:
+    """Follow workers that others have started, or are about to, until all have ended.
+
+    Args:
+        over: what is known of the workers' end from elsewhere; None while they may live.
+
+    Raises:
+        WorkerFailed: one failed, or none gives a sign of life.
+    """
+    ranks = Ranks(job, run_dir)
+    logs = Follower(ranks.folder, ranks.world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
+    limit_s = job.settings.timeout_s + SILENCE_S
+    signs, heard_s, first_s = ranks.signs(), time.monotonic(), None
+    while True:
+        logs.poll()
+        still, now_s = ranks.open(), time.monotonic()
+        fresh = ranks.signs()
+        if fresh != signs or not any(fresh):
+            signs, heard_s = fresh, now_s
+        if not still and not ranks.failed():
+            ranks.check()
+            logs.poll()
+            return logs
+        word = over()
+        if ranks.failed() or word:
+            first_s = now_s if first_s is None else first_s
+            if not still or now_s - first_s > GRACE_S:
+                raise ranks.failure() if ranks.failed() else WorkerFailed(still[0], word or "")
+        elif now_s - heard_s > limit_s:
+            raise WorkerFailed(still[0], f"no worker has given a sign of life for {now_s - heard_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def run_external(job: Job, run_dir: Path, progress: Progress, counts: Sequence[int], address: str, port: int) -> Follower:
+    """Say how to start the workers, and follow them.
+
+    Args:
+        counts: workers of each machine.
+
+    Raises:
+        WorkerFailed: one failed, or none gives a sign of life.
+    """
+    clear(run_dir, job.settings.first_step)
+    lines = commands(job, run_dir, counts, address, port)
+    progress.say("start the workers:" if len(lines) == 1 else f"start the workers, one command on each of {len(lines)} machines:")
+    for line in lines:
+        progress.say(f"  {line}")
+    progress.say(f"waiting for {sum(counts)} workers in {run_dir}/ranks (shared, or copied back to here)")
+    return follow(job, run_dir, progress)
+
+
+def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts: Sequence[int]) -> Follower:
+    """Submit the workers as a job, and follow them; the job never outlives the call.
+
+    Raises:
+        WorkerFailed: one failed, or the job is over before they ended.
+    """
+    clear(run_dir, job.settings.first_step)
+    settings = job.settings
+    cuda = settings.device_kind == "cuda"
+    submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job))
+    progress.say(f"submitted job {submitted.job_id} of {sum(counts)} workers on {len(counts)} nodes ({run_dir}/slurm)")
+    ended = False
+    try:
+        logs = follow(job, run_dir, progress, over=lambda: word(submitted))
+        ended = True
+        return logs
+    finally:
+        finish(submitted, ended)

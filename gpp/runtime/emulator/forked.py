@@ -1,0 +1,78 @@
+"""Many workers out of one process: forked, watched, and stopped together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpp.errors import WorkerFailed
+from gpp.runtime.worker.process import die_with_parent, report
+
+POLL_S = 0.05
+GRACE_S = 2.0
+"""For workers that were asked to end, before they are made to."""
+
+
+def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None:
+    """Fork `world` workers, wait for them, and end this process: with 0 if all of them did, else with 1.
+
+    The caller must not have started a thread. The first worker that fails ends the others. One that was killed could
+    not say so itself, so `ranks/rank_N.error.json` is written for it.
+
+    Args:
+        worker: called with the rank in the child; does not return.
+    """
+    die_with_parent()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    running: dict[int, int] = {}
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                worker(rank)
+            finally:
+                os._exit(1)
+        running[pid] = rank
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    code = 1
+    try:
+        code = _watch(running, ranks)
+    finally:
+        _stop(running)
+        os._exit(code)
+
+
+def _watch(running: dict[int, int], ranks: Path) -> int:
+    """Wait until all have ended, one has failed, or whoever started this process is gone; returns the exit code."""
+    parent, code = os.getppid(), 0
+    while running and not code and os.getppid() == parent:
+        time.sleep(POLL_S)
+        # All that have ended by now: whoever was killed counts, not those who have lost the connection to it.
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            rank = running.pop(pid)
+            if status:
+                code = 1
+                signalled = -os.waitstatus_to_exitcode(status)
+                if signalled > 0:
+                    report(ranks, rank, WorkerFailed(rank, f"killed by {signal.Signals(signalled).name}"), "error")
+    return code
+
+
+def _stop(running: dict[int, int]) -> None:
+    """End what is still running."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in running:
+            os.kill(pid, number)
+        until = time.monotonic() + GRACE_S
+        while running and time.monotonic() < until:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                running.pop(pid, None)
+            else:
+                time.sleep(POLL_S)

@@ -1,0 +1,158 @@
+"""Emulated devices as processes: `python -m gpp.runtime.emulator.worker RUN_DIR` forks one worker a device.
+
+One process loads torch and the job, and forks before it starts any thread: 32 workers are up in two seconds, where 32
+processes that import torch each take half a minute on two cores. A worker connects, walks its program and writes its
+log as a real one does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from gpp.runtime.emulator.emulated import Clock, EmulatedRunner, EmulatedSums, ring_sizes, sharpen_timer, sleep_until
+from gpp.runtime.emulator.forked import fork_workers
+from gpp.runtime.emulator.pace import Pace
+from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus, NoStatus
+from gpp.runtime.job import Job, restore
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.simulate.simulator import message_rates
+
+Agree = Callable[[list[float]], list[float]]
+"""The largest value of each place over all workers; returns to all of them."""
+
+SETTLE_S = 0.05
+"""From the agreement on a step to its common start: every worker has heard of it by then."""
+
+
+class EmulatedWorker:
+    """A device's share of a job.
+
+    Args:
+        device_id: the device of the plan that this worker is.
+        transport: messages to the other devices.
+        agree: an agreement of all workers.
+        status: is told what it does.
+    """
+
+    def __init__(
+        self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
+    ) -> None:
+        plan, graph, cluster = job.plan, job.graph, job.cluster
+        self.job, self.device_id, self.agree, self.clock = job, device_id, agree, Clock()
+        self.status = status or NoStatus()
+        rates = message_rates(plan, graph)
+        self.virtual_updates: dict[int, list[float]] = {}
+        self.runners = {
+            s: EmulatedRunner(
+                stage=s,
+                device_id=device_id,
+                cost=job.costs[s],
+                last=-(-job.program.num_samples // plan.stages[s].microbatch_size) - 1,
+                rates=rates,
+                cluster=cluster,
+                transport=transport,
+                clock=self.clock,
+            )
+            for s in plan.stages_of_device[device_id]
+        }
+        self.interpreter = Interpreter(
+            job.program.actions[device_id],
+            self.runners,
+            transport,
+            device_id=device_id,
+            gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
+            update=self._update,
+            status=self.status,
+        )
+        transport.prepare(ring_sizes(job.program.actions[device_id], device_id))
+
+    def _update(self, stage: int, minibatch: int) -> None:
+        self.runners[stage].update()
+        self.virtual_updates.setdefault(stage, []).append(self.clock.virtual_s)
+
+    def step(self, time_scale: float, number: int = 0) -> dict[str, Any]:
+        """One pass of the program, from a start that is common to all workers; `time_scale` 0 does not wait for any clock.
+
+        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events; of a pipeline that does not
+        drain, virtual_updates: stage -> when its updates ended.
+        """
+        self.clock.time_scale, self.clock.virtual_s = time_scale, 0.0
+        self.status.begin(TRAINING, number)
+        self.status.waiting(True)
+        (start,) = self.agree([time.perf_counter() + SETTLE_S])
+        self.status.waiting(False)
+        for runner in self.runners.values():
+            runner.begin()
+        sleep_until(start)
+        self.virtual_updates = {}
+        self.interpreter.run()
+        events, waited_s = self.interpreter.take()
+        record = {"start": start, "end": time.perf_counter(), "virtual_s": self.clock.virtual_s, "waited_s": waited_s}
+        return {**record, "events": events, **({"virtual_updates": self.virtual_updates} if self.job.streams else {})}
+
+    def run(self, out: TextIO, ranks: Path) -> None:
+        """All steps, one JSON line each to `out`: the first one unpaced, which sets the time scale of the others."""
+        settings, kept = self.job.settings, []
+        pace = Pace(**settings.engine)
+        time_scale = 0.0
+        for step in range(settings.steps):
+            done = self.step(time_scale, step)
+            write_line(out, {"step": step, "start": done["start"], "end": done["end"]})
+            kept.append({"step": step, "time_scale": time_scale, **done})
+            if step == 0:
+                virtual_s, unpaced_s = self.agree([done["virtual_s"], done["end"] - done["start"]])
+                time_scale = pace.choose(virtual_s, unpaced_s, settings.steps - 1)
+        peak = round(sum(runner.peak_memory_bytes for runner in self.runners.values()))
+        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": kept[-KEPT_STEPS:]}
+        if self.job.streams:
+            policy, places = restore(settings.weights), {s: self.job.plan.position(s) for s in self.runners}
+            result |= {
+                "weight_versions": {s: policy.copies(place) for s, place in places.items()},
+                "staleness": {s: policy.staleness(place) for s, place in places.items()},
+            }
+        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+
+
+def _largest(values: list[float]) -> list[float]:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    sharpen_timer()
+    device_id, transport, status = enter(job, run_dir, rank, world)
+    worker = EmulatedWorker(job, device_id=device_id, transport=transport, agree=_largest, status=status)
+    # A pause to collect garbage would be a late message.
+    gc.disable()
+    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        worker.run(out, run_dir / "ranks")
+    disconnect(status)
+
+
+def _main(run_dir: Path) -> None:
+    job = Job.load(run_dir)
+    # What is loaded by now is shared with the workers as long as nobody writes to it.
+    gc.freeze()
+
+    def worker(rank: int) -> None:
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        guarded(run_dir, _run, job)
+
+    fork_workers(worker, int(os.environ["WORLD_SIZE"]), run_dir / "ranks")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

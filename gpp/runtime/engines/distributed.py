@@ -1,0 +1,135 @@
+"""The distributed engine: one worker process a device, gloo on CPU, NCCL on CUDA by the same code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from gpp.errors import InvalidConfig
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.controller.slurm import Slurm
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded, refuse_what_does_not_run
+from gpp.runtime.job import Job
+from gpp.runtime.transport.interfaces import check_interface
+
+LAUNCHES = ("local", "external", "slurm", "collect")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributed(AbstractEngine):
+    """Runs a plan for real.
+
+    Args:
+        interface: network interface to bind; loopback unless the user names another.
+        launch: who starts the workers: `local`: this process, here; `external`: the user, by the commands that it
+            prints; `slurm`: a job of one task a device; `collect`: nobody, they have ended and `ranks/` is copied back.
+        timeout_s: a run in which no rank moves or computes for so long has failed; the rank that is the cause is named.
+        startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
+        nodes: machines of an external or Slurm launch; None for the nodes of the cluster that the plan uses.
+        master_addr, master_port: of an external launch: where the workers meet, on the machine of rank 0.
+        autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        shared_memory: messages between workers of one machine go through memory that both have mapped; else through gloo.
+        compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
+    """
+
+    own_runtime: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "distributed"
+    interface: str = "lo"
+    launch: str = "local"
+    timeout_s: float = 600.0
+    startup_timeout_s: float = 900.0
+    nodes: int | None = None
+    master_addr: str | None = None
+    master_port: int = 29500
+    slurm: Slurm = field(default_factory=Slurm)
+    autocast: str | None = None
+    compile: str | None = None
+    shared_memory: bool = True
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+        if not self.startup_timeout_s > 0:
+            raise InvalidConfig(
+                "engine.startup_timeout_s", self.startup_timeout_s, "must be positive", "set engine.startup_timeout_s=900"
+            )
+        if self.launch not in LAUNCHES:
+            raise InvalidConfig("engine.launch", self.launch, f"must be one of {', '.join(LAUNCHES)}", "set engine.launch=local")
+        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes >= 1):
+            raise InvalidConfig("engine.nodes", self.nodes, "must be an integer of at least 1, or null", "leave engine.nodes out")
+        if not (isinstance(self.master_port, int) and 0 < self.master_port < 65536):
+            raise InvalidConfig("engine.master_port", self.master_port, "must be a port", "set engine.master_port=29500")
+        if self.autocast not in (None, "bfloat16", "float16"):
+            raise InvalidConfig(
+                "engine.autocast", self.autocast, "must be bfloat16, float16 or null", "set engine.autocast=bfloat16"
+            )
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {
+            # What is collected was started by hand or by Slurm: to the workers both are one.
+            "launch": "local" if self.launch == "local" else "external",
+            "interface": self.interface,
+            "startup_timeout_s": self.startup_timeout_s,
+            "timeout_s": self.timeout_s,
+            "autocast": self.autocast,
+            "compile": self.compile,
+            "shared_memory": self.shared_memory,
+        }
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        refuse_what_does_not_run(plan)
+        if self.compile is not None:
+            _check_backend(self.compile)
+        if self.launch == "slurm":
+            self.slurm.check()
+        if self.launch != "local":
+            return ()
+        check_interface(self.interface)
+        return crowded(plan)
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller import follow
+        from gpp.runtime.controller.controller import collect, run_workers
+
+        refuse_what_does_not_run(job.plan)
+        if self.launch == "local":
+            logs = run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+        elif self.launch == "collect":
+            logs = follow.gather(job, run_dir, progress)
+        else:
+            counts = follow.machines(job, self.nodes)
+            self._check_machines(counts)
+            if self.launch == "slurm":
+                logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
+            else:
+                logs = follow.run_external(job, run_dir, progress, counts, self.master_addr or "127.0.0.1", self.master_port)
+        return collect(job, run_dir, logs)
+
+    def _check_machines(self, counts: tuple[int, ...]) -> None:
+        """Refuse what cannot join several machines.
+
+        Raises:
+            InvalidConfig: more machines than workers; no interface or no address that all of them reach.
+        """
+        if min(counts) < 1:
+            raise InvalidConfig("engine.nodes", len(counts), f"there are {sum(counts)} workers", "use one machine a worker at most")
+        if len(counts) > 1 and self.interface == "lo":
+            rule = f"the loopback interface does not join {len(counts)} machines"
+            raise InvalidConfig("engine.interface", "lo", rule, "name the one that does, as in engine.interface=eth0")
+        if len(counts) > 1 and self.launch == "external" and self.master_addr is None:
+            rule = f"{len(counts)} machines meet at the address of the first"
+            raise InvalidConfig("engine.master_addr", "null", rule, "set engine.master_addr to its address on engine.interface")
+
+
+def _check_backend(name: str) -> None:
+    import torch
+
+    # The short list, without what is for debugging; that may be named too.
+    known = torch.compiler.list_backends()
+    if name not in torch.compiler.list_backends(exclude_tags=()):
+        raise InvalidConfig("engine.compile", name, f"must be one of {', '.join(known)}, or null", "set engine.compile=inductor")

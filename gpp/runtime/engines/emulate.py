@@ -1,0 +1,95 @@
+"""The emulating engine: the real runtime, one process a device, on devices that only take time.
+
+Workers, interpreter, channels and messages are those of `distributed`; an operator occupies its device for as long as
+the cost model says on the cluster described, and a transfer its link. So the plans of 32 unequal devices run on a laptop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from gpp.errors import InvalidConfig
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.emulator.pace import Pace
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.job import Job
+from gpp.simulate.simulator import steady_period, update_ends
+from gpp.timeline import Emulation, Event
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulate(AbstractEngine):
+    """Runs a plan on devices that are not there.
+
+    Nothing is computed, so there is no loss; recomputation and tensor parallelism are only times and run too.
+
+    Args:
+        max_steps: at most so many steps; all are alike, and the first one, unpaced, sets the time scale.
+        budget_s: seconds that the other steps may take together.
+        overhead: the share of a step that the runtime itself may take; the time scale is made large enough for it.
+        time_scale: seconds of this machine for one of the cluster; None lets the first step decide.
+    """
+
+    runs: ClassVar[bool] = True
+    own_runtime: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = False
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "emulate"
+    max_steps: int | None = 4
+    budget_s: float = 60.0
+    overhead: float = 0.005
+    time_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and not (isinstance(self.max_steps, int) and self.max_steps >= 2):
+            raise InvalidConfig(
+                "engine.max_steps", self.max_steps, "must be an integer of at least 2, or null", "set engine.max_steps=4"
+            )
+        _ = self._pace
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(budget_s=self.budget_s, overhead=self.overhead, time_scale=self.time_scale)
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        # The devices described may be GPUs; what runs here is processes of this machine.
+        # A time scale of the user has no budget: nobody gives up before a day.
+        timeout_s = 300.0 + self.budget_s if self.time_scale is None else 86400.0
+        return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(self._pace)}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import devices_of, run_workers, timeline
+
+        quiet = Progress(on_step=lambda step, loss, rate: progress.on_step(step, None, None))
+        logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
+        steps = [record["steps"] for record in devices_of(run_dir / "ranks")]
+        scale = steps[0][-1]["time_scale"]
+        took = {step: logs.ends[step] - logs.starts[step] for step in sorted(logs.ends)}
+        virtual_s = max(record["virtual_s"] for device in steps for record in device)
+        if job.streams:
+            # A pass is several mini-batches, and filling and draining are none of a step's.
+            took = {step: _pace(job, [device[step] for device in steps]) for step in took}
+            updates = {int(s): ends for device in steps for s, ends in device[-1]["virtual_updates"].items()}
+            virtual_s = steady_period(updates, job.plan)[1]
+        unpaced_s = took.pop(0)
+        measured = timeline(job, run_dir, took, seconds=1.0 / scale)
+        emulation = Emulation(
+            time_scale=scale,
+            virtual_iteration_s=virtual_s,
+            unpaced_s=unpaced_s,
+            step_s=tuple(seconds / scale for seconds in took.values()),
+        )
+        return Outcome(measured=measured, emulation=emulation)
+
+
+def _pace(job: Job, records: list[dict[str, Any]]) -> float:
+    """Seconds of a mini-batch in the steady state of one pass, by what the devices recorded of it."""
+    return steady_period(update_ends([Event(*event) for record in records for event in record["events"]], job.plan), job.plan)[1]

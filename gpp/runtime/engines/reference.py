@@ -1,0 +1,78 @@
+"""The engine of one process: what the plan's pipeline computes, micro-batch by micro-batch, without the pipeline.
+
+Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real run, and a
+pipeline of any depth learns on one core. What it takes is another matter: such a run says nothing of a pipeline's time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.graph.captured import LOSS, with_total
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
+from gpp.runtime.job import Job
+from gpp.timeline import Versions
+
+VERSIONS = "versions.json"
+"""What the process leaves in `ranks/`, of the weights of each stage."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference(AbstractEngine):
+    """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
+
+    It saves, and goes on, with an empty pipeline only: of a checkpoint of a full one, what was in flight is forgotten.
+    """
+
+    own_runtime: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = True
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "reference"
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {"device_kind": "cpu"}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        _refuse(plan)
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import run_workers
+
+        _refuse(job.plan)
+        settings = job.settings
+        if job.streams and settings.checkpoint_every and not settings.checkpoint_drain:
+            rule = f"engine={self.name} saves where the pipeline is empty, and here it is not"
+            raise InvalidConfig("checkpoint.every", settings.checkpoint_every, rule, "set checkpoint.drain=true")
+        logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
+        steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
+        counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())
+        return Outcome(
+            losses=tuple(losses[LOSS] for losses in steps),
+            terms={name: tuple(losses[name] for losses in steps) for name in (steps[0] if steps else ()) if name != LOSS},
+            evaluations=tuple({"step": done, **with_total(values)} for done, values in sorted(logs.evaluations.items())),
+            versions=Versions(**{what: {int(s): n for s, n in of.items()} for what, of in counted.items()}),
+        )
+
+
+def _refuse(plan: Plan) -> None:
+    """What this engine cannot follow.
+
+    Raises:
+        UnsupportedPlan: names the stage.
+    """
+    refuse_what_does_not_run(plan)
+    for s, stage in enumerate(plan.stages):
+        if stage.turns > 1:
+            raise UnsupportedPlan(
+                f"stage {s}: its replicas take micro-batches in turn, with versions of their own, which engine=reference does not "
+                "follow. Fix: strategy.replicas=split, or engine=distributed"
+            )

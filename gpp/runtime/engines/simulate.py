@@ -1,0 +1,34 @@
+"""The engine that runs nothing: the prediction is the result. No torch is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.job import Job
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulate(AbstractEngine):
+    """Predicts only."""
+
+    runs: ClassVar[bool] = False
+    own_runtime: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = False
+    planner: ClassVar[AbstractPlanner | None] = None
+    name: str = "simulate"
+
+    @property
+    def worker_settings(self) -> dict[str, Any]:
+        return {}
+
+    def check(self, plan: Plan) -> tuple[str, ...]:
+        return ()
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        return Outcome()

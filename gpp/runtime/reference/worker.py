@@ -1,0 +1,55 @@
+"""The process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes what a pipeline's workers write."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from gpp.runtime.checkpoint.checkpoint import Checkpointer
+from gpp.runtime.checkpoint.state import save_final
+from gpp.runtime.engines.reference import VERSIONS
+from gpp.runtime.job import Job
+from gpp.runtime.reference.pipeline import Pipeline
+from gpp.runtime.worker.process import guarded, write_line
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    settings, ranks = job.settings, run_dir / "ranks"
+    pipeline = Pipeline(job, load_file(run_dir / "job" / "weights.safetensors"))
+    named = pipeline.named()
+    checkpoints = Checkpointer(
+        job, run_dir, rank=rank, world=world, weights=named, optimizers=pipeline.optimizers, owned=frozenset(named)
+    )
+    checkpoints.restore()
+    with open(ranks / f"rank_{rank}.jsonl", "w") as out:
+        for first, count in pipeline.passes():
+            start = time.perf_counter()
+            for step, results in enumerate(pipeline.train(first, count), first):
+                end = time.perf_counter()
+                write_line(out, {"step": step, "start": start, "end": end, **results})
+                start = end
+            done = first + count
+            due = done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
+            if job.evaluation and due:
+                write_line(out, {"evaluated": done, **pipeline.evaluate()})
+            if checkpoints.due(done):
+                checkpoints.save(done)
+    checkpoints.wait()
+    tables = {s: stage.table for s, stage in enumerate(pipeline.stages) if stage.table}
+    counted = {
+        "weight_versions": {s: table.policy.copies(table.place) for s, table in tables.items()},
+        "staleness": {s: table.staleness for s, table in tables.items()},
+    }
+    (ranks / VERSIONS).write_text(json.dumps(counted))
+    if settings.final_weights:
+        for stage, state in pipeline.final_state().items():
+            save_final(run_dir, stage, state)
+
+
+if __name__ == "__main__":
+    guarded(Path(sys.argv[1]), _run)

@@ -1,0 +1,218 @@
+"""Messages between devices: the contract, torch.distributed, and a fake for one process.
+
+One ordered channel for each (direction, stage edge, device pair): first-in first-out on every backend,
+so gloo and NCCL run the same program and forks and joins cannot cross.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Protocol, final
+
+import torch
+import torch.distributed as dist
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.program import WORLD, ReduceGroup, reduce_groups
+from gpp.runtime.transport.shared_memory import Rings, RingSize, available, place
+
+Channel = tuple[str, int, int, int, int]
+"""Direction (F or B), source stage, destination stage, source device, destination device."""
+
+
+class Handle(Protocol):
+    """A receive under way."""
+
+    def wait(self) -> object: ...
+
+
+class AbstractTransport(ABC):
+    """Point-to-point messages and sums between the devices of a plan."""
+
+    @abstractmethod
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        """Make room; called once on every device, before any message.
+
+        Args:
+            sizes: of all channels that this device sends or receives on.
+        """
+
+    @abstractmethod
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        """Start to receive the channel's next message into `buffer` (contiguous); wait on the handle before reading."""
+
+    @abstractmethod
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        """Start to send a contiguous tensor; it must not be written to until `flush`."""
+
+    @abstractmethod
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        """Sum `tensor` in place over the devices of gradient group number `group`, or over all of them (`WORLD`)."""
+
+    @abstractmethod
+    def flush(self, limit: int = 0) -> None:
+        """Wait until at most `limit` sends are under way."""
+
+
+def channels_of(plan: Plan) -> tuple[Channel, ...]:
+    """Every channel that a plan may use, in one order on all devices."""
+    out = []
+    for s, t in plan.edges:
+        for a in plan.stages[s].devices:
+            for b in plan.stages[t].devices:
+                if a != b:
+                    out += [("F", s, t, a, b), ("B", t, s, b, a)]
+    return tuple(out)
+
+
+@final
+class TorchTransport(AbstractTransport):
+    """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
+
+    Between processes of one machine messages go through memory (`gpp.runtime.transport.shared_memory`) if `shared_memory` says so. All others go
+    to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        *,
+        device: int,
+        rank_of: dict[int, int],
+        backend: str,
+        shared_memory: bool = True,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._device, self._rank_of, self._timeout_s = device, rank_of, timeout_s
+        self._shares = shared_memory and backend == "gloo" and available()
+        self._tag = {channel: tag for tag, channel in enumerate(channels_of(plan)) if device in channel[3:]}
+        world = dist.distributed_c10d._get_default_group()
+        self._route: dict[Channel, tuple[dist.ProcessGroup, int]] = {}
+        for channel in channels_of(plan):
+            src, dst = rank_of[channel[3]], rank_of[channel[4]]
+            peer = dst if device == channel[3] else src
+            if backend == "nccl":
+                group = dist.new_group([src, dst])
+                if device in channel[3:]:
+                    assert isinstance(group, dist.ProcessGroup)
+                    self._route[channel] = group, dist.get_group_rank(group, peer)
+            elif device in channel[3:]:
+                self._route[channel] = world, peer
+        self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
+        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._rings: Rings | None = None
+        self._near: set[Channel] = set()
+
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        if not self._shares:
+            return
+        own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
+        rings = Rings(own, self._timeout_s)
+        places = _gather([*place(), os.getpid(), rings.descriptor])
+        me, near = places[dist.get_rank()], set()
+        reached = 1
+        for channel in sizes:
+            peer = places[self._rank_of[channel[3] if channel[4] == self._device else channel[4]]]
+            if peer[:2] == me[:2]:
+                near.add(channel)
+        for device in sorted({channel[4] for channel in near} - {self._device}):
+            _, _, pid, descriptor = places[self._rank_of[device]]
+            try:
+                rings.connect(pid, descriptor, [self._tag[channel] for channel in near if channel[4] == device])
+            except OSError:
+                reached = 0
+        # All or nobody: both ends of a channel must agree. By now everybody has mapped what it needs.
+        if min(found for (found,) in _gather([reached])):
+            self._rings, self._near = rings, near
+
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        if channel in self._near and self._rings:
+            return self._rings.post(self._tag[channel], buffer)
+        group, peer = self._route[channel]
+        return group.recv([buffer], peer, self._tag[channel])
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        if channel in self._near and self._rings:
+            self._rings.outgoing[self._tag[channel]].put(tensor)
+            return
+        group, peer = self._route[channel]
+        # The tensor stays referenced until its send is done: the backend reads from its memory.
+        self._pending.append((group.send([tensor], peer, self._tag[channel]), tensor))
+        while self._pending and self._pending[0][0].is_completed():
+            self._pending.popleft()
+
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, group=None if group == WORLD else self._reduce[group])
+
+    def flush(self, limit: int = 0) -> None:
+        if self._rings:
+            self._rings.flush(limit)
+        while len(self._pending) > limit:
+            self._pending.popleft()[0].wait()
+
+
+def _gather(values: list[int]) -> list[list[int]]:
+    """Every rank's numbers, by rank."""
+    own = torch.tensor(values, dtype=torch.int64)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return [one.tolist() for one in found]
+
+
+class FakeNetwork:
+    """Queues shared by the fake transports of one process (one thread a device)."""
+
+    def __init__(self, groups: tuple[ReduceGroup, ...], num_devices: int, timeout_s: float = 60.0) -> None:
+        self.queues: dict[Channel, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self.lock = threading.Lock()
+        self.timeout_s = timeout_s
+        sizes = {WORLD: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
+        self.barriers = {g: threading.Barrier(size) for g, size in sizes.items()}
+        self.terms: dict[int, dict[int, torch.Tensor]] = {g: {} for g in sizes}
+
+
+@final
+class FakeTransport(AbstractTransport):
+    """The same contract inside one process, so that distributed logic is tested without processes."""
+
+    def __init__(self, network: FakeNetwork, device: int) -> None:
+        self._network, self._device = network, device
+
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        return None
+
+    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+        return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s)
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        self._queue(channel).put(tensor.detach().clone())
+
+    def _queue(self, channel: Channel) -> queue.Queue[torch.Tensor]:
+        with self._network.lock:
+            return self._network.queues[channel]
+
+    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+        terms, barrier = self._network.terms[group], self._network.barriers[group]
+        terms[self._device] = tensor.clone()
+        barrier.wait(self._network.timeout_s)
+        # In the order of the devices: the order of arrival would change the last bit from run to run.
+        tensor.copy_(torch.stack([terms[device] for device in sorted(terms)]).sum(0))
+        barrier.wait(self._network.timeout_s)
+
+    def flush(self, limit: int = 0) -> None:
+        return None
+
+
+class _FakeReceive:
+    def __init__(self, source: queue.Queue[torch.Tensor], buffer: torch.Tensor, timeout_s: float) -> None:
+        self._source, self._buffer, self._timeout_s = source, buffer, timeout_s
+
+    def wait(self) -> None:
+        self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))

@@ -1,0 +1,78 @@
+"""The gradients of one device's parameters: sums over replicas and tied weights, and the global norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from gpp.program.program import WORLD, ReduceGroup
+from gpp.runtime.transport.channels import AbstractTransport
+
+
+class Gradients:
+    """Holds the gradients that are summed with other devices in one contiguous buffer a group.
+
+    Args:
+        params: the device's parameters by full name.
+        groups: of `gpp.program.program.reduce_groups`; those that this device is in.
+        clip_norm: largest norm of all gradients of the model; None for no clipping.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, torch.nn.Parameter],
+        groups: Sequence[ReduceGroup],
+        *,
+        device_id: int,
+        transport: AbstractTransport,
+        clip_norm: float | None,
+    ) -> None:
+        self.transport, self.clip_norm = transport, clip_norm
+        self.params = {name: param for name, param in params.items() if param.requires_grad}
+        self.norm: float | None = None
+        self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
+        # A sum that several devices hold counts once in the norm: at the first of them.
+        elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
+        self._counted = [param for name, param in self.params.items() if name not in elsewhere]
+        self._flat: dict[int, torch.Tensor] = {}
+        for g, group in self._groups.items():
+            own = [self.params[name] for name in group.params]
+            flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
+            at = 0
+            for param in own:
+                # Autograd adds into it in place, so the sum over devices needs no packing.
+                param.grad = flat[at : at + param.numel()].view_as(param)
+                at += param.numel()
+        shared = {name for group in self._groups.values() for name in group.params}
+        self._own = [param for name, param in self.params.items() if name not in shared]
+
+    def reduce(self, group: int) -> int:
+        """Sum a group's gradients over its devices; returns the bytes that a ring moves over each member's link."""
+        flat, n = self._flat[group], len(self._groups[group].devices)
+        self.transport.reduce(group, flat)
+        return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
+
+    def clip(self) -> int:
+        """Scale all gradients down to the largest norm allowed, if they are larger; returns the bytes moved.
+
+        As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
+        """
+        grads = [param.grad for param in self._counted if param.grad is not None]
+        device = next((param.device for param in self.params.values()), torch.device("cpu"))
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        if grads:
+            total += get_total_norm(grads).double().square()
+        self.transport.reduce(WORLD, total)
+        norm = total.sqrt()[0]
+        clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
+        self.norm = float(norm)
+        return total.numel() * total.element_size()
+
+    def clear(self) -> None:
+        """After the update: nothing is left of this step's gradients."""
+        for flat in self._flat.values():
+            flat.zero_()
+        for param in self._own:
+            param.grad = None

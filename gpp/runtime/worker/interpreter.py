@@ -1,0 +1,162 @@
+"""Walks one device's list of actions: one handler for each kind, and a clock around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from gpp.program.program import COMPUTE, RECEIVES, SENDS, Action
+from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.stage import Span
+from gpp.timeline import Event
+
+
+class Runner(Protocol):
+    """A stage on a device, as the interpreter sees it; `gpp.runtime.worker.stage.StageRunner` has the contract."""
+
+    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None: ...
+    def arrive(self, direction: str, microbatch: int) -> None: ...
+    def forward(self, microbatch: int) -> Span | None: ...
+    def backward(self, microbatch: int) -> Span | None: ...
+    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int: ...
+
+
+class Sums(Protocol):
+    """What devices add up before the update; `gpp.runtime.worker.gradients.Gradients` has the contract."""
+
+    def reduce(self, group: int) -> int: ...
+    def clip(self) -> int: ...
+
+
+R = TypeVar("R", bound=Runner)
+T = TypeVar("T")
+
+
+class Interpreter(Generic[R]):
+    """Runs a device's actions of one program.
+
+    Args:
+        runners: stage -> who runs it, for the stages of this device.
+        update: (stage, mini-batch of the pass) -> its optimizer step.
+        updated: called after each of them, when its event is recorded.
+        pending_limit: sends under way at a time; None for no limit.
+        status: is told every action, and every wait for others.
+    """
+
+    def __init__(
+        self,
+        actions: Iterable[Action],
+        runners: Mapping[int, R],
+        transport: AbstractTransport,
+        *,
+        device_id: int,
+        gradients: Sums | None = None,
+        update: Callable[[int, int], None] = lambda stage, minibatch: None,
+        updated: Callable[[int, int], None] | None = None,
+        pending_limit: int | None = None,
+        status: AbstractStatus | None = None,
+    ) -> None:
+        self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
+        self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
+        self.events: list[Event] = []
+        self.waited_s = 0.0
+        self.status = status or NoStatus()
+        self.actions = list(_flagged(actions))
+        self.handlers: dict[str, Callable[[Action, bool], int | Span | None]] = {
+            "F": self._compute,
+            "B": self._compute,
+            "RF": self._receive,
+            "RB": self._receive,
+            "SF": self._send,
+            "SB": self._send,
+            "R": self._reduce,
+            "N": self._norm,
+            "U": self._update,
+        }
+
+    def run(self, actions: Iterable[Action] | None = None) -> None:
+        """Run the list once, or `actions` in its place: a pass of another length.
+
+        `events` then holds what the device did, waiting excluded, and `waited_s` how long it waited for messages
+        and for the other members of reductions; both since the last `take`.
+        """
+        self.take()
+        clock, device, handlers = time.perf_counter, self.device_id, self.handlers
+        at, index = self.status.at, -1
+        for index, (action, last) in enumerate(self.actions if actions is None else _flagged(actions)):
+            at(index)
+            kind = action.kind
+            if kind in COMPUTE:
+                span = handlers[kind](action, last)
+                if isinstance(span, tuple):
+                    self.events.append(Event(device, kind, action.stage, action.microbatch, *span))
+                continue
+            start = clock()
+            num_bytes = handlers[kind](action, last)
+            if kind not in RECEIVES and isinstance(num_bytes, int):
+                self.events.append(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+            if kind == "U" and self.updated:
+                self.updated(action.stage, action.microbatch)
+        at(index + 1)
+        self._wait(self.transport.flush)
+
+    def take(self) -> tuple[list[Event], float]:
+        """Events and seconds waited since the last call."""
+        found = self.events, self.waited_s
+        self.events, self.waited_s = [], 0.0
+        return found
+
+    def _compute(self, action: Action, last: bool) -> Span | None:
+        runner, kind = self.runners[action.stage], action.kind
+        self._wait(runner.arrive, kind, action.microbatch)
+        return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
+
+    def _receive(self, action: Action, last: bool) -> None:
+        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        self.runners[stage].post(kind[1], microbatch, peer_stage, peer_device, lo, hi)
+
+    def _send(self, action: Action, last: bool) -> int | None:
+        if self.pending_limit is not None:
+            self.status.waiting(True)
+            self.transport.flush(self.pending_limit)
+            self.status.waiting(False)
+        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        # Handed over in memory, nothing was sent.
+        return self.runners[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
+
+    def _reduce(self, action: Action, last: bool) -> int:
+        assert self.gradients is not None
+        return self._wait(self.gradients.reduce, action.microbatch)
+
+    def _norm(self, action: Action, last: bool) -> int:
+        assert self.gradients is not None
+        return self._wait(self.gradients.clip)
+
+    def _wait(self, call: Callable[..., T], *args: object) -> T:
+        """Call what waits for others: the status says so meanwhile, and `waited_s` how long it was."""
+        self.status.waiting(True)
+        start = time.perf_counter()
+        out = call(*args)
+        self.waited_s += time.perf_counter() - start
+        self.status.waiting(False)
+        return out
+
+    def _update(self, action: Action, last: bool) -> int:
+        self.update(action.stage, action.microbatch)
+        return 0
+
+
+def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:
+    """Each action, and whether it is the last send of what a compute action made, which frees it.
+
+    Those sends follow the action at once, so a look at the next one tells.
+    """
+    before: Action | None = None
+    for action in actions:
+        if before is not None:
+            yield before, before.kind in SENDS and before[:3] != action[:3]
+        before = action
+    if before is not None:
+        yield before, before.kind in SENDS

@@ -1,0 +1,149 @@
+"""What crosses the boundary of a stage: how the tensors of one message lie in one contiguous buffer.
+
+Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` says where the module has it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.program import SENDS, Action
+from gpp.runtime.transport.channels import Channel
+from gpp.runtime.transport.shared_memory import RingSize
+from gpp.schedules.passes import POSTED_AHEAD
+
+if TYPE_CHECKING:
+    from gpp.capture.stage import StageModule, TensorSpec
+
+ALIGN = 16
+"""Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
+
+
+@dataclass(slots=True)
+class Layout:
+    """How the tensors of one message lie in its buffer."""
+
+    names: tuple[str, ...]
+    specs: tuple[TensorSpec, ...]
+
+    def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
+        """The tensors inside `buffer`, batch first."""
+        if len(self.names) == 1:
+            return [buffer]
+        out, at = [], 0
+        for spec in self.specs:
+            shape = (samples, *spec.shape)
+            size = _num_bytes(shape, spec.dtype)
+            out.append(buffer[at : at + size].view(spec.dtype).view(shape))
+            at += -(-size // ALIGN) * ALIGN
+        return out
+
+    def num_bytes(self, samples: int) -> int:
+        """Bytes of a message."""
+        if not self.names:
+            return 1
+        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.specs]
+        return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
+
+    def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
+        """An empty buffer; of an order-only edge, one byte."""
+        if not self.names:
+            return torch.zeros(1, dtype=torch.uint8, device=device)
+        if len(self.names) == 1:
+            return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
+        return torch.empty(self.num_bytes(samples), dtype=torch.uint8, device=device)
+
+    def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
+        """One contiguous buffer that holds batch-first `tensors`."""
+        if len(tensors) == 1:
+            return tensors[0].contiguous()
+        buffer = self.buffer(samples, device)
+        for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
+            view.copy_(tensor)
+        return buffer
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return size
+
+
+def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
+    """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
+    kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
+    return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """Layouts of a stage's messages, by neighbour stage.
+
+    Args:
+        incoming, outgoing: of forward messages, from predecessors and to successors.
+        returning_in, returning_out: of gradients, from successors and to predecessors.
+    """
+
+    incoming: dict[int, Layout]
+    outgoing: dict[int, Layout]
+    returning_in: dict[int, Layout]
+    returning_out: dict[int, Layout]
+
+
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Border:
+    """The boundary of `stage`, whose module is `module`."""
+    out = Border(incoming={}, outgoing={}, returning_in={}, returning_out={})
+    for (s, t), tensors in plan.edge_tensors(graph).items():
+        if stage in (s, t):
+            specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
+            peer = t if stage == s else s
+            forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
+            forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
+    return out
+
+
+def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Border]) -> dict[Channel, RingSize]:
+    """The room that each channel of `device` needs for one pass over its actions.
+
+    Args:
+        boundaries: of the device's stages.
+    """
+    largest: dict[Channel, int] = {}
+    count: Counter[Channel] = Counter()
+    for action in actions:
+        if action.peer_device in (-1, device):
+            continue
+        direction, own, lays = action.kind[1], action.stage, boundaries[action.stage]
+        if action.kind in SENDS:
+            lay = (lays.outgoing if direction == "F" else lays.returning_out)[action.peer_stage]
+            channel = (direction, own, action.peer_stage, device, action.peer_device)
+        else:
+            lay = (lays.incoming if direction == "F" else lays.returning_in)[action.peer_stage]
+            channel = (direction, action.peer_stage, own, action.peer_device, device)
+        largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
+        count[channel] += 1
+    return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
+
+
+def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
+    """How many sends a device may have under way in a training step; None where its backward passes hold it back already.
+
+    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead, and the
+    messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one of them keeps in
+    flight, so with room for those on every edge, and for what is posted ahead, somebody always waits for the oldest message.
+    """
+    found = list(actions)
+    if any(action.kind == "B" for action in found):
+        return None
+    sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
+    smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)
+    ahead = -(-max(stage.ahead * stage.turns * stage.microbatch_size for stage in plan.stages) // smallest)
+    return max(sends.values(), default=1) * (ahead + POSTED_AHEAD)

@@ -1,0 +1,244 @@
+"""One worker process: how it begins, connects, writes down what happens, and ends.
+
+ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
+      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (the connection to another rank) or `ended` (by SIGTERM)
+      rank_N.clock.json  how far its clock is from rank 0's, where they may be on several machines
+      rank_N.end.json    that it came to its end, and with which job
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from gpp.errors import GppError, InvalidConfig, WorkerFailed
+from gpp.runtime.hang_detection.diagnosis import Diagnosis
+from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
+from gpp.runtime.hang_detection.watchdog import Watchdog
+from gpp.runtime.job import Job
+from gpp.runtime.transport.channels import TorchTransport
+from gpp.runtime.transport.network import FAR_S, clock_offset_s, interface_of, join, meet, open_store, program_digest
+from gpp.runtime.transport.shared_memory import place
+
+KEPT_STEPS = 8
+"""Steps whose events a worker keeps for the measured timeline: the last ones."""
+
+BEAT_S = 0.25
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def write_line(out: TextIO, record: dict[str, Any]) -> None:
+    """One JSON line, visible to the controller at once."""
+    out.write(json.dumps(record) + "\n")
+    out.flush()
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent, even if it is stopped."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _keep_alive(status: Status) -> None:
+    """Give signs of life, and end this process when its launcher is gone, so that no orphan stays behind."""
+    parent = os.getppid()
+    # Where the kernel cannot be asked, the thread below does the rest.
+    die_with_parent()
+
+    def beat() -> None:
+        while os.getppid() == parent:
+            status.beat()
+            time.sleep(BEAT_S)
+        os._exit(1)
+
+    threading.Thread(target=beat, daemon=True).start()
+
+
+def _note_end(ranks: Path, rank: int) -> None:
+    """Write down that the launcher ends this process (because another one failed), which tells it from one that was killed.
+
+    A handler alone would run when the backend's wait returns, which may be never: a thread reads of the signal.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(read, 1) != bytes([signal.SIGTERM]):
+            pass
+        report(ranks, rank, WorkerFailed(rank, "ended by its launcher (SIGTERM)"), "ended")
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
+    """Join the process group of a job; returns where the caller may say what it does.
+
+    Raises:
+        InvalidConfig: this machine lacks the interface to bind.
+        WorkerFailed: not all ranks came in time, or one read another job.
+    """
+    settings, ranks = job.settings, run_dir / "ranks"
+    status = Status(status_path(ranks, rank))
+    status.enter(STARTING)
+    if settings.launch != "local":
+        _note_end(ranks, rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
+    store = open_store(job, run_dir, rank, world)
+    meet(job, run_dir, store, rank, world)
+    watchdog = None
+    if settings.launch != "local":
+        watchdog = Watchdog(job, ranks, rank=rank, world=world, store=store, report=lambda d: _hang(ranks, rank, d))
+    join(job, store, rank, world)
+    if watchdog:
+        watchdog.start()
+        (ranks / f"rank_{rank}.clock.json").write_text(json.dumps({"offset_s": clock_offset_s(store, rank, world, place()[0])}))
+    status.enter(SILENT)
+    return status
+
+
+def disconnect(status: AbstractStatus) -> None:
+    """Leave the process group, when all others are about to: nobody closes a connection that another still reads from."""
+    status.enter(FINISHING)
+    status.waiting(True)
+    dist.barrier()
+    status.enter(ENDED)
+    dist.destroy_process_group()
+
+
+def _hang(ranks: Path, rank: int, diagnosis: Diagnosis) -> None:
+    error = WorkerFailed(diagnosis.rank, diagnosis.reason)
+    report(ranks, rank, error, "hang", out=len(diagnosis.out))
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any) -> None:
+    """Write down why this rank fails; the first report stays."""
+    path = ranks / f"rank_{rank}.error.json"
+    if path.exists():
+        return
+    ours = isinstance(error, GppError)
+    text = error.reason if isinstance(error, WorkerFailed) else str(error) if ours else f"{type(error).__name__}: {error}"
+    found = {
+        "rank": rank,
+        "cause": error.rank if isinstance(error, WorkerFailed) else rank,
+        "kind": kind,
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "error": text,
+        "traceback": "" if ours else "".join(traceback.format_exception(error)),
+        "out": 0,
+        **more,
+    }
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(found))
+    os.replace(fresh, path)
+
+
+def _kind(error: Exception) -> str:
+    """Whether an error is this rank's own, or what the end of another rank looks like from here."""
+    text = str(error).lower()
+    lost = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
+    return "lost" if lost and not isinstance(error, GppError) else "error"
+
+
+def _place() -> tuple[int, int]:
+    """This process's rank and the number of workers, from its launcher."""
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        sys.exit(
+            "error: a worker is started by run.py or torchrun, which set RANK and WORLD_SIZE. "
+            "Fix: torchrun --nproc-per-node N -m gpp.runtime.worker RUN_DIR, or python run.py"
+        )
+
+
+def check_world(job: Job, world: int) -> None:
+    """Refuse another number of workers than the plan has devices.
+
+    Raises:
+        InvalidConfig: says how many there must be.
+    """
+    devices = len(job.program.actions)
+    if world != devices:
+        rule = f"the plan has {devices} devices, and every one is a worker"
+        raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
+
+
+def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTransport, AbstractStatus]:
+    """What a worker of the project's own runtime begins with: its device of the plan, its messages, its status.
+
+    Raises:
+        InvalidConfig: not as many workers as the plan has devices.
+    """
+    devices = sorted(job.plan.stages_of_device)
+    check_world(job, world)
+    status = connect(job, run_dir, rank, world)
+    status.enter(STARTING)
+    transport = TorchTransport(
+        job.plan,
+        job.graph,
+        device=devices[rank],
+        rank_of={d: r for r, d in enumerate(devices)},
+        backend=job.settings.backend,
+        shared_memory=job.settings.shared_memory,
+        timeout_s=FAR_S,
+    )
+    return devices[rank], transport, status
+
+
+def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:
+    """Run this process's share of a job and end the process; what goes wrong is written down for the controller.
+
+    Args:
+        job: None to read it from `run_dir`.
+    """
+    rank, world = _place()
+    if not (run_dir / "job" / "settings.json").is_file():
+        sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
+    ranks = run_dir / "ranks"
+    ranks.mkdir(exist_ok=True)
+    for name in ("status", "error.json", "clock.json", "end.json"):
+        (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
+    _keep_alive(Status(status_path(ranks, rank)))
+    code = 0
+    try:
+        job = job or Job.load(run_dir)
+        torch.set_num_threads(job.settings.threads)
+        device = torch.device("cpu")
+        if job.settings.device_kind == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+            torch.cuda.set_device(device)
+        run(job, run_dir, rank, world, device)
+        end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
+        (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))
+    except Exception as error:
+        report(ranks, rank, error, _kind(error))
+        if isinstance(error, GppError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A process group left open by a failure would block the interpreter's normal exit.
+    os._exit(code)

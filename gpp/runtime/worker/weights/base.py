@@ -1,0 +1,210 @@
+"""What carries a weight policy out on one stage of one device.
+
+The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the module's
+parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the masters. An in-place
+update of a tensor that an unfinished backward needs would be refused by autograd, and swapping `param.data` under a graph is
+silently wrong for some operators; so a leaf of a graph keeps its memory, and what is written there is written past autograd.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gpp.optimizers import AbstractOptimizer
+from gpp.runtime.worker.weights.prediction import keep_direction, predictor
+from gpp.weights.base import AbstractWeights, PipelinePosition
+from gpp.weights.pipeoptim import PipeOptim
+
+
+class Parameters:
+    """The trained parameters of a stage's module, and other tensors in their place.
+
+    Args:
+        module: holds parameters, tied ones perhaps at several places.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.masters = [p for p in module.parameters() if p.requires_grad]
+        index = {id(p): i for i, p in enumerate(self.masters)}
+        self._places = [
+            (owner._parameters, name, index[id(p)])
+            for owner in module.modules()
+            for name, p in owner._parameters.items()
+            if id(p) in index
+        ]
+
+    def install(self, tensors: Sequence[Tensor]) -> None:
+        """Let the module compute with `tensors`."""
+        for holder, name, i in self._places:
+            holder[name] = tensors[i]  # type: ignore[assignment]
+
+
+def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Leaves in the memory of `tensors`; writes to these go unseen by autograd."""
+    return [tensor.data.requires_grad_() for tensor in tensors]
+
+
+def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Write the values of `tensors` into others of the same shapes."""
+    with torch.no_grad():
+        for target, tensor in zip(into, tensors, strict=True):
+            target.copy_(tensor)
+
+
+class AbstractStageWeights(ABC):
+    """The weights of one stage on one device.
+
+    Args:
+        policy, place: what to do, and where the stage stands.
+        optimizer: of the masters.
+        spec: its settings.
+        rate: number of an update -> its learning rate.
+        saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
+
+    Micro-batches are counted by the device: where replicas take turns (`gpp.plan.stage.Stage.round_robin`), only its own.
+    `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`, if it is made a
+    list, gets (F or B, micro-batch, version) of every pass.
+    """
+
+    def __init__(
+        self,
+        policy: AbstractWeights,
+        place: PipelinePosition,
+        module: nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer,
+        spec: AbstractOptimizer,
+        rate: Callable[[int], float],
+        saved_at: Callable[[int], bool] = lambda updates: False,
+    ) -> None:
+        self.policy, self.place, self.optimizer, self.spec, self.rate = policy, place, optimizer, spec, rate
+        self.saved_at = saved_at
+        self.parameters, self.module = Parameters(module), module
+        self._before: dict[str, Tensor] = {}
+        self.masters = self.parameters.masters
+        self.version = self.start = self.first = self.staleness = 0
+        self._used: dict[int, int] = {}
+        self.remembered: dict[str, list[Tensor]] = {}
+        self.log: list[tuple[str, int, int]] | None = None
+        self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
+        self._keeps_direction = policy.predicts and not spec.keeps_direction
+        options = {"future": policy.future, "decay": policy.decay} if isinstance(policy, PipeOptim) else {}
+        self._predict = predictor(spec, optimizer, **options) if policy.predicts else None
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights held at most so far."""
+        return 1 + len(self.scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the copies beside the optimizer's own."""
+        return sum(t.numel() * t.element_size() for tensors in self.scratch for t in tensors)
+
+    def storages(self) -> set[int]:
+        """Addresses of the memory of all copies."""
+        return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch) for t in tensors}
+
+    def allocate(self) -> list[Tensor]:
+        """Memory for one more copy."""
+        self.scratch.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
+        return self.scratch[-1]
+
+    def extrapolate(self, into: Sequence[Tensor], horizon: int) -> None:
+        """Write the weights `horizon` updates ahead."""
+        assert self._predict is not None
+        self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
+
+    def begin(self, first: int, start: int | None = None, remembered: Mapping[str, list[Tensor]] | None = None) -> None:
+        """A pass begins with mini-batch number `first`.
+
+        Args:
+            start: updates made when the pipeline was last empty; None: it is empty now.
+            remembered: what `history` gave after `first` updates, where the pipeline was full.
+        """
+        self.version = self.first = first
+        self.start = first if start is None else start
+        self.remembered = dict(remembered or {})
+        self.reset()
+
+    def in_flight_at_save(self, number: int) -> bool:
+        """Whether the micro-batch is in flight at a checkpoint: its forward comes before the last update, its backward after."""
+        m = self.place.accumulation
+        return any(self.saved_at(done) for done in range((number - self.place.warmup) // m + 1, number // m + 1))
+
+    def number(self, microbatch: int) -> int:
+        """A micro-batch of the pass, counted from the start of the run."""
+        return self.first * self.place.accumulation + microbatch
+
+    def hand_over(self, leaves: Sequence[Tensor]) -> None:
+        """Before a backward: let leaves add into what the masters have accumulated."""
+        for master, leaf in zip(self.masters, leaves, strict=True):
+            leaf.grad = master.grad
+
+    def take_back(self, leaves: Sequence[Tensor]) -> None:
+        """After it: the gradients are the masters'."""
+        for master, leaf in zip(self.masters, leaves, strict=True):
+            master.grad, leaf.grad = leaf.grad, None
+
+    def settle(self) -> None:
+        """The pipeline is empty: the module computes with the real weights again."""
+        self.parameters.install(self.masters)
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        self.make_room()
+        self.optimizer.step()
+        if self._keeps_direction:
+            keep_direction(self.spec, self.optimizer, self.masters)
+        self.version += 1
+
+    def forward(self, microbatch: int) -> None:
+        """Before the forward of a micro-batch of the pass: give the module the weights that it is to use."""
+        minibatch, within = divmod(self.number(microbatch), self.place.accumulation)
+        if not within and self.place.warmup and self.saved_at(minibatch):
+            # Whoever goes on from that checkpoint repeats this forward, which may move running statistics.
+            self._before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        version = self._used[microbatch] = self.ready(microbatch)
+        if self.log is not None:
+            self.log.append(("F", self.number(microbatch), version))
+
+    def backward(self, microbatch: int) -> None:
+        """Before its backward."""
+        version = self.prepare(microbatch)
+        self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
+        if self.log is not None:
+            self.log.append(("B", self.number(microbatch), version))
+
+    @abstractmethod
+    def reset(self) -> None:
+        """All that is there is the latest version."""
+
+    def take_before(self) -> dict[str, Tensor]:
+        """Buffers as the first forward after the last update found them, where that came before the update."""
+        found, self._before = self._before, {}
+        return found
+
+    @abstractmethod
+    def history(self) -> dict[str, list[Tensor]]:
+        """Right after an update: what else than the latest weights is needed to go on from here with the forwards of what is in
+        flight repeated; keys count from here."""
+
+    @abstractmethod
+    def make_room(self) -> None:
+        """Before an update, which is made in place: save what a pass still needs of the version that it replaces."""
+
+    @abstractmethod
+    def ready(self, microbatch: int) -> int:
+        """Install what the forward of a micro-batch of the pass uses; returns its version, or the one it is extrapolated from."""
+
+    @abstractmethod
+    def prepare(self, microbatch: int) -> int:
+        """The same for its backward, whose graph refers to the forward's leaves."""
+
+    @abstractmethod
+    def done(self, microbatch: int) -> None:
+        """After its backward: take the gradients."""

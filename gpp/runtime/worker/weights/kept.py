@@ -1,0 +1,76 @@
+"""Versions that live as long as a micro-batch needs them: stashing, vertical sync, double buffering.
+
+Every version has memory and leaves of its own, so a backward finds the very tensors of its forward, and nothing is copied around a
+pass. An update of a version that is still needed first moves the masters, by one copy, into memory that nobody needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from gpp.runtime.worker.weights.base import AbstractStageWeights, alias, copy_values
+
+
+@dataclass(slots=True)
+class _Version:
+    number: int
+    tensors: list[Tensor]
+    leaves: list[Tensor]
+    users: int = 0
+
+
+@final
+class Kept(AbstractStageWeights):
+    """Forward and backward of a micro-batch on one version, which the policy names."""
+
+    def reset(self) -> None:
+        held = {t.data_ptr() for t in self.masters}
+        # The masters may have moved into what was scratch memory, and left what was theirs.
+        self._free = [tensors for tensors in (self.own, *self.scratch) if {t.data_ptr() for t in tensors} != held]
+        self._versions = {self.version: _Version(self.version, [m.data for m in self.masters], alias(self.masters))}
+        self._of: dict[int, _Version] = {}
+        self._next = self.number(0)
+        for key, tensors in self.remembered.items():
+            number, memory = self.version - int(key), self._free.pop() if self._free else self.allocate()
+            copy_values(memory, tensors)
+            self._versions[number] = _Version(number, memory, alias(memory))
+
+    def history(self) -> dict[str, list[Tensor]]:
+        return {str(self.version - n): v.tensors for n, v in self._versions.items() if n != self.version}
+
+    def ready(self, microbatch: int) -> int:
+        number = self.number(microbatch)
+        which = self.policy.forward_version(self.place, number, self.start)
+        version = self._of[microbatch] = self._versions[which]
+        version.users += 1
+        self._next = number + 1
+        self.parameters.install(version.leaves)
+        return which
+
+    def prepare(self, microbatch: int) -> int:
+        self.hand_over(self._of[microbatch].leaves)
+        return self._of[microbatch].number
+
+    def done(self, microbatch: int) -> None:
+        version = self._of.pop(microbatch)
+        version.users -= 1
+        self.take_back(version.leaves)
+
+    def make_room(self) -> None:
+        oldest = self.policy.forward_version(self.place, self._next, self.start)
+        for number in [n for n, v in self._versions.items() if n < oldest and not v.users and n != self.version]:
+            self._free.append(self._versions.pop(number).tensors)
+        latest = self._versions[self.version]
+        if not latest.users and oldest > self.version:
+            latest.number += 1
+            self._versions[latest.number] = self._versions.pop(self.version)
+            return
+        fresh = self._free.pop() if self._free else self.allocate()
+        copy_values(fresh, self.masters)
+        for into, master in zip(fresh, self.masters, strict=True):
+            # No graph refers to a master, only to leaves, so it may move.
+            master.data = into
+        self._versions[self.version + 1] = _Version(self.version + 1, fresh, alias(fresh))

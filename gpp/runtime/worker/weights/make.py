@@ -1,0 +1,20 @@
+"""From a policy's value to what carries it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gpp.runtime.worker.weights.base import AbstractStageWeights
+from gpp.runtime.worker.weights.foreseen import Foreseen
+from gpp.runtime.worker.weights.kept import Kept
+from gpp.runtime.worker.weights.slots import Slots
+from gpp.weights.base import AbstractWeights, PipelinePosition
+
+
+def stage_weights(policy: AbstractWeights, place: PipelinePosition, module: nn.Module, **settings: Any) -> AbstractStageWeights:
+    """The weights of a stage; `settings` as of `AbstractStageWeights`."""
+    if policy.backward != "same":
+        return Slots(policy, place, module, **settings)
+    return (Foreseen if policy.predicts else Kept)(policy, place, module, **settings)

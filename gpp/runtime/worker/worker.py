@@ -1,0 +1,401 @@
+"""One worker = one device: `python -m gpp.runtime.worker RUN_DIR` under RANK and WORLD_SIZE.
+
+A worker knows no Hydra and imports no user model: it reads the job, cuts its stage out of the captured
+graph, loads that stage's weights only, and walks its list of actions for every step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+from safetensors import safe_open
+
+from gpp.capture.stage import StageModule, build_stage, tie
+from gpp.data.sampler import minibatch
+from gpp.program.program import Program, reduce_groups
+from gpp.program.steady_state import accumulation, fill, of_length
+from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.state import Slices, save_final, static_bytes
+from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
+from gpp.runtime.job import Job, restore
+from gpp.runtime.passes import pass_at
+from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
+from gpp.runtime.worker.meter import MemoryMeter
+from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.stage import Fetch, StageRunner
+from gpp.runtime.worker.weights.base import AbstractStageWeights
+from gpp.runtime.worker.weights.make import stage_weights
+
+if TYPE_CHECKING:
+    from gpp.data.base import Samples
+
+EVALUATION_SENDS = 16
+"""Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
+
+
+class Worker:
+    """A device's share of a job.
+
+    Args:
+        device_id: the device of the plan that this worker is.
+        device: the torch device.
+        transport: messages to the other devices.
+        status: is told what the worker does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run_dir: Path,
+        *,
+        device_id: int,
+        device: torch.device,
+        transport: AbstractTransport,
+        status: AbstractStatus | None = None,
+    ) -> None:
+        self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
+        self.status = status or NoStatus()
+        plan, settings = job.plan, job.settings
+        self.stages = plan.stages_of_device[device_id]
+        self.modules = self._build(run_dir)
+        self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
+        self.spec = restore(settings.optimizer)
+        self.optimizers = self._optimizers()
+        self.weights = self._weights()
+        # A model in memory has no settings; its data needs none.
+        self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
+        self.samples: dict[str, Samples] = {}
+        self.num_train = settings.train_samples
+        self.gradients = Gradients(
+            self.params,
+            reduce_groups(plan, job.graph),
+            device_id=device_id,
+            transport=transport,
+            clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+        )
+        self.training = Interpreter(
+            job.program.actions[device_id],
+            self._runners(self.modules, job.program, train=True),
+            transport,
+            device_id=device_id,
+            gradients=self.gradients,
+            update=self._update,
+            updated=self._updated if job.streams else None,
+            pending_limit=most_sends(job.program.actions[device_id], plan),
+            status=self.status,
+        )
+        self.evaluation = self._evaluation() if job.evaluation else None
+        transport.prepare(self._ring_sizes())
+        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        self.checkpoints = Checkpointer(
+            job,
+            run_dir,
+            rank=sorted(plan.stage_of_device).index(device_id),
+            world=plan.num_devices,
+            weights=weights,
+            optimizers=list(self.optimizers.values()),
+            owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
+        )
+        self.checkpoints.restore()
+        self.step = settings.first_step
+        # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
+        self._ahead = fill(plan) if job.streams else 0
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
+        self._since, self._start, self._stop = 0.0, 0, 0
+        self._log: Callable[[dict[str, Any]], None] = lambda record: None
+
+    def _build(self, run_dir: Path) -> dict[int, StageModule]:
+        """The device's stages with their weights; no other stage's tensors are read."""
+        job, settings = self.job, self.job.settings
+        modules: dict[int, StageModule] = {}
+        with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(self.device)) as weights:
+            for s in self.stages:
+                nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
+                module = modules[s] = build_stage(job.captured, nodes, device=self.device)
+                module.load(Slices(weights))
+        tie(modules.values())
+        if settings.compile:
+            for module in modules.values():
+                module.compile_with(settings.compile)
+        return modules
+
+    def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
+        """One for each stage that trains something; a weight that two stages of this device share belongs to the first."""
+        out, taken = {}, set()
+        for s, module in self.modules.items():
+            own = [p for p in module.parameters() if p.requires_grad and p not in taken]
+            taken.update(own)
+            if own:
+                out[s] = self.spec.build(own)
+        return out
+
+    def _weights(self) -> dict[int, AbstractStageWeights]:
+        """What a policy other than flushing does, for each stage that trains something."""
+        if not self.job.streams:
+            return {}
+        policy, plan = restore(self.job.settings.weights), self.job.plan
+        settings = {"spec": self.spec, "rate": self._rate, "saved_at": self._saved_at}
+        return {
+            s: stage_weights(policy, plan.position(s), self.modules[s], optimizer=optimizer, **settings)
+            for s, optimizer in self.optimizers.items()
+        }
+
+    def _rate(self, update: int) -> float:
+        """The learning rate of an update."""
+        return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
+
+    def _runners(self, modules: Mapping[int, StageModule], program: Program, *, train: bool) -> dict[int, StageRunner]:
+        plan, settings, handover = self.job.plan, self.job.settings, {}
+        out = {}
+        for s, module in modules.items():
+            stage = plan.stages[s]
+            num_samples = plan.minibatch_size if train else program.num_samples
+            out[s] = StageRunner(
+                module,
+                stage=s,
+                device_id=self.device_id,
+                device=self.device,
+                transport=self.transport,
+                boundary=boundary(plan, self.job.graph, module, s),
+                handover=handover,
+                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
+                accumulation=-(-num_samples // stage.microbatch_size),
+                turns=stage.turns,
+                num_samples=num_samples,
+                # A stage without backward passes keeps nothing for them.
+                train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
+                autocast=getattr(torch, settings.autocast) if settings.autocast else None,
+                synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
+                weights=self.weights.get(s) if train else None,
+            )
+        return out
+
+    def _evaluation(self) -> Interpreter[StageRunner]:
+        program = self.job.evaluation
+        assert program is not None
+        modules = {s: module.eval_module() for s, module in self.modules.items()}
+        sizes = [stage.microbatch_size for stage in self.job.plan.stages]
+        return Interpreter(
+            program.actions[self.device_id],
+            self._runners(modules, program, train=False),
+            self.transport,
+            device_id=self.device_id,
+            # Of small micro-batches, as many as a large one is waiting for.
+            pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
+            status=self.status,
+        )
+
+    def _ring_sizes(self) -> dict[Channel, RingSize]:
+        """Room for the messages of training and of evaluation."""
+        out: dict[Channel, RingSize] = {}
+        for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
+            if program and interpreter:
+                boundaries = {s: runner.boundary for s, runner in interpreter.runners.items()}
+                for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, boundaries).items():
+                    out[channel] = size.merged(out.get(channel, size))
+        return out
+
+    def _update(self, stage: int, minibatch: int) -> None:
+        optimizer = self.optimizers.get(stage)
+        if optimizer is not None:
+            rate = self._rate(self.step + minibatch)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            if self.spec.clip_norm is not None and not self.spec.clips_model:
+                torch.nn.utils.clip_grad_norm_(
+                    [p for group in optimizer.param_groups for p in group["params"]], self.spec.clip_norm
+                )
+            if stage in self.weights:
+                self.weights[stage].update()
+            else:
+                optimizer.step()
+        if stage == self.stages[-1]:
+            self.gradients.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
+        """One pass: so many optimizer steps from `first` on, drained at its end.
+
+        Args:
+            log: gets a record of each step: step, start and end (seconds), loss where it is known.
+        """
+        self.step, self._log, self._stop = first, log, first + count
+        settings = self.job.settings
+
+        def order(minibatch_of_pass: int) -> torch.Tensor:
+            step = first + minibatch_of_pass
+            return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
+
+        self._begin(self.training, "train", settings.minibatch_size, order)
+        self._begin_weights(first)
+        self.status.begin(TRAINING, first)
+        self._since = time.perf_counter()
+        if self.job.streams:
+            self.training.run(of_length(self.job.program, self.job.plan, self.device_id, count))
+        else:
+            self.training.run()
+            self._record(0)
+        for weights in self.weights.values():
+            weights.settle()
+
+    def _begin_weights(self, first: int) -> None:
+        """Let the weight policies know where the pass begins, and what of an interrupted one goes on with it."""
+        known = self.checkpoints.in_flight(self.params) if first == self.job.settings.first_step and self.weights else None
+        self._start, history = known or (first, {})
+        for weights in self.weights.values():
+            names = self._names(weights)
+            own = {key: [found[name] for name in names] for key, found in history.items() if set(names) <= set(found)}
+            weights.begin(first, self._start, own)
+
+    def _names(self, weights: AbstractStageWeights) -> list[str]:
+        name_of = {id(param): name for name, param in self.params.items()}
+        return [name_of[id(master)] for master in weights.masters]
+
+    def _saved_at(self, done: int) -> bool:
+        """Whether a checkpoint is made after so many steps while micro-batches are in flight."""
+        return self.checkpoints.due(done) and not self.job.settings.checkpoint_drain and done < self._stop
+
+    def _checkpoint(self, done: int) -> None:
+        """Save while the pipeline is full: also the weights that micro-batches in flight have used."""
+        history: dict[str, dict[str, torch.Tensor]] = {}
+        before: dict[str, torch.Tensor] = {}
+        for weights in self.weights.values():
+            for key, tensors in weights.history().items():
+                history.setdefault(key, {}).update(zip(self._names(weights), tensors, strict=True))
+            before |= weights.take_before()
+        self.status.enter(CHECKPOINT)
+        self.checkpoints.save(done, self._start, history=history, before=before)
+        self.status.enter(TRAINING)
+
+    def _record(self, minibatch_of_pass: int) -> None:
+        """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
+        step, end = self.step + minibatch_of_pass, time.perf_counter()
+        events, waited = self.training.take()
+        if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
+            self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
+        self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_pass)})
+        self._since = end
+        if step >= self.job.settings.first_step + self._ahead:
+            # The first steps are not timed (first touch, lazy initialisation), so they can carry the meter.
+            for runner in self.training.runners.values():
+                runner.meter = None
+
+    def _updated(self, stage: int, minibatch_of_pass: int) -> None:
+        self._record(minibatch_of_pass)
+        if self._saved_at(self.step + minibatch_of_pass + 1):
+            self._checkpoint(self.step + minibatch_of_pass + 1)
+
+    def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Callable[[int], torch.Tensor]) -> None:
+        for s, runner in interpreter.runners.items():
+            runner.begin(self._fetch(split, size, order, runner.module.inputs), partial(self._seed, s))
+
+    def _seed(self, stage: int, microbatch: int) -> int:
+        replicas = self.job.plan.stages[stage].replicas
+        replica = next(r for r, devices in enumerate(replicas) if self.device_id in devices)
+        minibatch, within = divmod(microbatch, accumulation(self.job.plan, stage))
+        return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
+
+    @staticmethod
+    def _results(interpreter: Interpreter[StageRunner], minibatch_of_pass: int) -> dict[str, float]:
+        """The device's share of each result, over its stages."""
+        out: dict[str, float] = {}
+        for runner in interpreter.runners.values():
+            for name, value in runner.results.pop(minibatch_of_pass, {}).items():
+                out[name] = out.get(name, 0.0) + value.item()
+        return out
+
+    def evaluate(self) -> dict[str, float]:
+        """Results on the held-out samples, this device's share of each mean."""
+        assert self.evaluation is not None and self.job.evaluation is not None
+        self.status.enter(STARTING)
+        size = self.job.evaluation.num_samples
+        self._begin(self.evaluation, "test", size, lambda _: torch.arange(size))
+        self.status.begin(EVALUATION, self.step)
+        with torch.no_grad():
+            self.evaluation.run()
+        return self._results(self.evaluation, 0)
+
+    def _fetch(self, split: str, size: int, order: Callable[[int], torch.Tensor], names: tuple[str, ...]) -> Fetch:
+        """Rows of a pass over mini-batches of `size` samples; `order` gives the indices of one of them."""
+        wanted = set(names)
+
+        if wanted and split not in self.samples:
+            # Only the stages that read user inputs, and only the splits that they come to.
+            settings = self.job.settings
+            self.samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
+
+        def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
+            found = self.samples[split].fetch(indices, wanted)
+            return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
+
+        whole = bool(wanted) and self.samples[split].in_memory
+        # Rows that lie in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
+        held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
+
+        def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
+            nonlocal held
+            number = lo // size
+            if held is None or held[0] != number:
+                indices = order(number)
+                held = number, indices, rows(indices) if whole else {}
+            lo, hi = lo - number * size, hi - number * size
+            return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
+
+        return fetch
+
+    def run(self, out: TextIO) -> None:
+        """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
+        settings = self.job.settings
+        tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
+        meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
+        for runner in self.training.runners.values():
+            runner.meter = meter
+        step = settings.first_step
+        while step < settings.steps:
+            first, count = pass_at(self.job, step)
+            self.train(first, count, partial(write_line, out))
+            step = done = first + count
+            if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
+                write_line(out, {"evaluated": done, **self.evaluate()})
+            if self.checkpoints.due(done):
+                self.status.enter(CHECKPOINT)
+                self.checkpoints.save(done)
+        self.status.enter(CHECKPOINT)
+        self.checkpoints.wait()
+        held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
+        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
+        result |= {
+            "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
+            "staleness": {s: weights.staleness for s, weights in self.weights.items()},
+        }
+        (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        for s, module in self.modules.items():
+            if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:
+                save_final(self.run_dir, s, module.state_dict())
+
+
+def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    device_id, transport, status = enter(job, run_dir, rank, world)
+    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status)
+    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+        worker.run(out)
+    disconnect(status)
+
+
+if __name__ == "__main__":
+    guarded(Path(sys.argv[1]), _run)
