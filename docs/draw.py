@@ -20,10 +20,10 @@ from gpp.analysis.comparison import Attempt, attempt
 from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
-from gpp.report.palette import branch_of, tone
-from gpp.report.stage_graph import draw_stage_graph, hatch_definition
-from gpp.report.svg import element, standalone
-from gpp.report.timelines import draw_timelines, rows_of, span_s
+from gpp.report.draw.palette import branch_of, tone
+from gpp.report.draw.stage_graph import draw_stage_graph, hatch_definition
+from gpp.report.draw.svg import element, standalone
+from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAINING = ("graphpipe", "graphpipe_shared", "sequential", "gpipe", "pipedream_flush", "piper", "even")

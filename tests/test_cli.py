@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpp.report.trace import check_trace
+from gpp.report.run.trace import check_trace
 from tests.cli import TOWERS, run, start, workers_of
 
 QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from gpp.analysis.comparison import attempt, best_of, compare
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
-from gpp.plan.plan import Plan
+from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.report.comparison import columns, compared_dicts, lines
+from gpp.report.compare.strategies import columns, compared_dicts, strategy_lines
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -30,8 +30,8 @@ class Broken(AbstractPlanner):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told(AbstractPlanner):
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        words = ("own objective: 0.0125 s a micro-batch for the slowest stage, over chains",)
-        return make_plan(problem, "told", [(problem.graph.all_mask, 1)], 1, explanation=words)
+        own = Objective(value_s=0.0125, scope="a micro-batch for the slowest stage")
+        return replace(make_plan(problem, "told", [(problem.graph.all_mask, 1)], 1), objective=own)
 
 
 def strategies(*planners: AbstractPlanner) -> list[Strategy]:
@@ -47,8 +47,10 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     assert found[0].reason == "ZeroDivisionError: a bug" and found[0].plan is None
     best = best_of(found)
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
-    assert found[3].objective == "0.0125 s a micro-batch for the slowest stage" and found[3].objective_s == 0.0125
-    assert found[1].objective is None and found[1].objective_s is None
+    told = compared_dicts(found, None, None)
+    assert (told[3]["objective"], told[3]["objective_s"]) == ("0.0125 s a micro-batch for the slowest stage", 0.0125)
+    assert told[1]["objective"] is None and told[1]["objective_s"] is None
+    assert [line.cells()["own objective"] for line in strategy_lines(found, None)] == ["–", "–", "–", "12.5 ms"]
 
 
 def test_no_bound_speaks_of_a_pipeline_that_does_not_drain() -> None:
@@ -56,7 +58,7 @@ def test_no_bound_speaks_of_a_pipeline_that_does_not_drain() -> None:
     asynchronous = Strategy(name="stash", planner=PipeDream2BW(replication=False), schedule=NoFlush(), weights=Stash())
     found = compare([*strategies(Even()), asynchronous], given)
     assert [a.drains for a in found] == [True, False] and best_of(found) is found[1]
-    even, stash = lines(found, lower_bound(given))
+    even, stash = strategy_lines(found, lower_bound(given))
     assert even.gap is not None and even.gap > 0 and stash.gap is None and stash.bound is None
     assert even.relative == pytest.approx((4 + 3) / 4)
     assert [line.cells()["stale"] for line in (even, stash)] == ["0", "1"] and "stale" in columns([even, stash])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,20 +40,6 @@ class Attempt:
     def iteration_s(self) -> float:
         """Predicted; infinite without a plan."""
         return self.predicted.metrics.iteration_s if self.predicted else float("inf")
-
-    @property
-    def objective(self) -> str | None:
-        """What the planner itself minimised and its value, where its explanation says so (`own objective: VALUE s ...`)."""
-        for line in self.plan.explanation if self.plan else ():
-            if match := re.search(r"\bobjective\b[^:]*:\s*([^;,]+)", line):
-                return match[1].strip().rstrip(".")
-        return None
-
-    @property
-    def objective_s(self) -> float | None:
-        """The value in seconds, where that is its unit."""
-        match = re.match(r"([\d.]+(?:e[+-]?\d+)?) s\b", self.objective or "")
-        return float(match[1]) if match else None
 
 
 def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:

@@ -179,8 +179,8 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     from rich.text import Text
 
     from gpp.errors import GppError
-    from gpp.report.result import result_dict, write_json
-    from gpp.report.terminal import make_console
+    from gpp.report.run.console import make_console
+    from gpp.report.run.result import result_dict, write_json
 
     hydra_cfg = HydraConfig.get()
     run_dir = Path(hydra_cfg.runtime.output_dir)
@@ -351,25 +351,26 @@ class SweepReport(Callback):
     """Hydra callback: the table, results.csv, summary.json, report.html and the sweep's figures at the end of a multirun.
 
     Args:
-        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep_figure.SweepFigure`.
+        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
     """
 
     def __init__(self, figures: Any = ()) -> None:
         from omegaconf import OmegaConf
 
-        from gpp.report.sweep_figure import SweepFigure
+        from gpp.report.sweep.figure import SweepFigure
 
         declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
         self.figures = [SweepFigure.of(figure) for figure in declared]
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
-        from gpp.report.sweep import write_sweep
-        from gpp.report.terminal import comparison_table, make_console
+        from gpp.report.run.console import make_console
+        from gpp.report.sweep.files import write_sweep
+        from gpp.report.sweep.terminal import results_table
 
         folder = Path(config.hydra.sweep.dir)
         results = [job.result for job in write_sweep(folder, figures=self.figures)]
         console = make_console()
-        console.print(comparison_table(results, console.width))
+        console.print(results_table(results, console.width))
         console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
         for svg in sorted(folder.glob("figure*.svg")):
             console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)

@@ -27,16 +27,17 @@ from gpp.loggers.base import AbstractRecord, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.report.compare_page import compare_report
-from gpp.report.compare_terminal import show_comparison
-from gpp.report.comparison import compared_dicts, reason_lines
-from gpp.report.explain_terminal import show_explanation
-from gpp.report.process import peak_memory_bytes, reset_peak_memory
-from gpp.report.record import RunRecord
-from gpp.report.result import Status, result_dict, write_json, write_text
-from gpp.report.run_report import run_report
-from gpp.report.terminal import StepProgress, show_plan, show_result
-from gpp.report.trace import build_trace
+from gpp.report.compare.page import compare_report
+from gpp.report.compare.strategies import compared_dicts, reason_lines
+from gpp.report.compare.terminal import show_comparison
+from gpp.report.run.console import StepProgress
+from gpp.report.run.explain_terminal import show_explanation
+from gpp.report.run.page import run_report
+from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
+from gpp.report.run.record import RunRecord
+from gpp.report.run.result import Status, result_dict, write_json, write_text
+from gpp.report.run.terminal import show_plan, show_result
+from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Outcome, Progress
 from gpp.serialization import to_json
 from gpp.timeline import Metrics, Timeline

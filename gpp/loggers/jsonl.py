@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
-from gpp.report.result import finite
+from gpp.report.run.result import finite
 
 
 class JsonlRecord(AbstractRecord):

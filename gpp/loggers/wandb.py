@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from gpp.errors import InvalidConfig
 from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
 from gpp.loggers.none import NoRecord
-from gpp.report.result import finite
+from gpp.report.run.result import finite
 
 Mode = Literal["offline", "online", "disabled"]
 

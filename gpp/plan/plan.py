@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from gpp.cost.problem import Problem
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The value that a planner minimised by its own reckoning.
+
+    Args:
+        value_s: seconds.
+        scope: the words after the seconds, as `a micro-batch for the slowest stage`.
+    """
+
+    value_s: float
+    scope: str
+
+    def __str__(self) -> str:
+        return f"{self.value_s:.6g} s {self.scope}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Stages in a topological order, numbered by position, and the edges between them.
@@ -26,6 +42,7 @@ class Plan:
     Args:
         planner: who made it.
         search_s: seconds that the search took.
+        objective: of a planner that minimises something else than the predicted time of a step.
         explanation: lines for the user: what the planner did, and what it may have cost.
     """
 
@@ -35,6 +52,7 @@ class Plan:
     minibatch_size: int
     graph_fingerprint: str
     search_s: float = 0.0
+    objective: Objective | None = None
     explanation: tuple[str, ...] = ()
 
     @cached_property

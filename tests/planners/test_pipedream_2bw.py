@@ -103,10 +103,11 @@ def test_finds_what_listing_every_cut_finds(strategy: Strategy, seed: int) -> No
     except Infeasible:
         assert not any(True for _ in every_plan(strategy, problem))
         return
-    value = float(re.search(r"objective: ([\d.e+-]+) s", plan.explanation[0])[1])  # pyright: ignore[reportOptionalSubscript]
+    assert plan.objective is not None
+    value = plan.objective.value_s
     same = [objective_s(other, problem, strategy) for other in every_plan(strategy, problem) if shape(other) == shape(plan)]
-    assert value == pytest.approx(min(same), rel=1e-5)
-    assert value == pytest.approx(objective_s(plan, problem, strategy), rel=1e-5)
+    assert value == pytest.approx(min(same), rel=1e-9)
+    assert value == pytest.approx(objective_s(plan, problem, strategy), rel=1e-9)
     # All shapes were predicted: where there is nothing to cut, that is all there is.
     seconds = strategy.predict(plan, problem, record=False).metrics.iteration_s
     whole = [other for other in every_plan(strategy, problem) if other.depth == 1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from fake_runs import make_run
 
-from gpp.report.record import RunRecord
+from gpp.report.run.record import RunRecord
 
 
 @pytest.fixture(scope="session", params=[4, 7, 16])

@@ -11,8 +11,8 @@ from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.report.record import RunRecord
-from gpp.report.result import Status, result_dict
+from gpp.report.run.record import RunRecord
+from gpp.report.run.result import Status, result_dict
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
 

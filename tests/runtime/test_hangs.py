@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpp.errors import WorkerFailed
-from gpp.report.trace import check_trace
+from gpp.report.run.trace import check_trace
 from gpp.runtime.controller.follow import follow, run_slurm
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress

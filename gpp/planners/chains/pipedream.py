@@ -41,7 +41,7 @@ import numpy as np
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import mask_of
-from gpp.plan.plan import Plan
+from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
@@ -115,12 +115,13 @@ class PipeDream(AbstractPlanner):
             flat = flat if best.plan is before else over_devices
         if best.plan is None:
             raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+        objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
         lines = (
-            f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, {flat.text}, over {flat.cuts.text}",
+            f"own objective: {objective}, {flat.text}, over {flat.cuts.text}",
             f"best prediction of {best.num_tried} chains over the micro-batch sizes; gradients are charged once a mini-batch, "
             "memory is this project's (compatible=true repeats the released tool)",
         )
-        return replace(best.plan, explanation=lines)
+        return replace(best.plan, objective=objective, explanation=lines)
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         flat = _Flat(problem, self, budget, memory_scale)
@@ -157,8 +158,9 @@ class PipeDream(AbstractPlanner):
                 "or its replicas no micro-batch",
                 "strategy.planner.compatible=false, or devices with more memory",
             )
-        line = f"own objective: {found.value_s:.6g} s a sample for the slowest stage, as the released optimizer reckons it"
-        return replace(best.plan, explanation=(line,))
+        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
+        line = f"own objective: {objective}, as the released optimizer reckons it"
+        return replace(best.plan, objective=objective, explanation=(line,))
 
 
 def check_limits(time_limit_s: float, memory_limit_bytes: float) -> None:

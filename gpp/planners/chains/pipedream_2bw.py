@@ -43,7 +43,7 @@ import numpy as np
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.plan.plan import Plan
+from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.chains.chain_tables import Part, Seconds, chain_plan
 from gpp.planners.common.candidates import MARGIN, Candidate
@@ -93,13 +93,14 @@ class PipeDream2BW(AbstractPlanner):
         if best is None:
             raise self._explained(problem)
         (chosen, plan), (depth, width, b, recompute) = best, best[0].shape
+        objective = Objective(value_s=chosen.value_s, scope="a mini-batch")
         lines = (
-            f"own objective: {chosen.value_s:.6g} s a mini-batch; depth {depth}, width {width}, micro-batch {b} "
+            f"own objective: {objective}; depth {depth}, width {width}, micro-batch {b} "
             f"({problem.accumulation(b)} a mini-batch), {'everything' if recompute else 'nothing'} recomputed",
             f"{len(found)} of {search.num_shapes} shapes (depth, width, micro-batch, recomputation) fit; "
             f"best prediction of the {tried} best",
         )
-        return replace(plan, explanation=lines)
+        return replace(plan, objective=objective, explanation=lines)
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         search = _Search(problem, self, memory_scale)

@@ -42,7 +42,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.variants import running
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import bits, mask_of
-from gpp.plan.plan import Plan
+from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict, check_at_least
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import (
@@ -121,12 +121,13 @@ class Piper(AbstractPlanner):
         recomputed = sum(len(stage.recompute) for stage in stages)
         degrees = sorted({stage.tensor_parallel for stage in stages} - {1})
         split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
+        objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
         lines = (
-            f"own objective: {best.value_s:.6g} s a micro-batch for the slowest stage, over {search.text}",
+            f"own objective: {objective}, over {search.text}",
             f"best prediction of {best.num_tried} chains over the micro-batch sizes; {recomputed or 'no'} operators recomputed, "
             f"{split}; a tensor is charged once a boundary, memory is this project's (compatible=true repeats the released tool)",
         )
-        return replace(best.plan, explanation=lines)
+        return replace(best.plan, objective=objective, explanation=lines)
 
     def _explained(self, problem: Problem, budget: Budget) -> Infeasible:
         found = explain(problem, lambda other, scale: self._attempt(other, scale, budget))
@@ -164,8 +165,9 @@ class Piper(AbstractPlanner):
                 f"the released {what} this memory, or its replicas no micro-batch",
                 "strategy.planner.compatible=false, or devices with more memory",
             )
-        line = f"own objective: {found.value_s:.6g} s a sample for the slowest stage, as the released planner reckons it"
-        return replace(best.plan, explanation=(line,))
+        objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
+        line = f"own objective: {objective}, as the released planner reckons it"
+        return replace(best.plan, objective=objective, explanation=(line,))
 
 
 class _Menu(NamedTuple):

@@ -1,0 +1,99 @@
+"""report.html of several strategies on one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpp.report.compare.strategies import StrategyLine, columns, reason_lines, strategy_lines
+from gpp.report.draw import text
+from gpp.report.draw.charts import grouped_bars
+from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.draw.palette import PREDICTED
+from gpp.report.draw.svg import Drawing
+from gpp.report.draw.timelines import span_s
+from gpp.report.run.key_figures import certificate
+from gpp.report.run.problem_page import plan_drawings, problem_page
+from gpp.report.run.record import RunRecord
+
+WORDS = ("strategy", "status", "own objective")
+"""Columns that hold words; the others hold numbers."""
+
+
+def compare_report(run: RunRecord) -> str:
+    """The page of a comparison; self-contained HTML."""
+    result, found = run.result, strategy_lines(run.compared, run.bound)
+    span = span_s(a.predicted for a in run.compared if a.predicted)
+    best = next((line for line in found if line.is_best), None)
+    proof = certificate(best.attempt.plan, best.metrics, best.bound) if best else ""
+    return problem_page(
+        "strategies.html",
+        run,
+        title=f"{result.get('model')} · {len(found)} strategies · {result.get('cluster')}",
+        facts=_facts(run),
+        reason="\n".join(reason_lines(run.compared)) or str(result.get("reason") or ""),
+        files=_files(run),
+        strategies=_table(found),
+        certificate=f"{best.attempt.strategy}: {proof}." if best and proof else "",
+        bars=_bars(found, run),
+        attempts=[_attempt(line, run, span) for line in found],
+    )
+
+
+def _facts(run: RunRecord) -> list[tuple[str, object]]:
+    facts: list[tuple[str, object]] = [("cluster", run.result.get("cluster")), ("strategies", len(run.compared))]
+    if run.graph is not None and run.cluster is not None:
+        facts += [("operators", run.graph.num_ops), ("devices", run.cluster.num_devices)]
+    if run.plan is not None:
+        facts += [("mini-batch", run.plan.minibatch_size), ("best", run.result.get("strategy"))]
+    return facts
+
+
+def _table(found: Sequence[StrategyLine]) -> Table:
+    names = columns(found)
+    rows = []
+    for line in found:
+        cells: dict[str, str | Cell] = {**line.cells(), "status": Cell(text=line.attempt.status, look="status")}
+        if line.is_best:
+            cells["strategy"] = Cell(text=line.attempt.strategy, look="best")
+        rows.append([cells[name] for name in names])
+    return Table(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=rows)
+
+
+def _bars(found: Sequence[StrategyLine], run: RunRecord) -> Drawing | None:
+    values = [line.attempt.iteration_s if line.attempt.plan else None for line in found]
+    if not any(values):
+        return None
+    bound = run.bound
+    covered = [line.attempt.plan is None or bound is None or bound.covers(line.attempt.plan) for line in found]
+    which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
+    limits = [line.bound and (line.bound.iteration_s if holds else None) for line, holds in zip(found, covered, strict=True)]
+    return grouped_bars(
+        [line.attempt.strategy for line in found],
+        [("iteration time", PREDICTED, values)],
+        text.seconds,
+        title="Predicted iteration time of every strategy",
+        limits=limits if bound else (),
+        limit_name=f"no plan{which} is faster than",
+        notes=[line.attempt.status for line in found],
+    )
+
+
+def _attempt(line: StrategyLine, run: RunRecord, span: float) -> dict[str, Any]:
+    """One strategy's plan and timeline, on the scale of all."""
+    attempt, cells = line.attempt, line.cells()
+    title = f"{attempt.strategy}: {attempt.status}"
+    if attempt.plan is not None:
+        what = f"{cells['stages']} stages of depth {cells['depth']}, micro-batch {cells['b']}"
+        title = f"{attempt.strategy}: {cells['predicted']}, {what}"
+    return {
+        "title": title,
+        "reason": attempt.reason or "no reason given",
+        "planner_words": attempt.plan.explanation if attempt.plan else (),
+        **plan_drawings(attempt.plan, run.graph, run.branches, [("Predicted", attempt.predicted)], span),
+    }
+
+
+def _files(run: RunRecord) -> list[tuple[str, str]]:
+    plans = [(f"plans/{a.strategy}.json", f"run it with plan=PATH strategy={a.strategy}") for a in run.compared if a.plan]
+    return [("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans]

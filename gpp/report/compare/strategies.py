@@ -1,0 +1,112 @@
+"""Several strategies on one problem: the facts of each as text and numbers, the same for terminal, page and result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpp.analysis.comparison import Attempt, best_of
+from gpp.plan.plan import Objective
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.report.draw import text
+from gpp.report.draw.stage_graph import microbatch_words
+from gpp.report.run.key_figures import peak_memory
+from gpp.report.run.result import optimality_gap, plan_dict
+from gpp.timeline import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyLine:
+    """One strategy's line in the table.
+
+    Args:
+        relative: iteration time over the best one's; None without a plan.
+        bound: no plan of its kind is faster; None where none is known.
+    """
+
+    attempt: Attempt
+    is_best: bool
+    relative: float | None
+    bound: Bound | None
+
+    @property
+    def gap(self) -> float | None:
+        """The share by which the plan is slower than the bound; None without a plan, or where the bound does not cover it."""
+        return optimality_gap(self.attempt.plan, self.metrics, self.bound)
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The prediction; None without a plan."""
+        return self.attempt.predicted.metrics if self.attempt.predicted else None
+
+    @property
+    def objective(self) -> Objective | None:
+        """The value that the planner minimised; None without a plan, or where that is the prediction itself."""
+        return self.attempt.plan.objective if self.attempt.plan else None
+
+    def cells(self) -> dict[str, str]:
+        """Every column's text by its name."""
+        attempt, plan, metrics, objective = self.attempt, self.attempt.plan, self.metrics, self.objective
+        return {
+            "strategy": attempt.strategy,
+            "predicted": text.seconds(metrics.iteration_s) if metrics else "–",
+            "samples/s": text.significant(metrics.throughput_samples_per_s) if metrics else "–",
+            "× best": text.ratio(self.relative),
+            "bubble": text.percent(metrics.bubble_fraction) if metrics else "–",
+            "memory": text.num_bytes(peak_memory(metrics)),
+            "stale": str(max(metrics.staleness.values(), default=0)) if metrics else "–",
+            "stages": str(len(plan.stages)) if plan else "–",
+            "depth": str(plan.depth) if plan else "–",
+            "devices": str(plan.num_devices) if plan else "–",
+            "b": microbatch_words(plan) if plan else "–",
+            "search": text.seconds(attempt.search_s),
+            "own objective": text.seconds(objective.value_s) if objective else "–",
+            "gap ≤": text.percent(self.gap),
+            "status": attempt.status,
+        }
+
+
+def strategy_lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[StrategyLine]:
+    """A line for every strategy, in their order."""
+    best = best_of(attempts)
+    out = []
+    for attempt in attempts:
+        metrics = attempt.predicted.metrics if attempt.predicted else None
+        relative = text.quotient(metrics.iteration_s, best.iteration_s) if metrics and best else None
+        own = bound if attempt.drains else None
+        out.append(StrategyLine(attempt=attempt, is_best=attempt is best, relative=relative, bound=own))
+    return out
+
+
+def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: int | None) -> list[dict[str, Any]]:
+    """result.json's `compared`: the parts of a run's result for every strategy, and its time over the best one's."""
+    out = []
+    for line in strategy_lines(attempts, bound):
+        attempt, metrics = line.attempt, line.metrics
+        out.append(
+            {
+                "strategy": attempt.strategy,
+                "status": attempt.status,
+                "reason": attempt.reason,
+                "plan": None if attempt.plan is None else plan_dict(attempt.plan, num_ops, metrics, line.bound),
+                "predicted": None if metrics is None else asdict(metrics),
+                "relative_to_best": line.relative,
+                "objective": str(line.objective) if line.objective else None,
+                "objective_s": line.objective.value_s if line.objective else None,
+                "search_s": attempt.search_s,
+            }
+        )
+    return out
+
+
+def columns(found: Sequence[StrategyLine]) -> list[str]:
+    """Names of the columns that say something about at least one strategy."""
+    empty = set() if any(line.objective for line in found) else {"own objective"}
+    empty |= set() if any(not line.attempt.drains for line in found) else {"stale"}
+    return [name for name in found[0].cells() if name not in empty]
+
+
+def reason_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """A line for each strategy without a plan: its status and the reason."""
+    return [f"{a.strategy}: {a.status}: {(a.reason or 'no reason given').splitlines()[0]}" for a in attempts if a.status != "ok"]

@@ -1,0 +1,55 @@
+"""The terminal's view of several strategies on one problem."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from gpp.report.compare.strategies import columns, reason_lines, strategy_lines
+from gpp.report.run.console import new_table, show_heading
+from gpp.report.run.key_figures import certificate
+from gpp.report.run.record import RunRecord
+
+LEFT = ("strategy", "status", "own objective")
+FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
+"""Columns that are left out, in this order, where a terminal has no room for all."""
+
+
+def compare_table(run: RunRecord, width: int) -> Table:
+    """A row for every strategy, with the columns for which there is room."""
+    found = strategy_lines(run.compared, run.bound)
+    rows = [line.cells() for line in found]
+    names = columns(found)
+
+    def needed() -> int:
+        return sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in names)
+
+    for name in FIRST_TO_GO:
+        if needed() > width and name in names:
+            names.remove(name)
+    table = new_table("", *((name, "left" if name in LEFT else "right") for name in names))
+    table.columns[0].no_wrap = True
+    for line, cells in zip(found, rows, strict=True):
+        if "status" not in names and line.attempt.status != "ok":
+            cells["predicted"] = "no plan"
+        style = "bold green" if line.is_best else "" if line.attempt.status == "ok" else "yellow"
+        table.add_row(*[escape(cells[name]) for name in names], style=style)
+    return table
+
+
+def show_comparison(console: Console, run: RunRecord) -> None:
+    """Print heading, table, the reasons for missing plans, and the certificate of the best plan."""
+    result = run.result
+    show_heading(console, result, f"{len(run.compared)} strategies")
+    if run.graph is not None and run.cluster is not None:
+        batch = f", mini-batch {run.plan.minibatch_size}" if run.plan else ""
+        console.print(f"{run.graph.num_ops} operators on {run.cluster.num_devices} devices{batch}", style="dim")
+    console.print(compare_table(run, console.width))
+    for line in reason_lines(run.compared):
+        console.print(Text(line, style="yellow"))
+    best = next((line for line in strategy_lines(run.compared, run.bound) if line.is_best), None)
+    if best is not None:
+        words = certificate(best.attempt.plan, best.metrics, best.bound)
+        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {words}" if words else ""))

@@ -1,0 +1,219 @@
+"""Bars and lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpp.report.draw.palette import INK, LIMIT, MUTED, RULE, contrast
+from gpp.report.draw.svg import Drawing, element, label, line, number, picture, rect, tick_label, ticks
+
+Value = float | None
+LIMIT_IN_SIGHT = 4.0
+"""A limit at this multiple of the tallest bar, or above, would flatten the bars: it stays out of the picture."""
+
+
+def grouped_bars(
+    groups: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[Value]]],
+    show: Callable[[Value], str],
+    *,
+    title: str,
+    width: float = 1320.0,
+    height: float = 230.0,
+    limits: Sequence[Value] = (),
+    notes: Sequence[str] = (),
+    limit_name: str = "limit",
+) -> Drawing:
+    """Upright bars side by side for every group.
+
+    Args:
+        groups: names along the axis.
+        series: name, colour and one value for each group (None: no bar) of every series.
+        show: a value as text.
+        limits: a line across each group; only the legend has it where it is LIMIT_IN_SIGHT times the bars or more.
+        notes: short text in place of the bars of a group that has none.
+        limit_name: name of the limits in the legend.
+    """
+    known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
+    top = max(known, default=0.0) or 1.0
+    limit = max((v for v in limits if v is not None), default=0.0)
+    shown_limit = 0 < limit < LIMIT_IN_SIGHT * top
+    high = max(top, limit if shown_limit else 0.0) * 1.08
+    left, foot, head = 64.0, 34.0, 30.0
+    slot = min((width - left - 8) / max(1, len(groups)), 190.0)
+    frame = _BarFrame(
+        base=height - foot,
+        scale=(height - foot - head) / high,
+        bar=min(34.0, slot * 0.76 / max(1, len(series))),
+        unit=show(top).partition(" ")[2],
+    )
+    out = _value_axis(high, frame, left, left + slot * len(groups), show)
+    for n, group in enumerate(groups):
+        centre = left + slot * (n + 0.5)
+        own = limits[n] if shown_limit and n < len(limits) else None
+        bars = [(name, fill, values[n]) for name, fill, values in series]
+        if slot > 22 or n % 4 == 0:
+            out.append(_group_label(centre, frame.base + 15, group, slot if slot > 40 else 2 * slot))
+        out += _bars(group, bars, centre, frame, show, own)
+        if all(value is None for *_, value in bars) and n < len(notes):
+            out.append(label(centre, frame.base - 6, notes[n], 10.5, LIMIT, "middle"))
+        if own is not None:
+            y = frame.base - own * frame.scale
+            out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
+    legend, end = _bar_legend(series, left, f"{limit_name} {show(limit)}" if limit > 0 else "", shown_limit)
+    full = max(left + slot * len(groups) + 8, end, 420.0)
+    return picture(full, height, out + legend, title, min_width=min(full, 420.0 if len(groups) <= 4 else 860.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BarFrame:
+    """Pixels of a bar chart: the height of zero, those of one unit, a bar's width; `unit` is common to most values."""
+
+    base: float
+    scale: float
+    bar: float
+    unit: str
+
+
+def _bars(
+    group: str,
+    bars: Sequence[tuple[str, str, Value]],
+    centre: float,
+    frame: _BarFrame,
+    show: Callable[[Value], str],
+    limit: Value,
+) -> list[str]:
+    """The bars of one group, with their numbers where they are wide enough; bars are name, colour and value."""
+    out = []
+    for i, (name, fill, value) in enumerate(bars):
+        if value is None or not math.isfinite(value):
+            continue
+        x, tall = centre + (i - len(bars) / 2) * frame.bar, value * frame.scale
+        out.append(rect(x + 1, frame.base - tall, frame.bar - 2, tall, fill, f"{group}, {name}: {show(value)}"))
+        if frame.bar >= 26:
+            amount, _, unit = show(value).partition(" ")
+            words = amount if unit == frame.unit else f"{amount} {unit}"
+            line_at = None if limit is None else limit * frame.scale
+            out.append(_bar_label(x + frame.bar / 2, frame.base, tall, words, fill, line_at))
+    return out
+
+
+def _group_label(x: float, y: float, group: str, room: float) -> str:
+    """A group's name, cut to `room` pixels."""
+    chars = max(2, int(room / 6.3))
+    return label(x, y, group if len(group) <= chars else group[: chars - 1] + "…", 11, INK, "middle", title=group)
+
+
+def _bar_label(x: float, base: float, tall: float, words: str, fill: str, line_at: float | None) -> str:
+    """A bar's number above it; inside it where the limit's line would cross the number."""
+    inside = line_at is not None and tall > 16 and abs(line_at - tall - 8) < 9
+    ink = "#ffffff" if inside and contrast(fill, INK) < 4.5 else INK
+    return label(x, base - tall + (12 if inside else -4), words, 10, ink, "middle")
+
+
+def _value_axis(high: float, frame: _BarFrame, left: float, right: float, show: Callable[[Value], str]) -> list[str]:
+    out = []
+    for mark in ticks(0.0, high, 4):
+        y = frame.base - mark * frame.scale
+        out.append(line(left, y, right, y, RULE if mark else MUTED))
+        out.append(label(left - 6, y + 3.6, show(mark) if mark else "0", 10.5, MUTED, "end"))
+    return out
+
+
+def _bar_legend(
+    series: Sequence[tuple[str, str, Sequence[Value]]], left: float, limit: str, shown: bool
+) -> tuple[list[str], float]:
+    """The legend above the bars, and the pixel at which it ends."""
+    out, x = [], left
+    for name, fill, _ in series:
+        out += [rect(x, 4, 14, 11, fill), label(x + 19, 13.5, name, 11)]
+        x += 40 + 6.4 * len(name)
+    if limit:
+        words = limit if shown else f"{limit}, far above this scale"
+        out += [line(x, 9.5, x + 18, 9.5, LIMIT, 1.6, stroke_dasharray="5 3"), label(x + 23, 13.5, words, 11)]
+        x += 23 + 6.4 * len(words)
+    return out, x
+
+
+def line_chart(
+    series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
+    *,
+    title: str,
+    width: float = 650.0,
+    height: float = 230.0,
+    x_name: str = "step",
+    x_show: Callable[[Value], str] | None = None,
+    points: bool = False,
+    from_zero: bool = False,
+) -> Drawing:
+    """Lines over a common x axis; empty without a finite value.
+
+    Args:
+        series: name, colour and (x, y) pairs of every line; points that are not finite break the line.
+        x_show: a value of the lower axis as text; None: they are whole numbers.
+        points: mark every value (for few of them), and label the axis at theirs.
+        from_zero: start the upright axis at zero.
+    """
+    finite = [(x, y) for _, _, pairs in series for x, y in pairs if math.isfinite(y)]
+    if not finite:
+        return Drawing()
+    x0, x1 = min(x for x, _ in finite), max(x for x, _ in finite)
+    y0, y1 = min(y for _, y in finite), max(y for _, y in finite)
+    pad = (y1 - y0) * 0.06 or abs(y1) * 0.1 or 1.0
+    y0, y1 = 0.0 if from_zero else y0 - pad, y1 + pad
+    left, right, head, foot = 64.0, 12.0, 26.0, 34.0
+
+    def px(x: float) -> float:
+        return left + (width - left - right) * ((x - x0) / (x1 - x0) if x1 > x0 else 0.5)
+
+    def py(y: float) -> float:
+        return head + (height - head - foot) * (y1 - y) / (y1 - y0)
+
+    marks, out = ticks(y0, y1, 5), []
+    step = marks[1] - marks[0] if len(marks) > 1 else max(map(abs, marks), default=1.0) or 1.0
+    for mark in marks:
+        out.append(line(left, py(mark), width - right, py(mark), RULE))
+        out.append(label(left - 6, py(mark) + 3.6, tick_label(mark, step), 10.5, MUTED, "end"))
+    own, show_x = sorted({x for x, _ in finite}), x_show or (lambda mark: f"{mark:,.0f}")
+    whole = [m for m in ticks(x0, x1, 6) if x_show or m == round(m)]
+    x_marks = own if points and len(own) <= 10 else whole or [x0]
+    out += [label(px(mark), height - foot + 15, show_x(mark), 10.5, MUTED, "middle") for mark in x_marks]
+    out.append(label(width - right, height - 4, x_name, 10.5, MUTED, "end"))
+    x = left
+    for name, colour, pairs in series:
+        for run in _runs(_thinned(pairs, int(width))):
+            path = "M" + "L".join(f"{number(px(a))} {number(py(b))}" for a, b in run)
+            out.append(element("path", d=path, fill="none", stroke=colour, stroke_width=1.8, stroke_linejoin="round"))
+            if points or len(run) == 1:
+                out += [element("circle", cx=float(px(a)), cy=float(py(b)), r=3.0, fill=colour) for a, b in run]
+        out += [line(x, 10, x + 16, 10, colour, 2.4), label(x + 21, 13.5, name, 11)]
+        x += 44 + 6.6 * len(name)
+    return picture(width, height, out, title, min_width=min(width, 420.0))
+
+
+def _runs(pairs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Split at values that are not finite."""
+    out: list[list[tuple[float, float]]] = [[]]
+    for x, y in pairs:
+        if math.isfinite(y):
+            out[-1].append((x, y))
+        elif out[-1]:
+            out.append([])
+    return [run for run in out if run]
+
+
+def _thinned(pairs: Sequence[tuple[float, float]], buckets: int) -> Sequence[tuple[float, float]]:
+    """At most two points a pixel column: each bucket's lowest and highest, in order."""
+    if len(pairs) <= 2 * buckets:
+        return pairs
+    size, out = -(-len(pairs) // buckets), []
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        chosen = {
+            min(range(len(part)), key=lambda i, part=part: part[i][1]),
+            max(range(len(part)), key=lambda i, part=part: part[i][1]),
+        }
+        out += [part[i] for i in sorted(chosen)]
+    return out

@@ -1,0 +1,69 @@
+"""Pages: templates filled with plain values. A page is self-contained: it loads nothing from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+Kind: TypeAlias = Literal["", "n", "c"]
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A table's column; `kind` is "" for words, "n" for numbers, "c" for code."""
+
+    name: str
+    kind: Kind = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell with more than plain words.
+
+    Args:
+        look: `status` is the coloured word for how a run ended, `best` marks the best row, `line` never wraps, `heading` is a
+            bold line.
+        link: a file beside the page.
+        small: a second line in small print.
+        more: text that unfolds.
+    """
+
+    text: str
+    look: Literal["", "status", "best", "line", "heading"] = ""
+    link: str = ""
+    small: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table; cells are text, drawings or `Cell`s."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str | Cell]]
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from a template of `gpp/report/templates`; whatever is not a `Drawing` is escaped.
+
+    Raises:
+        jinja2.UndefinedError: the template names a value that is not given.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    # Loaded with the first page: most commands that import this module end without one.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )

@@ -1,0 +1,166 @@
+"""Amounts and module names as short text for people."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+_Part = tuple[str, int, int]  # text, first and last number; -1, -1 without a number
+
+
+def seconds(value: float | None) -> str:
+    """A duration given in seconds, three significant digits: `12.3 ms`."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor)} {unit}"
+    return "0 ms" if value == 0 else f"{significant(value / 1e-9)} ns"
+
+
+def num_bytes(value: float | None) -> str:
+    """An amount of memory in decimal units: `1.50 GB`."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor)} {unit}"
+    return f"{value:.0f} B"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A plain number with `digits` significant digits and no exponent: `1,230`, `0.0123`."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share as per cent: `12.3 %`."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def ratio(value: float | None) -> str:
+    """A factor: `1.07×`."""
+    return "–" if value is None or not math.isfinite(value) else f"{significant(value)}×"
+
+
+def quotient(a: float | None, b: float | None) -> float | None:
+    """a / b where both are known and b is not zero."""
+    return None if a is None or b is None or b == 0 else a / b
+
+
+def ranges(numbers: Iterable[int], prefix: str = "") -> str:
+    """Ascending integers as ranges: `d0-3, d6`."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(f"{prefix}{a}" if a == b else f"{prefix}{a}-{b}" for a, b in runs)
+
+
+def sentence(words: str) -> str:
+    """The same words with a capital at their start."""
+    return words[:1].upper() + words[1:]
+
+
+def shorten(value: str, length: int) -> str:
+    """At most `length` characters; the middle gives way to `…`, since module paths differ at both ends."""
+    if len(value) <= length:
+        return value
+    head = max(0, (length - 1) // 2)
+    tail = max(0, length - 1 - head)
+    return f"{value[:head]}…{value[len(value) - tail :]}"
+
+
+def shorten_end(value: str, length: int) -> str:
+    """At most `length` characters of a sentence; its end gives way to `…`."""
+    return value if len(value) <= length else f"{value[: max(1, length - 1)]}…"
+
+
+def shorten_path(path: str, length: int) -> str:
+    """A module path in at most `length` characters: words give way from the left, numbers stay (`b.0.layers.0-3`)."""
+    pieces = path.split(".")
+    for keep in (4, 2, 1):
+        for i, piece in enumerate(pieces[:-1]):
+            if len(".".join(pieces)) <= length:
+                break
+            if not any(c.isdigit() for c in piece):
+                pieces[i] = piece[:keep]
+    return shorten(".".join(pieces), length)
+
+
+def compress_names(names: Sequence[str], universe: Sequence[str] = ()) -> tuple[str, ...]:
+    """Module paths in a short form that says the same.
+
+    A module of which `names` holds every operator stands for its operators (`universe` lists all of the
+    model's); then paths that differ in one number only are joined.
+
+    Example:
+        >>> compress_names([f"branches.0.layers.{i}" for i in range(4)] + ["head"])
+        ('branches.0.layers.0-3', 'head')
+    """
+    parts = [tuple(_part(piece) for piece in name.split(".")) for name in _whole_modules(names, universe)]
+    before = -1
+    while before != len(parts):
+        before = len(parts)
+        for position in reversed(range(max(map(len, parts), default=0))):
+            parts = _join(parts, position)
+    return tuple(".".join(_show(part) for part in path) for path in parts)
+
+
+def _whole_modules(names: Sequence[str], universe: Sequence[str]) -> list[str]:
+    """Replace operators by the outermost module that lies wholly inside `names`, in order of first appearance."""
+    held = set(names)
+    outside = {name for name in universe if name not in held}
+    mixed = {prefix for name in outside for prefix in _prefixes(name)}
+    out: dict[str, None] = {}
+    for name in names:
+        whole = next((p for p in _prefixes(name) if p not in mixed), name) if universe else name
+        out[whole] = None
+    return list(out)
+
+
+def _prefixes(name: str) -> list[str]:
+    pieces = name.split(".")
+    return [".".join(pieces[:i]) for i in range(1, len(pieces) + 1)]
+
+
+def _part(piece: str) -> _Part:
+    match = _NUMBERED.fullmatch(piece)
+    return (match[1], int(match[2]), int(match[2])) if match else (piece, -1, -1)
+
+
+def _show(part: _Part) -> str:
+    text, first, last = part
+    return text if first < 0 else f"{text}{first}" if first == last else f"{text}{first}-{last}"
+
+
+def _join(paths: list[tuple[_Part, ...]], position: int) -> list[tuple[_Part, ...]]:
+    """Join paths that agree everywhere but in the number at `position`, where their ranges touch."""
+    groups: dict[tuple[object, ...], list[tuple[_Part, ...]]] = {}
+    for path in paths:
+        numbered = position < len(path) and path[position][1] >= 0
+        key = (path[:position], path[position][0], path[position + 1 :]) if numbered else (path, None)
+        groups.setdefault(key, []).append(path)
+    out = []
+    for members in groups.values():
+        if len(members) == 1:
+            out += members
+            continue
+        runs: list[list[int]] = []
+        for first, last in sorted((path[position][1], path[position][2]) for path in members):
+            if runs and first <= runs[-1][1] + 1:
+                runs[-1][1] = max(runs[-1][1], last)
+            else:
+                runs.append([first, last])
+        path = members[0]
+        out += [(*path[:position], (path[position][0], a, b), *path[position + 1 :]) for a, b in runs]
+    return out

@@ -1,0 +1,224 @@
+"""Timelines: one row a device, predicted above measured on the same time scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from gpp.report.draw import text
+from gpp.report.draw.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
+from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
+from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch, tick_label, ticks
+from gpp.timeline import COMPUTE, Event, Timeline
+
+TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
+DETAIL_LIMIT = 3000  # events of both timelines up to which each has its own rectangle with a tooltip
+LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a timeline: devices in the order of the page, their stages and colours."""
+
+    devices: tuple[int, ...]
+    stages_of: dict[int, tuple[int, ...]]
+    tones: dict[int, Tone]  # by stage
+
+    def tone(self, stage: int) -> Tone:
+        return self.tones.get(stage, TRUNK)
+
+
+def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
+    """Rows for the devices of a plan, or, without one, for those that have events."""
+    stages_of = stages_by_device(stages_of_device, timelines)
+    return Rows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
+
+
+def stages_by_device(planned: Mapping[int, tuple[int, ...]], timelines: Iterable[Timeline]) -> dict[int, tuple[int, ...]]:
+    """The stages of every device, ascending: the plan's, or the events' for a device that is not in the plan."""
+    seen: dict[int, set[int]] = {device: set(stages) for device, stages in planned.items()}
+    for timeline in timelines:
+        for event in timeline.events:
+            if event.device not in planned:
+                seen.setdefault(event.device, set()).add(event.stage)
+    return {device: tuple(sorted(stages)) for device, stages in sorted(seen.items())}
+
+
+def is_transfer(event: Event) -> bool:
+    """Whether an event belongs on the communication track."""
+    return event.kind in TRANSFERS
+
+
+def colour(event: Event, tone: Tone) -> tuple[str, str]:
+    """Fill and text colour of an event."""
+    kind = event.kind
+    if kind == "F":
+        return tone.light, INK
+    if kind in ("B", "I"):
+        return tone.dark, "#ffffff"
+    if kind == "W":
+        return tone.mid, INK
+    return {"R": REDUCE, "U": UPDATE}.get(kind, OTHER), INK
+
+
+def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, float]:
+    """Share of the step that each device does not compute."""
+    busy: dict[int, float] = defaultdict(float)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            busy[event.device] += event.end_s - event.start_s
+    step = timeline.length_s
+    return {d: max(0.0, 1 - busy[d] / step) if step > 0 else 0.0 for d in devices}
+
+
+def span_s(timelines: Iterable[Timeline]) -> float:
+    """Seconds that the common scale must cover."""
+    return max((max(t.length_s, max((e.end_s for e in t.events), default=0.0)) for t in timelines), default=0.0)
+
+
+def draw_timelines(
+    named: Sequence[tuple[str, Timeline]], rows: Rows, width: float = 1320.0, *, scale_s: float | None = None
+) -> Drawing:
+    """All timelines in one drawing with one scale.
+
+    Args:
+        named: heading and timeline, from top to bottom.
+        width: pixels.
+        scale_s: seconds that the width stands for, so that several drawings share a scale; None for the longest timeline here.
+    """
+    span = scale_s or span_s(t for _, t in named) or 1.0
+    height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0
+    scale = (width - LEFT - RIGHT) / span
+    detailed = sum(len(t.events) for _, t in named) <= DETAIL_LIMIT
+    body, y = [], TOP
+    for heading, timeline in named:
+        metrics = timeline.metrics
+        what = f"{heading}: {text.seconds(metrics.iteration_s)} per step, bubble {text.percent(metrics.bubble_fraction)}"
+        what += f", {timeline.steps} mini-batches of the steady state" if timeline.steps > 1 else ""
+        body.append(label(0, y + 13, what, 13, INK, font_weight="600"))
+        body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
+        y += 20
+        body += _rows(timeline, rows, y, height, scale, width, detailed)
+        y += len(rows.devices) * (height + 3) + 16
+        body += _axis(span, scale, y - 14, 20.0 + len(rows.devices) * (height + 3))
+        y += 22
+    return picture(width, y, body, "Timelines", min_width=min(width, 1000.0))
+
+
+def _axis(span: float, scale: float, y: float, height: float) -> list[str]:
+    marks = ticks(0.0, span * 1e3, 10)
+    step = marks[1] - marks[0] if len(marks) > 1 else span * 1e3
+    out = [line(LEFT, y, LEFT + span * scale, y, RULE)]
+    for mark in marks:
+        x = LEFT + mark * 1e-3 * scale
+        out.append(line(x, y, x, y + 4, MUTED))
+        suffix = " ms" if mark == marks[-1] else ""
+        out.append(label(x, y + 15, tick_label(mark, step) + suffix, 10.5, MUTED, "middle"))
+    return out
+
+
+def _rows(timeline: Timeline, rows: Rows, top: float, height: float, scale: float, width: float, detailed: bool) -> list[str]:
+    by_device: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        by_device[event.device].append(event)
+    bubbles = device_bubbles(timeline, rows.devices)
+    step = timeline.length_s
+    out, size = [], min(11.0, height + 0.5)
+    for n, device in enumerate(rows.devices):
+        y = top + n * (height + 3)
+        stages = rows.stages_of[device]
+        out.append(rect(LEFT, y, step * scale, height, IDLE))
+        out.append(rect(LEFT - 10, y, 5, height, rows.tone(stages[0]).dark))
+        out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{'+'.join(map(str, stages))}  d{device}", size, INK, "end"))
+        out.append(label(width, y + height / 2 + size * 0.36, text.percent(bubbles[device]), size, INK, "end"))
+        events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
+        slices = [e for e in events if not is_transfer(e)]
+        out.append(_detailed(slices, rows, y, height, scale) if detailed else _merged(slices, rows, y, height, scale))
+        out.append(_marks([e for e in events if is_transfer(e)], y, height, scale))
+    return out
+
+
+def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+    """Every event as its own rectangle, with its micro-batch where the number fits."""
+    out, numbers = [], []
+    size = min(10.5, height - 4)
+    for event in events:
+        tone = rows.tone(event.stage)
+        fill, ink = colour(event, tone)
+        x, w = LEFT + event.start_s * scale, (event.end_s - event.start_s) * scale
+        shown = max(0.4, w - (0.6 if w > 3 else 0.0))
+        tip = (
+            f"stage {event.stage} {event.kind}{event.microbatch}, device {event.device}: "
+            f"{text.seconds(event.end_s - event.start_s)}, {text.seconds(event.start_s)} to {text.seconds(event.end_s)}"
+        )
+        out.append(rect(x, y, shown, height, fill, tip))
+        if tone.hatched and event.kind in COMPUTE:
+            out.append(rect(x, y, shown, height, f"url(#{HATCH if event.kind == 'F' else HATCH_DARK})", pointer_events="none"))
+        digits = event.kind if event.kind in ("R", "U") else str(event.microbatch)
+        if w >= size * 0.62 * len(digits) + 3:
+            numbers.append(
+                f'<text x="{number(x + shown / 2)}" y="{number(y + height / 2 + size * 0.36)}" fill="{ink}">{escape(digits)}</text>'
+            )
+    group = element("g", "".join(numbers), text_anchor="middle", font_size=size, pointer_events="none") if numbers else ""
+    return "".join(out) + group
+
+
+def _merged(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
+    """One thick dashed line per colour, so that a page with many events stays small."""
+    runs: dict[tuple[str, bool], list[Event]] = defaultdict(list)
+    kinds: dict[tuple[int, str], list[Event]] = {}
+    for event in events:
+        found = kinds.get((event.stage, event.kind))
+        if found is None:
+            tone = rows.tone(event.stage)
+            found = runs[colour(event, tone)[0], tone.hatched and event.kind in COMPUTE]
+            kinds[event.stage, event.kind] = found
+        found.append(event)
+    out = []
+    for (fill, hatched), same in runs.items():
+        path = _dashes(same, y + height / 2, scale, 0.4)
+        out.append(element("path", d=path, stroke=fill, stroke_width=height))
+        if hatched:
+            out.append(element("path", d=path, stroke=f"url(#{HATCH})", stroke_width=height))
+    return "".join(out)
+
+
+def _dashes(events: list[Event], y: float, scale: float, least: float) -> str:
+    """A path with a stroke of at least `least` pixels for each event; those closer than half a pixel run together."""
+    spans: list[tuple[float, float]] = []
+    begin = end = -1.0
+    for event in events:
+        x, to = LEFT + event.start_s * scale, LEFT + event.end_s * scale
+        if x - end < 0.5:
+            end = max(end, to)
+            continue
+        if end >= 0:
+            spans.append((begin, end))
+        begin, end = x, to
+    if end >= 0:
+        spans.append((begin, end))
+    at = number(y)
+    return "".join([f"M{a:.1f} {at}h{b - a if b - a > least else least:.1f}" for a, b in spans])
+
+
+def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
+    """Transfers as thin marks along the foot of the row."""
+    path = _dashes(events, y + height + 0.5, scale, 0.6)
+    return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
+
+
+def event_swatches() -> list[Swatch]:
+    """The legend of the shades of events, in the trunk's colours."""
+    shades = {
+        "forward": TRUNK.light,
+        "backward": TRUNK.dark,
+        "weight gradient": TRUNK.mid,
+        "reduce gradients": REDUCE,
+        "update": UPDATE,
+    }
+    out = [swatch(name, rect(0, 0, 26, 12, fill)) for name, fill in shades.items()]
+    out.append(swatch("idle", rect(0.5, 0.5, 25, 11, IDLE, stroke=RULE)))
+    out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
+    return out

@@ -1,0 +1,126 @@
+"""The console of a run: its width, its tables, its progress bar.
+
+Only the controller prints. Colours follow `NO_COLOR` and vanish in pipes (rich does both).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpp.report.draw import text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PIPE_WIDTH = 120
+"""Columns where the output is no terminal and `COLUMNS` is not set."""
+WIDE = 110
+"""Columns from which on tables show everything."""
+
+
+def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> Console:
+    """The console of a run; in a pipe 120 columns wide (or `COLUMNS`), so that no table is cut to 80."""
+    console = Console(file=file, width=width, quiet=quiet, highlight=False)
+    if width is not None or console.is_terminal:
+        return console
+    columns = os.environ.get("COLUMNS", "")
+    given = int(columns) if columns.isdigit() else 0
+    return Console(file=file, width=given or PIPE_WIDTH, quiet=quiet, highlight=False)
+
+
+def new_table(title: str, *columns: tuple[str, str]) -> Table:
+    """A table without side borders; columns are (name, `left` or `right`)."""
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right", overflow="fold")
+    return table
+
+
+def show_heading(console: Console, result: Mapping[str, Any], subject: object) -> None:
+    """Print model, subject, cluster and engine in a line."""
+    ends = f" · {result.get('cluster')} · {result.get('engine')}"
+    console.print(Text.assemble((str(result.get("model")), "bold"), " · ", (str(subject), "bold cyan"), ends))
+
+
+class StepProgress:
+    """A progress bar in a terminal, one line every `every_s` seconds elsewhere.
+
+    Example:
+        >>> with StepProgress(console, total=100) as progress:  # doctest: +SKIP
+        ...     progress.update(step=1, loss=2.3, samples_per_s=120.0)
+    """
+
+    def __init__(self, console: Console, total: int, *, every_s: float = 5.0) -> None:
+        self._console, self._total, self._every_s = console, total, every_s
+        self._began = self._printed = time.monotonic()
+        self._line = self._said = ""
+        self._first: tuple[int, float] | None = None
+        self._bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = [
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+            ]
+            self._bar = Progress(*columns, console=console, expand=True)
+            self._task = self._bar.add_task("", total=total, facts="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def update(self, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
+        """Say that `step` steps are done.
+
+        Args:
+            loss: the last step's; None in runs without a loss (inference, emulation).
+            samples_per_s: throughput.
+        """
+        facts = ([] if loss is None else [f"loss {text.significant(loss, 4)}"]) + (
+            [] if samples_per_s is None else [f"{text.significant(samples_per_s)} samples/s"]
+        )
+        if self._bar:
+            self._bar.update(self._task, completed=step, facts="  ".join(facts))
+            return
+        now = time.monotonic()
+        # The clock starts with the first step seen: the workers' start came before it.
+        self._first = self._first or (step, now)
+        first, since = self._first
+        left = [f"{text.seconds((now - since) / (step - first) * (self._total - step))} left"] if step > first else []
+        when = left if step < self._total else [f"in {text.seconds(now - self._began)}"]
+        self._line = "  ".join([f"step {step}/{self._total}", *facts, *when])
+        if now - self._printed >= self._every_s:
+            self._say(now)
+
+    def _say(self, now: float) -> None:
+        if self._line != self._said:
+            self._console.print(self._line, soft_wrap=True)
+        self._printed, self._said = now, self._line
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+        else:
+            self._say(time.monotonic())

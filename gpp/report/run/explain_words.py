@@ -1,0 +1,80 @@
+"""An explanation in words, the same for the page and the terminal."""
+
+from __future__ import annotations
+
+from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.explain.idle import Reason
+from gpp.analysis.explain.what_if import Shape, WhatIf
+from gpp.report.draw import text
+from gpp.report.draw.stage_graph import module_names
+from gpp.report.run.record import RunRecord
+
+SAME = 5e-4
+"""Times that differ by less are said to be equal."""
+
+REASON_NAMES: dict[Reason, str] = {
+    "fill": "filling",
+    "data": "for data",
+    "gradient": "for gradients",
+    "drain": "draining",
+    "peers": "for replicas",
+    "all_reduce": "all-reduce",
+    "update": "update",
+}
+REASON_WORDS: dict[Reason, str] = {
+    "fill": "the pipeline fills: before the device's first backward",
+    "data": "later, before a forward: a predecessor or its link is slower",
+    "gradient": "later, before a backward: a successor or its link is slower",
+    "drain": "the pipeline drains: after the device's last forward, and after its own end",
+    "peers": "the others of its all-reduce are not there yet",
+    "all_reduce": "gradients are summed over the devices that hold the parameters",
+    "update": "the optimizer's step",
+}
+
+
+def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
+    """The bottleneck, its cause, and the share of the step that it explains."""
+    load, step = explanation.bottleneck, explanation.iteration_s
+    many = len(explanation.bottlenecks)
+    what = f"s{load.stage}"
+    if run.plan is not None and run.graph is not None:
+        names = module_names(run.plan, run.graph, load.stage)
+        held = ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
+        what += f" ({held}) on {text.ranges(run.plan.stages[load.stage].devices, 'd')}"
+    others = f", and {many - 1} more stage{'s' * (many > 2)} as slow" if many > 1 else ""
+    parts = [
+        f"computes {text.seconds(load.compute_s)}",
+        f"sends or receives {text.seconds(load.transfer_s)} on its busiest link",
+        f"reduces and updates {text.seconds(load.all_reduce_s)}",
+        f"uses {text.percent(load.memory_share)} of its memory",
+    ]
+    rest = max(0.0, step - load.seconds)
+    gain = explanation.memory_speedup
+    memory = f" and by memory (twice of it: {text.ratio(gain)} as fast)" if gain else ""
+    return (
+        f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
+        f"{text.percent(load.seconds / step if step else None)} of the step; the other {text.seconds(rest)} it waits."
+    )
+
+
+def change_words(change: WhatIf) -> str:
+    """The gain or loss of a change, as text."""
+    if change.speedup is None:
+        return "does not fit" if change.reason.startswith("does not fit") else "no plan"
+    if abs(change.speedup - 1) <= SAME:
+        return "no change"
+    if change.speedup >= 1.5:
+        return f"{text.ratio(change.speedup)} as fast"
+    return f"{text.percent(change.speedup - 1)} faster" if change.speedup > 1 else f"{text.percent(1 / change.speedup - 1)} slower"
+
+
+def alternatives_heading(explanation: Explanation) -> str:
+    """Heading of the other plans for the problem: they are worse, unless the search was cut short."""
+    missed = any(change.speedup is not None and change.speedup > 1 + SAME for change in explanation.alternatives)
+    return "other plans, of which the search missed a faster one" if missed else "next-best plans"
+
+
+def shape_words(shape: Shape) -> str:
+    """A plan in a few numbers."""
+    sizes = ", ".join(map(str, shape.microbatch_sizes))
+    return f"{shape.num_stages} stages, depth {shape.depth}, {shape.num_devices} devices, b {sizes}"

@@ -1,0 +1,93 @@
+"""The key figures of a run, the same for the page and the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.report.draw import text
+from gpp.report.run.record import RunRecord
+from gpp.report.run.result import optimality_gap
+from gpp.timeline import Metrics
+
+WORTH_SAYING = 0.03
+"""An emulated step that is longer than its virtual time by this share comes with advice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFigure:
+    """One key figure, predicted beside measured; `ratio` is measured / predicted."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str  # seconds, percent, bytes, rate
+
+    @property
+    def ratio(self) -> float | None:
+        return text.quotient(self.measured, self.predicted)
+
+    def show(self, value: float | None) -> str:
+        """A value of this figure as text."""
+        if self.unit == "rate":
+            return "–" if value is None else f"{text.significant(value)} /s"
+        return {"seconds": text.seconds, "percent": text.percent, "bytes": text.num_bytes}[self.unit](value)
+
+
+def peak_memory(metrics: Metrics | None) -> float | None:
+    """Bytes on the fullest device."""
+    return None if metrics is None else max(metrics.peak_memory_bytes.values(), default=None)
+
+
+def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[KeyFigure, ...]:
+    """Iteration time, throughput, bubble, peak memory and communication."""
+
+    def of(name: str, metrics: Metrics | None) -> float | None:
+        return None if metrics is None else getattr(metrics, name)
+
+    def figure(name: str, attribute: str, unit: str) -> KeyFigure:
+        return KeyFigure(name=name, predicted=of(attribute, predicted), measured=of(attribute, measured), unit=unit)
+
+    return (
+        figure("iteration time", "iteration_s", "seconds"),
+        figure("throughput, samples", "throughput_samples_per_s", "rate"),
+        figure("bubble", "bubble_fraction", "percent"),
+        KeyFigure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
+        figure("communication per step", "communication_bytes", "bytes"),
+    )
+
+
+def run_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
+    """The key figures of a run."""
+    return key_figures(run.predicted.metrics if run.predicted else None, run.measured.metrics if run.measured else None)
+
+
+def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> str:
+    """The plan's largest possible distance from the optimum, in words; empty where nothing is known."""
+    if plan is None or bound is None:
+        return ""
+    if not bound.covers(plan):
+        least = text.seconds(bound.iteration_s)
+        return f"no bound is known for plans that recompute or split operators; others take {least} at least"
+    gap = optimality_gap(plan, predicted, bound)
+    return (
+        ""
+        if gap is None
+        else f"at most {text.percent(gap)} from optimal (bound {text.seconds(bound.iteration_s)}: {bound.binding})"
+    )
+
+
+def emulation_words(run: RunRecord) -> str:
+    """A sentence on how the step of an emulated run was measured; empty for other runs."""
+    found = run.emulation
+    if found is None:
+        return ""
+    spread = " to ".join(dict.fromkeys(text.seconds(f(found.step_s)) for f in (min, max)))
+    longer = (text.quotient(run.measured.metrics.iteration_s if run.measured else None, found.virtual_iteration_s) or 1.0) - 1.0
+    more = f", {text.percent(longer)} longer than that: a larger engine.budget_s makes it less" if longer > WORTH_SAYING else ""
+    return (
+        f"Emulated: by the virtual clock a step takes {text.seconds(found.virtual_iteration_s)}; measured {spread}{more}. "
+        f"1 s on the cluster is {text.significant(found.time_scale)} s here, where the runtime alone, with nothing to wait for, "
+        f"takes {text.seconds(found.unpaced_s)} a step."
+    )

@@ -1,0 +1,184 @@
+"""report.html of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpp.report.draw import text
+from gpp.report.draw.charts import grouped_bars, line_chart
+from gpp.report.draw.page import Column, Kind, Table
+from gpp.report.draw.palette import MEASURED, PREDICTED, tone
+from gpp.report.draw.stage_graph import microbatch_words
+from gpp.report.draw.svg import Drawing
+from gpp.report.run.explain_page import explanation_view
+from gpp.report.run.key_figures import certificate, emulation_words, peak_memory, run_figures
+from gpp.report.run.problem_page import plan_drawings, problem_page
+from gpp.report.run.record import RunRecord
+from gpp.report.run.stages import stage_lines
+
+FILES = (
+    ("result.json", "figures"),
+    ("trace.json", "open in ui.perfetto.dev"),
+    ("timeline.json", "events"),
+    ("metrics.jsonl", "one line per step"),
+    ("job/plan.json", "the plan: run it again with plan=PATH"),
+    ("job/program.txt", "actions of every device"),
+)
+
+STAGE_KINDS: dict[str, Kind] = {"stage": "", "modules": "c", "devices": "", "next stages": "", "operators": ""}
+"""Kinds of the columns of the stages' table; the others hold numbers."""
+
+
+def run_report(run: RunRecord) -> str:
+    """The page of one run, whatever its end; self-contained HTML."""
+    result = run.result
+    proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, run.bound)
+    return problem_page(
+        "run.html",
+        run,
+        title=f"{result.get('model')} · {result.get('strategy')} · {result.get('cluster')}",
+        facts=_facts(run),
+        reason=str(result.get("reason") or ""),
+        files=FILES,
+        cards=_cards(run),
+        certificate=f"As predicted, {proof}." if proof else "",
+        emulation=emulation_words(run),
+        **plan_drawings(run.plan, run.graph, run.branches, [("Predicted", run.predicted), ("Measured", run.measured)]),
+        explanation=explanation_view(run.explanation, run) if run.explanation else None,
+        memory=_memory(run),
+        training_charts=_training_charts(run),
+        final_metrics=[(name, text.significant(value, 4)) for name, value in result.get("final_metric", {}).items()],
+        versions=_versions(run),
+        stages=_stages(run),
+        baselines=_baselines(run),
+        planner_words=run.plan.explanation if run.plan else (),
+    )
+
+
+def _facts(run: RunRecord) -> list[tuple[str, object]]:
+    plan = run.plan
+    facts: list[tuple[str, object]] = [(name, run.result.get(name)) for name in ("strategy", "cluster", "engine", "seed")]
+    if plan is not None:
+        facts += [
+            ("stages", len(plan.stages)),
+            ("depth", plan.depth),
+            ("devices", plan.num_devices),
+            ("mini-batch", plan.minibatch_size),
+            ("micro-batch", microbatch_words(plan)),
+            ("search", text.seconds(plan.search_s)),
+        ]
+    return facts
+
+
+def _cards(run: RunRecord) -> list[dict[str, Any]]:
+    if run.predicted is None and run.measured is None:
+        return []
+    out = []
+    for figure in run_figures(run):
+        rows = [("predicted", figure.show(figure.predicted))]
+        rows += [("measured", figure.show(figure.measured)), ("ratio", text.ratio(figure.ratio))] if run.measured else []
+        out.append({"name": figure.name, "rows": rows})
+    return out
+
+
+def _memory(run: RunRecord) -> Drawing | None:
+    both = [
+        (name, fill, t.metrics.peak_memory_bytes)
+        for name, fill, t in (("predicted", PREDICTED, run.predicted), ("measured", MEASURED, run.measured))
+        if t is not None and t.metrics.peak_memory_bytes
+    ]
+    if not both:
+        return None
+    devices = sorted({d for _, _, peaks in both for d in peaks})
+    return grouped_bars(
+        [f"d{d}" for d in devices],
+        [(name, fill, [peaks.get(d) for d in devices]) for name, fill, peaks in both],
+        text.num_bytes,
+        title="Peak memory per device",
+        limits=[run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices],
+    )
+
+
+def _over_steps(values: Sequence[float | None], first: int) -> list[tuple[float, float]]:
+    return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values, first)]
+
+
+def _training_charts(run: RunRecord) -> list[Drawing]:
+    charts = []
+    if run.losses:
+        lines = [("training loss", MEASURED, _over_steps(run.losses, run.first_step))]
+        for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
+            lines.append((name, tone(i + 1).dark, _over_steps(values, run.first_step)))
+        charts += [line_chart(lines, title="Training loss over steps"), _loss_over_time(run)]
+    for name in sorted({name for entry in run.evals for name in entry if name != "step"}):
+        pairs = [(float(entry["step"]), float(entry[name])) for entry in run.evals if entry.get(name) is not None]
+        shown = name.removeprefix("metric:")
+        charts.append(line_chart([(shown, tone(2).dark, pairs)], title=f"{shown} over steps", points=True))
+    return [chart for chart in charts if chart]
+
+
+def _loss_over_time(run: RunRecord) -> Drawing | None:
+    """The loss over the time of the steps: measured, or predicted where nothing was measured."""
+    timeline, whose = (run.measured, "measured") if run.measured else (run.predicted, "predicted")
+    step_s = timeline.metrics.iteration_s if timeline else 0.0
+    if not step_s > 0:
+        return None
+    pairs = [(i * step_s, loss) for i, loss in _over_steps(run.losses, run.first_step)]
+    words = f"Training loss over time ({whose} step of {text.seconds(step_s)})"
+    return line_chart([(f"training loss over time, {whose}", MEASURED, pairs)], title=words, x_name="time", x_show=text.seconds)
+
+
+def _versions(run: RunRecord) -> Drawing | None:
+    """Copies of the weights and staleness, stage by stage; nothing for a pipeline that drains."""
+    both = [
+        (f"{what}, {whose}", fill, found)
+        for what, name, fills in (
+            ("copies", "weight_versions", (PREDICTED, MEASURED)),
+            ("staleness", "staleness", (tone(1).light, tone(1).dark)),
+        )
+        for (whose, t), fill in zip((("predicted", run.predicted), ("measured", run.measured)), fills, strict=True)
+        if t is not None and (found := getattr(t.metrics, name))
+    ]
+    ordinary = {True: 1, False: 0}  # a pipeline that drains has one copy and no staleness
+    if all(count <= ordinary[name.startswith("copies")] for name, _, found in both for count in found.values()):
+        return None
+    stages = sorted({s for _, _, found in both for s in found})
+    return grouped_bars(
+        [f"s{s}" for s in stages],
+        [(name, fill, [found.get(s) for s in stages]) for name, fill, found in both],
+        lambda count: "–" if count is None else f"{count:.0f}",
+        title="Copies of the weights and staleness per stage",
+    )
+
+
+def _stages(run: RunRecord) -> Table | None:
+    lines = stage_lines(run)
+    if not lines:
+        return None
+    shown = [name for name in lines[0].cells() if name != "operators" or any(line.operators for line in lines)]
+    columns = [Column(name=name, kind=STAGE_KINDS.get(name, "n")) for name in shown]
+    return Table(columns=columns, rows=[[line.cells()[name] for name in shown] for line in lines])
+
+
+def _baselines(run: RunRecord) -> Table | None:
+    if not run.baseline_predicted or run.predicted is None:
+        return None
+    own = run.predicted.metrics
+    numbers = ("iteration time", "throughput", "bubble", "peak memory", "communication", "this run's speed-up")
+    columns = [Column(name="strategy"), *(Column(name=name, kind="n") for name in numbers)]
+    rows = []
+    for name, metrics in [(f"{run.result.get('strategy')} (this run)", own), *run.baseline_predicted.items()]:
+        speedup = text.quotient(metrics.iteration_s, own.iteration_s)
+        rows.append(
+            [
+                name,
+                text.seconds(metrics.iteration_s),
+                f"{text.significant(metrics.throughput_samples_per_s)} /s",
+                text.percent(metrics.bubble_fraction),
+                text.num_bytes(peak_memory(metrics)),
+                text.num_bytes(metrics.communication_bytes),
+                "" if metrics is own else text.ratio(speedup),
+            ]
+        )
+    return Table(columns=columns, rows=rows)

@@ -1,0 +1,75 @@
+"""What the pages about one problem share: the frame, and the drawings of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.report.draw.page import render
+from gpp.report.draw.palette import branch_of, tone
+from gpp.report.draw.stage_graph import branch_swatches, draw_stage_graph, hatch_definition
+from gpp.report.draw.timelines import draw_timelines, event_swatches, rows_of
+from gpp.report.run.record import RunRecord
+from gpp.timeline import Timeline
+
+
+def problem_page(
+    template: str,
+    run: RunRecord,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, object]],
+    reason: str,
+    files: Sequence[tuple[str, str]],
+    **values: Any,
+) -> str:
+    """A page with heading, reason, warnings and the command that reproduces it; the template adds what was found.
+
+    Args:
+        facts: names and values in the line below the heading.
+        reason: why the run is not ok; empty where it is.
+        files: (path, content in words) of the files beside the page.
+        values: further values of the template.
+    """
+    return render(
+        template,
+        title=title,
+        hatch=hatch_definition(),
+        model=run.result.get("model"),
+        status=str(run.result.get("status")),
+        facts=facts,
+        reason=reason,
+        warnings=run.warnings,
+        command=run.command,
+        files=files,
+        **values,
+    )
+
+
+def plan_drawings(
+    plan: Plan | None,
+    graph: OpGraph | None,
+    branches: Sequence[int | None],
+    timelines: Sequence[tuple[str, Timeline | None]],
+    scale_s: float | None = None,
+) -> dict[str, Any]:
+    """Stage graph and timelines with their legends, by the names that the templates have for them.
+
+    Args:
+        branches: for each operator the branch it lies in; () where unknown.
+        timelines: heading and timeline, from top to bottom; those without events are left out.
+        scale_s: see `draw_timelines`.
+    """
+    out: dict[str, Any] = {"stage_graph": "", "branch_swatches": (), "timelines": "", "event_swatches": event_swatches()}
+    tones = {}
+    if plan is not None and graph is not None:
+        known = tuple(branches) or (None,) * graph.num_ops
+        out |= {"stage_graph": draw_stage_graph(plan, graph, known), "branch_swatches": branch_swatches(plan, graph, known)}
+        tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}
+    named = [(heading, timeline) for heading, timeline in timelines if timeline is not None and timeline.events]
+    if named:
+        rows = rows_of(plan.stages_of_device if plan else {}, tones, [timeline for _, timeline in named])
+        out["timelines"] = draw_timelines(named, rows, scale_s=scale_s)
+    return out

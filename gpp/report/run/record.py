@@ -1,0 +1,50 @@
+"""Everything that a report tells about one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpp.analysis.comparison import Attempt
+from gpp.analysis.explain.explanation import Explanation
+from gpp.cluster import Cluster
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.timeline import Emulation, Metrics, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run, finished, infeasible or failed; the latter two may lack a plan and timelines.
+
+    Args:
+        result: the contract's result.json as a dict (see `gpp.report.run.result`).
+        branches: for each operator the branch it lies in, None for the trunk; () where unknown.
+        losses: one value per step, from `first_step` on.
+        evals: `{"step": int, name: value, ...}` for every evaluation.
+        command: the command line that reproduces the run.
+        baseline_predicted: other strategies' predictions for the same problem, `sequential` first of all.
+        bound: no plan for the problem is faster.
+        explanation: bottleneck, idle time and alternatives of the plan.
+        compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
+        emulation: how `measured` came about on emulated devices.
+    """
+
+    result: dict[str, Any]
+    plan: Plan | None = None
+    graph: OpGraph | None = None
+    cluster: Cluster | None = None
+    branches: tuple[int | None, ...] = ()
+    predicted: Timeline | None = None
+    measured: Timeline | None = None
+    losses: list[float] = field(default_factory=list)
+    first_step: int = 0
+    evals: list[dict[str, float]] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+    command: str = ""
+    baseline_predicted: dict[str, Metrics] = field(default_factory=dict)
+    bound: Bound | None = None
+    explanation: Explanation | None = None
+    compared: tuple[Attempt, ...] = ()
+    emulation: Emulation | None = None

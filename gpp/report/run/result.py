@@ -1,0 +1,167 @@
+"""result.json: the contract of a run, written for every end."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gpp.plan.plan import Plan
+from gpp.planners.bounds.lower_bound import Bound
+from gpp.timeline import Emulation, Metrics, Versions
+
+Status: TypeAlias = Literal["ok", "infeasible", "failed"]
+
+
+def result_dict(
+    *,
+    status: Status,
+    model: str,
+    strategy: str,
+    cluster: str,
+    engine: str,
+    seed: int,
+    reason: str | None = None,
+    plan: Plan | None = None,
+    num_ops: int | None = None,
+    predicted: Metrics | None = None,
+    measured: Metrics | None = None,
+    loss: list[float] | None = None,
+    loss_terms: Mapping[str, Sequence[float]] | None = None,
+    final_metric: dict[str, float] | None = None,
+    bound: Bound | None = None,
+    compared: list[dict[str, Any]] | None = None,
+    planning_peak_bytes: int | None = None,
+    resumed: dict[str, Any] | None = None,
+    emulation: Emulation | None = None,
+    versions: Versions | None = None,
+) -> dict[str, Any]:
+    """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
+
+    Args:
+        reason: why the run is not ok.
+        plan, predicted: None where the run ended before there was one; null in the file.
+        num_ops: operators of the graph that was planned.
+        planning_peak_bytes: peak memory of this process until there was a plan and its prediction.
+        loss: one value per step; a resumed run has its own steps only.
+        loss_terms: likewise for each term of a loss that has several; the key is left out of other runs.
+        resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
+        bound: no plan is faster; null in the file where it is not known.
+        compared: the attempts of several strategies on one problem; the key is left out of other runs.
+        emulation: how emulated devices were measured; the key is left out of other runs.
+        versions: weight versions in an engine that trains without a timeline (`reference`); likewise.
+    """
+    more: dict[str, Any] = {} if compared is None else {"compared": compared}
+    if loss_terms:
+        more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
+    if resumed is not None:
+        more["resumed"] = resumed
+    if emulation is not None:
+        more["emulation"] = asdict(emulation)
+    if versions is not None:
+        more["versions"] = asdict(versions)
+    return finite(
+        {
+            "status": status,
+            "reason": reason,
+            "model": model,
+            "strategy": strategy,
+            "cluster": cluster,
+            "engine": engine,
+            "seed": seed,
+            "plan": None if plan is None else plan_dict(plan, num_ops, predicted, bound),
+            "predicted": None if predicted is None else asdict(predicted),
+            "measured": None if measured is None else asdict(measured),
+            "prediction_error": prediction_error(predicted, measured),
+            "loss": loss or [],
+            "final_metric": final_metric or {},
+            **more,
+            "planning_peak_bytes": planning_peak_bytes,
+        }
+    )
+
+
+def prediction_error(predicted: Metrics | None, measured: Metrics | None) -> float | None:
+    """(measured - predicted) / predicted of the iteration time; None where either is not known."""
+    if predicted is None or measured is None or not predicted.iteration_s > 0:
+        return None
+    return measured.iteration_s / predicted.iteration_s - 1.0
+
+
+def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None) -> dict[str, Any]:
+    """The contract's `plan`."""
+    return {
+        "num_stages": len(plan.stages),
+        "depth": plan.depth,
+        "num_devices": plan.num_devices,
+        "minibatch_size": plan.minibatch_size,
+        "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
+        "search_s": plan.search_s,
+        "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
+        "lower_bound_s": bound.iteration_s if bound and bound.covers(plan) else None,
+        "optimality_gap": optimality_gap(plan, predicted, bound),
+    }
+
+
+def optimality_gap(plan: Plan | None, predicted: Metrics | None, bound: Bound | None) -> float | None:
+    """(predicted - bound) / bound of the iteration time: the plan is at most that far from optimal.
+
+    None for a plan that the bound does not cover.
+    """
+    if plan is None or predicted is None or bound is None or not bound.iteration_s > 0 or not bound.covers(plan):
+        return None
+    return predicted.iteration_s / bound.iteration_s - 1.0
+
+
+def finite(value: Any) -> Any:
+    """The same value in JSON's own types: numbers that are not finite become None, keys strings, tuples lists."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
+    """Write strict JSON so that a reader sees the old file or the whole new one, never half.
+
+    Args:
+        indent: None for one line without spaces, half the size for a trace.
+    """
+    separators = (",", ":") if indent is None else None
+    try:
+        # Most values are JSON's own already; walking a trace of many thousand events takes longer than writing it.
+        words = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    except (TypeError, ValueError):
+        words = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
+    write_text(path, words + "\n")
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file atomically, with the permissions that an ordinary write would give."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,99 @@
+"""The stages of a run's plan: the facts of each as text and numbers, the same for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from gpp.plan.plan import Plan
+from gpp.report.draw import text
+from gpp.report.draw.stage_graph import device_words, module_names, operator_words
+from gpp.report.run.record import RunRecord
+from gpp.timeline import COMPUTE, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLine:
+    """One stage's line in the table.
+
+    Args:
+        modules: short paths of the modules that it holds.
+        forward_s, backward_s: seconds of one micro-batch, as predicted; None where there is no prediction.
+        memory_bytes: predicted peak on its fullest device.
+        limit_bytes: memory of its smallest device.
+        operators: which operators run otherwise than once on each device's own samples.
+    """
+
+    stage: int
+    modules: tuple[str, ...]
+    devices: str
+    microbatch_size: int
+    in_flight: int
+    forward_s: float | None
+    backward_s: float | None
+    memory_bytes: float | None
+    limit_bytes: float | None
+    next_stages: tuple[int, ...]
+    operators: str
+
+    def cells(self) -> dict[str, str]:
+        """Every column's text by its name."""
+        return {
+            "stage": f"s{self.stage}",
+            "modules": ", ".join(self.modules),
+            "devices": self.devices,
+            "micro-batch": str(self.microbatch_size),
+            "in flight": str(self.in_flight),
+            "forward": text.seconds(self.forward_s),
+            "backward": text.seconds(self.backward_s),
+            "peak memory": text.num_bytes(self.memory_bytes),
+            "of limit": text.percent(text.quotient(self.memory_bytes, self.limit_bytes)),
+            "next stages": text.ranges(self.next_stages, "s") or "–",
+            "operators": self.operators,
+        }
+
+
+def stage_lines(run: RunRecord) -> list[StageLine]:
+    """A line for every stage; none without a plan and its graph."""
+    plan, passes = run.plan, pass_seconds(run.predicted)
+    if plan is None or run.graph is None:
+        return []
+    out = []
+    for s, stage in enumerate(plan.stages):
+        used, limit = _memory(run, plan, s)
+        out.append(
+            StageLine(
+                stage=s,
+                modules=module_names(plan, run.graph, s),
+                devices=device_words(stage),
+                microbatch_size=stage.microbatch_size,
+                in_flight=stage.in_flight,
+                forward_s=passes.get((s, "F")),
+                backward_s=passes.get((s, "B")),
+                memory_bytes=used,
+                limit_bytes=limit,
+                next_stages=plan.successors[s],
+                operators=operator_words(stage),
+            )
+        )
+    return out
+
+
+def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
+    """Mean seconds of one forward ("F") and one whole backward ("B": B, or I plus W) of a micro-batch, by stage."""
+    total: dict[tuple[int, str], float] = defaultdict(float)
+    count: dict[tuple[int, str], int] = defaultdict(int)
+    for event in timeline.events if timeline else ():
+        if event.kind in COMPUTE:
+            key = (event.stage, "F" if event.kind == "F" else "B")
+            total[key] += event.end_s - event.start_s
+            count[key] += event.kind != "W"
+    return {key: total[key] / count[key] for key in total if count[key]}
+
+
+def _memory(run: RunRecord, plan: Plan, stage: int) -> tuple[float | None, float | None]:
+    """Peak bytes on the fullest device of a stage, and the limit of its smallest device."""
+    devices, timeline = plan.stages[stage].devices, run.predicted
+    peaks = [timeline.metrics.peak_memory_bytes[d] for d in devices if d in timeline.metrics.peak_memory_bytes] if timeline else []
+    limits = [run.cluster.devices[d].memory_bytes for d in devices if d < run.cluster.num_devices] if run.cluster else []
+    return max(peaks, default=None), min(limits, default=None)

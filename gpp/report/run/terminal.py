@@ -1,0 +1,137 @@
+"""The terminal's view of a run: the plan and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpp.report.draw import text
+from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
+from gpp.report.run.key_figures import certificate, emulation_words, run_figures
+from gpp.report.run.record import RunRecord
+from gpp.report.run.stages import stage_lines
+
+
+def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
+    """A row for every stage of the plan, with the columns for which there is room.
+
+    Raises:
+        ValueError: the run has no plan.
+    """
+    lines = stage_lines(run)
+    if not lines:
+        raise ValueError("a run without a plan has no plan table")
+    wide, special = width >= WIDE, max(len(line.operators) for line in lines)
+    columns = [("stage", "right", "stage"), ("holds", "left", "modules"), ("devices", "left", "devices")]
+    columns += [("b", "right", "micro-batch"), ("in flight", "right", "in flight")]
+    columns += [("forward", "right", "forward"), ("backward", "right", "backward")] if wide else [("f/b ms", "right", "f/b ms")]
+    columns += [("memory", "right", "peak memory"), *([("of limit", "right", "of limit")] if wide or not special else [])]
+    columns += [*([("next", "left", "next stages")] if wide else []), *([("operators", "left", "operators")] if special else [])]
+    table = new_table("", *((heading, justify) for heading, justify, _ in columns))
+    room = max(16, width - (90 if wide else 64) - (special + 3 - (0 if wide else 10) if special else 0))
+    for line in lines:
+        both_ms = "/".join("–" if s is None else text.significant(s * 1e3) for s in (line.forward_s, line.backward_s))
+        cells = {**line.cells(), "modules": _names(line.modules, room), "f/b ms": both_ms}
+        table.add_row(*[escape(cells[name]) for *_, name in columns])
+    return table
+
+
+def _names(names: Sequence[str], room: int) -> str:
+    """As many names as fit into `room` characters, then how many more there are."""
+    for count in range(len(names), 0, -1):
+        rest = f" +{len(names) - count}" if count < len(names) else ""
+        joined = ", ".join(names[:count]) + rest
+        if len(joined) <= room:
+            return joined
+    rest = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return text.shorten_path(names[0], room - len(rest)) + rest
+
+
+def show_plan(console: Console, run: RunRecord) -> None:
+    """Print heading, plan table, the planner's words, and the prediction beside the baselines'."""
+    result, plan = run.result, run.plan
+    show_heading(console, result, result.get("strategy"))
+    if plan is None:
+        return
+    count = len(plan.stages)
+    console.print(
+        f"{count} stage{'s' * (count != 1)} on {plan.num_devices} devices, depth {plan.depth}, mini-batch {plan.minibatch_size}, "
+        f"planned in {text.seconds(plan.search_s)}",
+        style="dim",
+    )
+    if run.graph is not None:
+        console.print(plan_table(run, console.width))
+    words = Table.grid(padding=(0, 1))
+    for line in plan.explanation:
+        words.add_row("•", Text(line))
+    console.print(words)
+    console.print(prediction_lines(run))
+
+
+def prediction_lines(run: RunRecord) -> Group:
+    """The prediction, then one line for every baseline with the speed-up over it."""
+    if run.predicted is None:
+        return Group()
+    own = run.predicted.metrics
+    lines: list[Text | Padding] = [
+        Text.assemble(
+            "predicted  ",
+            (text.seconds(own.iteration_s), "bold"),
+            f" per step, {text.significant(own.throughput_samples_per_s)} samples/s, bubble {text.percent(own.bubble_fraction)}",
+        )
+    ]
+    for name, metrics in run.baseline_predicted.items():
+        speedup = text.quotient(metrics.iteration_s, own.iteration_s)
+        style = "green" if speedup is not None and speedup > 1 else "yellow"
+        lines.append(
+            Text.assemble(
+                f"           {name}: {text.seconds(metrics.iteration_s)}, bubble {text.percent(metrics.bubble_fraction)}: ",
+                (f"{text.ratio(speedup)} as fast as {name}", style),
+            )
+        )
+    if words := certificate(run.plan, own, run.bound):
+        lines.append(Padding(Text(words), (0, 0, 0, 11)))
+    return Group(*lines)
+
+
+def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, object]] = (), hints: Iterable[str] = ()) -> None:
+    """Print the end of the run: status, figures, loss, warnings, paths.
+
+    Args:
+        paths: (what, path), as in `("report", ".../report.html")`.
+        hints: further command lines, for example a logger's.
+    """
+    status, reason = str(run.result.get("status")), run.result.get("reason")
+    if run.compared:
+        reason = "no strategy has a plan; the reasons are above"
+    if status != "ok":
+        console.print(
+            Text.assemble((status, "bold red" if status == "failed" else "bold yellow"), f": {reason or 'no reason given'}")
+        )
+    if (run.predicted or run.measured) and not run.compared:
+        both = [("measured", "right"), ("ratio", "right")] if run.measured else []
+        table = new_table("", ("", "left"), ("predicted", "right"), *both)
+        for figure in run_figures(run):
+            measured = [Text(figure.show(figure.measured), style="bold"), text.ratio(figure.ratio)] if run.measured else []
+            table.add_row(figure.name, figure.show(figure.predicted), *measured)
+        console.print(table)
+    if words := emulation_words(run):
+        console.print(words)
+    known = [v for v in run.losses if v is not None]
+    if known:
+        since = f", from step {run.first_step} on" if run.first_step else ""
+        console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps{since}")
+    for name, value in run.result.get("final_metric", {}).items():
+        console.print(f"{escape(name)} {text.significant(value, 4)}")
+    for warning in run.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    width = max((len(what) for what, _ in paths), default=0)
+    for what, path in paths:
+        console.print(Text(f"{what:<{width}}  {path}"), soft_wrap=True)
+    for hint in hints:
+        console.print(Text(hint, style="dim"), soft_wrap=True)

@@ -1,0 +1,211 @@
+"""Timelines as a Chrome trace, for ui.perfetto.dev.
+
+A process for every device of every source, threads for compute and communication, arrows from
+producers to consumers, a counter of samples in flight for every stage. Times are microseconds.
+
+Format: Perfetto, "Visualizing external trace formats"; Chrome, "Trace Event Format".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from gpp.plan.plan import Plan
+from gpp.report.draw.timelines import is_transfer, stages_by_device
+from gpp.routing import messages
+from gpp.timeline import Event, Timeline
+
+COMPUTE_TID, COMMUNICATION_TID = 1, 100
+SOURCE_STRIDE = 100_000  # between the process ids of two sources
+MAX_FLOWS = 40_000
+NAMES = {
+    "SF": "send outputs",
+    "RF": "receive inputs",
+    "SB": "send gradients",
+    "RB": "receive gradients",
+    "R": "reduce gradients",
+    "U": "update",
+}
+
+Slice = dict[str, Any]
+
+
+def build_trace(named: Sequence[tuple[str, Timeline]], plan: Plan | None = None) -> dict[str, Any]:
+    """The trace as a dict for `json.dump`.
+
+    Args:
+        named: source (`predicted`, `measured`) and its timeline.
+        plan: needed for arrows and counters; devices alone are drawn without it.
+    """
+    out: list[dict[str, Any]] = []
+    flow = 0
+    for n, (source, timeline) in enumerate(named):
+        base = n * SOURCE_STRIDE
+        for device, stages in stages_by_device(plan.stages_of_device if plan else {}, [timeline]).items():
+            out += _process(base + device, f"{source} d{device} (s{'+'.join(map(str, stages))})", base + device)
+        slices = _slices(timeline, base, out)
+        if plan is not None:
+            flows = _flows(plan, slices, flow)
+            flow += len(flows) // 2
+            out += flows
+            out += _counters(plan, timeline, base)
+    return {"displayTimeUnit": "ms", "traceEvents": out}
+
+
+def _process(pid: int, name: str, order: int) -> list[dict[str, Any]]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
+        {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}},
+    ]
+
+
+def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tuple[str, int, int, int], Slice]:
+    """Append a slice for every event; overlapping ones go to threads of their own.
+
+    Returns the compute slices by (kind, stage, micro-batch, device).
+    """
+    found: dict[tuple[str, int, int, int], Slice] = {}
+    lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for event in sorted(timeline.events, key=lambda e: (e.device, e.start_s, e.end_s)):
+        start, end = round(event.start_s * 1e9), round(event.end_s * 1e9)
+        first = COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID
+        ends = lanes[event.device, first]
+        lane = next((i for i, busy in enumerate(ends) if busy <= start), len(ends))
+        if lane == len(ends):
+            ends.append(0)
+            word = "communication" if first == COMMUNICATION_TID else "compute"
+            thread = {"ph": "M", "pid": base + event.device, "tid": first + lane}
+            out.append({**thread, "name": "thread_name", "args": {"name": word if lane == 0 else f"{word} {lane + 1}"}})
+            out.append({**thread, "name": "thread_sort_index", "args": {"sort_index": first + lane}})
+        ends[lane] = end
+        args: dict[str, Any] = {"stage": event.stage, "microbatch": event.microbatch}
+        if event.num_bytes:
+            args["bytes"] = event.num_bytes
+        piece: Slice = {
+            "ph": "X",
+            "name": _name(event),
+            "cat": event.kind,
+            "pid": base + event.device,
+            "tid": first + lane,
+            "ts": start / 1e3,
+            "dur": (end - start) / 1e3,
+            "args": args,
+        }
+        out.append(piece)
+        if first == COMPUTE_TID:
+            found[event.kind, event.stage, event.microbatch, event.device] = piece
+    return found
+
+
+def _name(event: Event) -> str:
+    return NAMES.get(event.kind) or f"{event.kind}{event.microbatch}"
+
+
+def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id: int) -> list[dict[str, Any]]:
+    """Arrows: forward from producer to consumer, backward (B, or I where it is split) the other way."""
+    backward = "I" if any(key[0] == "I" for key in slices) else "B"
+    cut = {s: stage.pieces(plan.minibatch_size) for s, stage in enumerate(plan.stages)}
+    out: list[dict[str, Any]] = []
+    for a, b in plan.edges:
+        for message in messages(cut[a], cut[b]):
+            producer, consumer = (
+                (a, message.src_microbatch, message.src_device),
+                (b, message.dst_microbatch, message.dst_device),
+            )
+            for kind, source, target in (("F", producer, consumer), (backward, consumer, producer)):
+                tail, head = slices.get((kind, *source)), slices.get((kind, *target))
+                if tail is None or head is None or len(out) >= 2 * MAX_FLOWS:
+                    continue
+                common = {"cat": "flow", "name": "activations" if kind == "F" else "gradients", "id": first_id + len(out) // 2}
+                out.append({"ph": "s", **common, "pid": tail["pid"], "tid": tail["tid"], "ts": _inside(tail, 0.999)})
+                out.append({"ph": "f", "bp": "e", **common, "pid": head["pid"], "tid": head["tid"], "ts": _inside(head, 0.001)})
+    return out
+
+
+def _inside(piece: Slice, share: float) -> float:
+    return round(piece["ts"] + piece["dur"] * share, 4)
+
+
+def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]:
+    """Samples in flight: up where a forward starts, down where the backward (W where it is split) ends."""
+    kinds: dict[int, set[str]] = defaultdict(set)
+    for event in timeline.events:
+        kinds[event.stage].add(event.kind)
+    samples = {
+        (s, piece.microbatch, piece.device): piece.hi - piece.lo
+        for s, stage in enumerate(plan.stages)
+        for piece in stage.pieces(plan.minibatch_size)
+    }
+    changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in timeline.events:
+        last = "W" if "W" in kinds[event.stage] else "B"
+        size = samples.get((event.stage, event.microbatch, event.device))
+        if size is None or last not in kinds[event.stage]:
+            continue
+        if event.kind == "F":
+            changes[event.stage].append((round(event.start_s * 1e9), size))
+        elif event.kind == last:
+            changes[event.stage].append((round(event.end_s * 1e9), -size))
+    out = []
+    for stage, steps in sorted(changes.items()):
+        total, at = 0, defaultdict(int)
+        for when, change in steps:
+            at[when] += change
+        for when in sorted(at):
+            total += at[when]
+            out.append(
+                {
+                    "ph": "C",
+                    "name": f"s{stage} samples in flight",
+                    "pid": base + plan.stages[stage].devices[0],
+                    "ts": when / 1e3,
+                    "args": {"samples": total},
+                }
+            )
+    return out
+
+
+def check_trace(trace: dict[str, Any]) -> list[str]:
+    """Faults of a trace, in words; empty for a good one.
+
+    Checks that slices of one thread nest or are apart, that both ends of every arrow lie inside slices, and that
+    every process and thread has a name.
+    """
+    problems = []
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    named, flows = set(), defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1e4)
+            threads[event["pid"], event["tid"]].append((start, start + round(event["dur"] * 1e4)))
+            if event["dur"] < 0:
+                problems.append(f"{event['name']} ends before it starts")
+        elif event["ph"] == "M":
+            named.add((event["name"], event["pid"], event["tid"] if event["name"] == "thread_name" else 0))
+        elif event["ph"] in "sf":
+            flows[event["id"]].append(event)
+    for (pid, tid), spans in threads.items():
+        problems += _partial_overlaps(pid, tid, spans)
+        if ("process_name", pid, 0) not in named or ("thread_name", pid, tid) not in named:
+            problems.append(f"process {pid} or its thread {tid} has no name")
+    for number, ends in flows.items():
+        if [e["ph"] for e in ends] != ["s", "f"] or ends[1].get("bp") != "e":
+            problems.append(f"flow {number} is not one start and one finish")
+        for end in ends:
+            when = round(end["ts"] * 1e4)
+            if not any(a <= when <= b for a, b in threads[end["pid"], end["tid"]]):
+                problems.append(f"flow {number}: its {end['ph']} at {end['ts']} lies in no slice")
+    return problems
+
+
+def _partial_overlaps(pid: int, tid: int, spans: list[tuple[int, int]]) -> list[str]:
+    problems, open_ends = [], []
+    for start, end in sorted(spans, key=lambda s: (s[0], -s[1])):
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        if open_ends and end > open_ends[-1]:
+            problems.append(f"process {pid} thread {tid}: a slice at {start / 1e4} µs partly overlaps another")
+        open_ends.append(end)
+    return problems

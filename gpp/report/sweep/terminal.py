@@ -1,0 +1,69 @@
+"""The terminal's view of a sweep: a row for every job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from gpp.report.draw import text
+from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table
+from gpp.report.sweep.jobs import numbers
+
+
+def results_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH) -> Table:
+    """Many runs beside one another: result.json dicts, the speed-up over `sequential` on the same model, cluster and engine."""
+    wide = width >= WIDE
+    columns = [("strategy", "left"), ("model", "left"), ("predicted", "right"), ("measured", "right"), ("vs seq.", "right")]
+    columns += [("bubble", "right"), ("peak memory", "right"), ("depth", "right")] if wide else []
+    table = new_table("", *columns, ("status", "left"))
+    for result in results:
+        predicted, measured = result.get("predicted") or {}, result.get("measured") or {}
+        best, status = measured or predicted, str(result.get("status"))
+        row = [
+            str(result.get("strategy") or "–"),
+            str(result.get("model") or "–"),
+            text.seconds(predicted.get("iteration_s")),
+            text.seconds(measured.get("iteration_s")),
+            text.ratio(_speedup(result, results)),
+        ]
+        if wide:
+            peaks = numbers((best.get("peak_memory_bytes") or {}).values())
+            depth = (result.get("plan") or {}).get("depth")
+            row += [
+                text.percent(best.get("bubble_fraction")),
+                text.num_bytes(max(peaks, default=None)),
+                "–" if depth is None else str(depth),
+            ]
+        style = {"ok": "green", "infeasible": "yellow"}.get(status, "red")
+        table.add_row(*[escape(cell) for cell in row], Text(status + _why(result, 90 if wide else 40), style=style))
+    return table
+
+
+def _why(result: dict[str, Any], length: int) -> str:
+    """The first words of the reason of a run that is not ok."""
+    reason = str(result.get("reason") or "")
+    if result.get("status") == "ok" or not reason:
+        return ""
+    first = reason.splitlines()[0]
+    return f": {first if len(first) <= length else first[: length - 1] + '…'}"
+
+
+def _speedup(result: dict[str, Any], results: Sequence[dict[str, Any]]) -> float | None:
+    """The speed-up over `sequential`: measured where both are measured, else predicted."""
+
+    def alike(other: dict[str, Any], keys: tuple[str, ...]) -> bool:
+        return all(other.get(key) == result.get(key) for key in keys)
+
+    for keys in (("model", "cluster", "engine", "seed"), ("model", "cluster", "engine"), ("model", "cluster")):
+        for other in results:
+            if other.get("strategy") == "sequential" and alike(other, keys):
+                for kind in ("measured", "predicted"):
+                    mine, theirs = (r.get(kind) or {} for r in (result, other))
+                    value = text.quotient(theirs.get("iteration_s"), mine.get("iteration_s"))
+                    if value is not None:
+                        return value
+    return None

@@ -1,0 +1,178 @@
+"""The table and the page of a comparison, and the explanation's section and text."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from page_check import parse
+
+from gpp.analysis.comparison import Attempt, best_of
+from gpp.analysis.explain.explanation import explain
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.report.compare.page import compare_report
+from gpp.report.compare.strategies import compared_dicts, strategy_lines
+from gpp.report.compare.terminal import show_comparison
+from gpp.report.run.console import make_console
+from gpp.report.run.explain_terminal import show_explanation
+from gpp.report.run.page import run_report
+from gpp.report.run.record import RunRecord
+from gpp.report.run.result import result_dict
+from gpp.report.run.terminal import show_plan
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.report.fake_runs import branches_of, branchy_graph, plan_of
+
+STRATEGIES = [Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB()) for p in (GraphPipe(), Sequential(), Even())]
+REASON = "no plan fits the 16.0 GB of a device: " + "every stage needs more. " * 8
+
+
+@pytest.fixture(scope="module")
+def compared() -> RunRecord:
+    graph = branchy_graph(4)
+    _, problem = plan_of(graph)
+    bound = lower_bound(problem)
+    attempts = []
+    for strategy in STRATEGIES:
+        plan = strategy.plan(problem)
+        attempts.append(Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=strategy.predict(plan, problem)))
+    attempts.append(Attempt(strategy="piper", status="infeasible", reason=REASON, search_s=60.0))
+    best = best_of(attempts)
+    assert best and best.plan and best.predicted
+    result = result_dict(status="ok", model="towers", strategy=best.strategy, cluster="c", engine="simulate", seed=0)
+    return RunRecord(
+        result=result,
+        plan=best.plan,
+        graph=graph,
+        cluster=problem.cluster,
+        branches=branches_of(graph),
+        predicted=best.predicted,
+        bound=bound,
+        compared=tuple(attempts),
+        explanation=explain(best.plan, best.predicted, problem, STRATEGIES[0], bound=bound, budget_s=60.0),
+    )
+
+
+def printed(width: int, show, run: RunRecord) -> str:
+    file = io.StringIO()
+    show(make_console(file, width=width), run)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_fits_and_has_every_strategy(compared: RunRecord, width: int) -> None:
+    out = printed(width, show_comparison, compared)
+    assert max(map(len, out.splitlines())) <= width
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    for name in ("graphpipe", "sequential", "even", "piper"):
+        assert name in rows
+    assert "1.00×" in out and "best: " in out and "from optimal (bound" in out
+    assert "piper: infeasible: no plan fits" in out
+    if width == 160:
+        assert "infeasible: no plan fits" in rows["piper"] or "infeasible: no plan" in out
+        for column in ("bubble", "depth", "devices", "search", "status"):
+            assert column in out
+
+
+def test_the_best_is_relative_one_and_the_gap_is_that_of_the_bound(compared: RunRecord) -> None:
+    assert compared.bound
+    found = strategy_lines(compared.compared, compared.bound)
+    assert [line.is_best for line in found].count(True) == 1
+    for line in found:
+        if line.attempt.predicted:
+            seconds = line.attempt.predicted.metrics.iteration_s
+            assert line.gap == pytest.approx(seconds / compared.bound.iteration_s - 1) and line.gap >= 0
+            assert line.relative and line.relative >= 1 and line.is_best == (line.relative == 1)
+
+
+def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord) -> None:
+    assert compared.bound
+    first = compared.compared[0]
+    assert first.plan and first.predicted
+    stages = first.plan.stages
+    for changes in ({"recompute": stages[0].ops[:1]}, {"tensor_parallel": 2}):
+        plan = replace(first.plan, stages=(replace(stages[0], **changes), *stages[1:]))
+        # Faster than everything that the bound speaks of.
+        metrics = replace(first.predicted.metrics, iteration_s=compared.bound.iteration_s / 2)
+        predicted = replace(first.predicted, metrics=metrics)
+        run = replace(
+            compared,
+            plan=plan,
+            predicted=predicted,
+            compared=(replace(first, strategy="piper", plan=plan, predicted=predicted), *compared.compared[1:3]),
+        )
+        found = strategy_lines(run.compared, run.bound)
+        assert found[0].is_best and found[0].gap is None and found[1].gap is not None
+        kept = compared_dicts(run.compared, run.bound, 19)[0]["plan"]
+        assert kept["optimality_gap"] is None and kept["lower_bound_s"] is None
+        out = printed(160, show_comparison, run) + printed(160, show_plan, run)
+        page = " ".join(parse(compare_report(run)).words) + " ".join(parse(run_report(replace(run, compared=()))).words)
+        for shown in (" ".join(out.split()), page):
+            assert shown.count("no bound is known for plans that recompute or split operators") >= 2
+            assert "from optimal" not in shown.replace("Gap: from optimal, at most", "")
+
+
+def test_the_json_form(compared: RunRecord) -> None:
+    found = compared_dicts(compared.compared, compared.bound, 19)
+    assert [each["status"] for each in found] == ["ok", "ok", "ok", "infeasible"]
+    assert found[3]["plan"] is None and found[3]["reason"] == REASON and found[3]["search_s"] == 60.0
+    assert found[0]["plan"]["optimality_gap"] >= 0 and found[0]["predicted"]["iteration_s"] > 0
+
+
+def test_the_page_draws_every_plan_on_one_scale(compared: RunRecord) -> None:
+    page = compare_report(compared)
+    parsed = parse(page)
+    text = " ".join(parsed.words)
+    for word in ("Strategies", "Predicted iteration time", "piper: infeasible", "plans/even.json", "best"):
+        assert word in text
+    assert page.count('aria-label="Stage graph"') == page.count('aria-label="Timelines"') == 3
+    assert "script" not in parsed.tags
+    nothing = replace(compared, compared=compared.compared[3:], plan=None, predicted=None, explanation=None)
+    assert "piper: infeasible" in " ".join(parse(compare_report(nothing)).words)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_explanation_fits_the_terminal(compared: RunRecord, width: int) -> None:
+    out = printed(width, show_explanation, compared)
+    assert max(map(len, out.splitlines())) <= width
+    words = " ".join(out.split())
+    for word in (
+        "the bottleneck is s",
+        "bound by",
+        "what devices wait for",
+        "filling",
+        "twice the memory",
+        "another cluster",
+        "split",
+    ):
+        assert word in words
+    assert "from optimal" in printed(width, show_plan, replace(compared, compared=()))
+
+
+def test_the_explanation_is_a_section_of_the_page(compared: RunRecord) -> None:
+    page = run_report(replace(compared, compared=()))
+    text = " ".join(parse(page).words)
+    for word in (
+        "Why it takes this long",
+        "What each device does and waits for",
+        "twice the devices",
+        "Planned again",
+        "from optimal",
+    ):
+        assert word in text
+    assert 'aria-label="What each device does and waits for"' in page
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, width: int) -> None:
+    assert compared.plan
+    first, second, *others = compared.plan.stages
+    stages = (replace(first, recompute=first.ops), replace(second, devices=(1, 20), tensor_parallel=2), *others)
+    run = replace(compared, plan=replace(compared.plan, stages=stages), compared=(), explanation=None)
+    out = printed(width, show_plan, run)
+    assert max(map(len, out.splitlines())) <= width
+    for words in (out, " ".join(parse(run_report(run)).words)):
+        assert f"{len(first.ops)} recomputed" in words and "split in 2" in words
+    assert "operators" not in printed(width, show_plan, replace(compared, compared=(), explanation=None)).split("•")[0]

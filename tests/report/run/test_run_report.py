@@ -1,0 +1,102 @@
+from dataclasses import replace
+
+import pytest
+from fake_runs import make_run, unplanned_run
+from page_check import parse
+
+from gpp.report.draw.palette import INK, MUTED, REDUCE, TRUNK, UPDATE, contrast, tone
+from gpp.report.run.page import run_report
+from gpp.report.run.record import RunRecord
+from gpp.report.run.result import Status
+from gpp.timeline import Event, Timeline
+
+
+def test_page_is_well_formed_and_complete(any_run: RunRecord) -> None:
+    page = run_report(any_run)
+    parsed = parse(page)
+    text = " ".join(parsed.words)
+    for heading in (
+        "Stage graph",
+        "Timelines",
+        "Memory per device",
+        "Training",
+        "Stages",
+        "Beside other strategies",
+        "Warnings",
+        "How to reproduce",
+    ):
+        assert heading in text
+    assert "script" not in parsed.tags and "link" not in parsed.tags
+    assert "Predicted:" in text and "Measured:" in text and "python run.py model=towers" in text
+    assert page.count("<svg") >= 6
+
+
+def test_every_stage_is_drawn_and_tabled(run4: RunRecord) -> None:
+    text = " ".join(parse(run_report(run4)).words)
+    assert run4.plan is not None
+    for s in range(len(run4.plan.stages)):
+        assert f"s{s}" in text
+    assert "branches.0.layers.0-1" in text and "1.60 MB" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("infeasible", "stage 3 needs 2e9 bytes < & >"), ("failed", "worker 1 failed:\nTraceback ...")]
+)
+def test_a_run_without_a_plan_says_why(status: Status, reason: str) -> None:
+    parsed = parse(run_report(unplanned_run(status, reason)))
+    text = " ".join(parsed.words)
+    assert status in text and reason.splitlines()[0] in text
+
+
+def test_only_predicted() -> None:
+    run = make_run(4, measured=False)
+    text = " ".join(parse(run_report(replace(run, losses=[], evals=[], warnings=(), branches=()))).words)
+    assert "Predicted:" in text and "Measured:" not in text and "Warnings" not in text
+
+
+def test_text_of_the_user_is_escaped(run4: RunRecord) -> None:
+    page = run_report(replace(run4, command="python run.py model='<b>'", warnings=("<script>alert(1)</script>",)))
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    parse(page)
+
+
+def test_losses_that_are_not_finite(run4: RunRecord) -> None:
+    parse(run_report(replace(run4, losses=[1.0, float("nan"), None, 2.0], evals=[{"step": 0, "accuracy": float("nan")}])))  # type: ignore[list-item]
+    parse(run_report(replace(run4, losses=[float("nan")] * 3)))
+    parse(run_report(replace(run4, losses=[1.0] * 20_000)))
+
+
+def test_thousands_of_events_make_a_small_page() -> None:
+    run = make_run(4, measured=False, per_branch=4, trunk_devices=16, microbatch=16, minibatch=64)
+    plan, predicted = run.plan, run.predicted
+    assert plan is not None and predicted is not None
+    events = tuple(
+        Event(d, kind, s, m, (2 * m + (kind == "B")) * 1e-3, (2 * m + (kind == "B") + 0.9) * 1e-3)
+        for d, s in plan.stage_of_device.items()
+        for m in range(512)
+        for kind in ("F", "B")
+    )
+    timeline = Timeline(source="simulate", events=events, metrics=replace(predicted.metrics, iteration_s=1.024))
+    assert plan.num_devices == 32
+    page = run_report(replace(run, predicted=timeline, measured=timeline))
+    assert len(page) < 5_000_000
+    parse(page)
+
+
+def test_text_is_readable_on_every_fill() -> None:
+    for branch in (None, *range(16)):
+        assert contrast(tone(branch).light, INK) >= 4.5 and contrast(tone(branch).mid, INK) >= 4.5
+        assert contrast(tone(branch).dark, "#ffffff") >= 4.5
+    assert contrast(MUTED, "#ffffff") >= 4.5 and contrast(REDUCE, INK) >= 4.5
+    assert contrast(TRUNK.light, INK) >= 4.5 and UPDATE != REDUCE
+
+
+def test_sixteen_branches_look_different() -> None:
+    assert len({(tone(b).light, tone(b).hatched) for b in range(16)}) == 16
+
+
+def test_terms_of_a_loss_are_drawn_beside_their_sum(run4: RunRecord) -> None:
+    halves = [value / 2 for value in run4.losses]
+    run = replace(run4, result={**run4.result, "loss_terms": {"contrastive": halves, "caption": halves}})
+    assert {"training loss", "contrastive", "caption"} <= set(parse(run_report(run)).words)
+    assert "caption" not in parse(run_report(run4)).words
