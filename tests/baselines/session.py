@@ -40,7 +40,7 @@ def run_all(folder: Path, jobs: list[tuple[str, Path]], world: int) -> None:
             processes.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT))
     try:
         for process in processes:
-            process.wait(300)
+            process.wait()
     finally:
         for process in processes:
             process.kill()

@@ -18,7 +18,9 @@ from tests.baselines.cases import HELD_OUT, MICROBATCH, MINIBATCH, STEPS, WORLD,
 
 pytestmark = pytest.mark.dist
 
-BATCH_NORM = ("model.norm=batch",)
+# Smaller pictures leave one pixel to the last norms. The variance of two samples is then next to nothing, and dividing by its root
+# multiplies a change of the weights by 1e10 in three steps and by 1e12 in an evaluation; with 64 pixels per side it is 3.
+BATCH_NORM = ("model.norm=batch", "model.image_size=64")
 CASES = [
     Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
     Case("digits_tasks", "data_parallel", stages=1),
@@ -26,7 +28,7 @@ CASES = [
     Case("digits", "torch_pipelining", "GPipe"),
     Case("digits_tasks", "torch_pipelining", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
-    Case("inception_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
+    Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
     Case("llava_small", "torch_pipelining", overrides=("model.frozen=towers",)),
     Case("mmt_small", "torch_pipelining", "Interleaved1F1B", stages=6),
@@ -35,7 +37,7 @@ CASES = [
     Case("digits", "deepspeed"),
     Case("digits_tasks", "deepspeed", seed=8),
     Case("dlrm_small", "deepspeed"),
-    Case("inception_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
+    Case("resnet_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
     Case("llava_small", "deepspeed", overrides=("model.frozen=towers",)),
     Case("llava_small", "deepspeed", overrides=("model.frozen=towers",), clip_norm=0.01),

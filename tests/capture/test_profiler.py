@@ -1,4 +1,4 @@
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,17 +37,33 @@ def captured():
 def test_every_operator_is_timed(captured):
     before = torch.get_num_threads()
     graph = coarsen(captured.graph, 12)
-    start = time.perf_counter()
     profile = profiler.profile(captured, graph, sample_counts=(2, 16), budget_s=1.0)
-    assert time.perf_counter() - start < 8.0
     assert torch.get_num_threads() == before
     assert profile.sample_counts == (2, 16)
     assert len(profile.forward_s) == len(profile.backward_s) == graph.num_ops
     assert all(t > 0 for row in profile.forward_s for t in row)
     assert profile.action_overhead_s > 0
-    heavy = max(range(graph.num_ops), key=lambda i: graph.ops[i].forward_flops)
-    times = profile.at(16)
-    assert times.forward_s[heavy] + times.backward_s[heavy] == max(times.forward_s + times.backward_s)
+    flops, times = [op.forward_flops for op in graph.ops], profile.at(16)
+    took = [forward + backward for forward, backward in zip(times.forward_s, times.backward_s, strict=True)]
+    heavy = flops.index(max(flops))
+    light = [i for i in range(graph.num_ops) if flops[i] < flops[heavy] / 100]
+    assert light and all(took[i] < took[heavy] for i in light)
+
+
+@pytest.mark.parametrize(("pass_s", "budget_s", "repeats"), [(1e-3, 0.00325, 7), (1e-3, 1.0, 10), (0.5, 0.1, 2)])
+def test_the_budget_bounds_the_repeats(pass_s, budget_s, repeats, monkeypatch):
+    """On a clock that only the work moves: passes for twice the budget, at least two and at most ten."""
+    now, made = [0.0], []
+
+    def forward():
+        now[0] += pass_s
+        made.append(now[0])
+        return []
+
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0]))
+    found = profiler._time_passes(forward, [], torch.device("cpu"), budget_s)
+    assert (found.forward_s, found.backward_s) == (pytest.approx(pass_s), 0.0)
+    assert len(made) == 2 + repeats  # after two to warm up
 
 
 def test_equal_layers_are_timed_once(captured, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
+from tests.operations import calls
 
 from .cases import Rate, cluster, run, towers
 
@@ -119,16 +119,15 @@ def test_heterogeneous_cluster_is_judged_on_its_own_devices():
 
 
 @pytest.mark.parametrize(("branches", "blocks"), [(4, 16), (7, 6), (14, 4)])
-def test_search_is_fast(branches, blocks):
+def test_search_takes_few_calls(branches, blocks):
     problem = Problem(
         graph=towers(branches, blocks, fork=True, saved=10.0),
         cluster=cluster(16, 900.0),
         cost=Constant(fixed_s=0.1),
         minibatch_size=256,
     )
-    start = time.process_time()
-    assert run(GraphPipe(), problem) is not None
-    assert time.process_time() - start < 10
+    # 100 000 to 450 000 as this is written, which take a second.
+    assert calls(lambda: run(GraphPipe(), problem)) < 2_000_000
 
 
 def test_settings_are_checked():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
+from tests.operations import calls
 from tests.oracle.exhaustive import Exhaustive
 
 from ..graphs import chain
@@ -122,8 +122,8 @@ def test_is_a_value_that_reads_back():
     assert bound.gap(1.5 * bound.iteration_s) == pytest.approx(0.5)
 
 
-def test_is_fast():
-    for num_ops, devices, minibatch, limit_s in ((256, 32, 512, 0.25), (1000, 1024, 16384, 4.0)):
+def test_work_grows_with_the_operators():
+    for num_ops, devices, minibatch in ((256, 32, 512), (1000, 1024, 16384)):
         problem = Problem(
             graph=random_dag(num_ops, 1),
             cluster=cluster(devices),
@@ -131,7 +131,5 @@ def test_is_fast():
             minibatch_size=minibatch,
             optimizer_state_factor=2.0,
         )
-        start = time.perf_counter()
-        lower_bound(problem)
-        # Five times what an idle core needs.
-        assert time.perf_counter() - start < limit_s
+        # 100 an operator as this is written.
+        assert calls(lambda problem=problem: lower_bound(problem)) < 300 * num_ops

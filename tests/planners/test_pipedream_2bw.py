@@ -18,6 +18,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
+from tests.operations import calls
 
 from ..graphs import chain, two_towers
 from .cases import cluster, random_problem, uneven
@@ -245,7 +246,8 @@ def test_settings_are_checked(field: str, value: object) -> None:
         PipeDream2BW(**{field: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_planning_takes_less_than_a_second() -> None:
-    """48 blocks on 32 devices, as published."""
+def test_planning_takes_few_calls() -> None:
+    """48 blocks on 32 devices, as published: a quarter of a second."""
     problem = of_blocks(48, 32, 512, param_bytes=100)
-    assert min(asynchronous().plan(problem).search_s for _ in range(2)) < 1.0
+    # 215 000 as this is written.
+    assert calls(lambda: asynchronous().plan(problem)) < 800_000

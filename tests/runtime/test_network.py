@@ -122,6 +122,9 @@ def test_clocks_of_other_machines_are_set_right() -> None:
         time.sleep(0.05 * (rank == 0))
         return clock_offset_s(store, rank, 4, boots[rank], lambda: time.perf_counter() - shifts[rank])
 
+    start = time.perf_counter()
     found = in_threads([lambda rank=rank: measure(rank) for rank in range(4)])
+    took_s = time.perf_counter() - start
     assert found[:2] == [0.0, 0.0]
-    assert found == pytest.approx(list(shifts.values()), abs=0.05)
+    # An offset is known to the time that the messages take.
+    assert found == pytest.approx(list(shifts.values()), abs=took_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 import pytest
 import torch
@@ -90,14 +89,12 @@ def test_a_sleeping_receiver_is_woken_and_pushes_its_own_messages_meanwhile() ->
 
 def test_silence_ends_in_an_error() -> None:
     receiver, sender = ends(RingSize(4, 1), timeout_s=0.3)
-    start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not come within 0\.3 s"):
         receiver.post(0, torch.empty(1)).wait()
     sender.outgoing[0].put(torch.zeros(1))
     sender.outgoing[0].put(torch.zeros(1))
     with pytest.raises(TimeoutError, match="was not read"):
         sender.flush(0)
-    assert time.monotonic() - start < 5
 
 
 def test_large_messages_still_get_two_slots() -> None:
