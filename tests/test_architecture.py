@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A unit may import its own level's units only where `SAME_LEVEL` says so, and anything above it.
 LEVELS: list[set[str]] = [
-    {"errors", "values"},
+    {"errors", "values", "settings", "setting_types"},
     {"cluster", "graph", "weights"},
     {"cost", "plan", "routing", "in_flight", "timeline", "optimizers"},
     {"planners", "program", "loss_scope", "turns"},
@@ -26,6 +26,9 @@ LEVELS: list[set[str]] = [
     {"cli"},
 ]
 SAME_LEVEL = {
+    ("settings", "errors"),
+    ("settings", "setting_types"),
+    ("setting_types", "errors"),
     ("plan", "cost"),
     ("plan", "routing"),
     ("plan", "in_flight"),
