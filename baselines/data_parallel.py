@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -10,13 +9,14 @@ from baselines.whole_model import refuse_several_stages
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import data_parallel
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
+from gpp.settings import Seconds, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class DataParallel(AbstractEngine):
     """Gradients are averaged in DDP's own buckets, which overlap with the backward of the last micro-batch.
 
@@ -29,10 +29,7 @@ class DataParallel(AbstractEngine):
     planner: ClassVar[AbstractPlanner | None] = data_parallel.DataParallel()
     name: str = "data_parallel"
     interface: str = "lo"
-    timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
+    timeout_s: Seconds = 600.0
 
     @property
     def worker_settings(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -12,13 +11,14 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
+from gpp.settings import Seconds, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class DeepSpeed(AbstractEngine):
     """A plan's stages in their topological order, one layer of a PipelineModule each; ZeRO off.
 
@@ -31,10 +31,7 @@ class DeepSpeed(AbstractEngine):
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "deepspeed"
     interface: str = "lo"
-    timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
+    timeout_s: Seconds = 600.0
 
     @property
     def worker_settings(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -12,10 +11,11 @@ from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Single(AbstractEngine):
     """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal.
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
-from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
-
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+from gpp.settings import Seconds, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class TorchPipelining(AbstractEngine):
     """A plan's stages in their topological order, one PipelineStage each, its shapes given, so that nothing is run to infer them.
 
@@ -31,16 +29,9 @@ class TorchPipelining(AbstractEngine):
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "torch_pipelining"
-    schedule: str = "1F1B"
+    schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"] = "1F1B"
     interface: str = "lo"
-    timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
-        if self.schedule not in SCHEDULES:
-            raise InvalidConfig(
-                "engine.schedule", self.schedule, f"must be one of {', '.join(SCHEDULES)}", "set engine.schedule=1F1B"
-            )
+    timeout_s: Seconds = 600.0
 
     @property
     def worker_settings(self) -> dict[str, Any]:

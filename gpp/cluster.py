@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, TypedDict
+
+from pydantic import Field
 
 from gpp.errors import InvalidConfig
+from gpp.settings import Natural, NotNegative, Positive, arguments, settings
+
+Devices = Annotated[int, Field(ge=1, le=100_000)]
+"""How many devices, or nodes: each is an object of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cluster.device")
 class Device:
     """One accelerator, or one core of this machine.
 
@@ -24,23 +30,13 @@ class Device:
         speed_factor: 1 for the device as described, 0.5 for one that takes twice as long.
     """
 
-    kind: str
-    memory_bytes: float
-    peak_flop_per_s: dict[str, float]
-    memory_bandwidth_bytes_per_s: float
-    efficiency: float = 1.0
-    kernel_latency_s: float = 0.0
-    speed_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        for field in ("memory_bytes", "memory_bandwidth_bytes_per_s", "efficiency", "speed_factor"):
-            value = getattr(self, field)
-            if not value > 0:
-                raise InvalidConfig(f"cluster.device.{field}", value, "must be positive", f"set {field} above 0")
-        if self.kind not in ("cpu", "cuda"):
-            raise InvalidConfig("cluster.device.kind", self.kind, "must be cpu or cuda", "use cpu or cuda")
-        if not self.peak_flop_per_s:
-            raise InvalidConfig("cluster.device.peak_flop_per_s", "{}", "needs one dtype at least", "add float32")
+    kind: Literal["cpu", "cuda"]
+    memory_bytes: Positive
+    peak_flop_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
+    memory_bandwidth_bytes_per_s: Positive
+    efficiency: Positive = 1.0
+    kernel_latency_s: NotNegative = 0.0
+    speed_factor: Positive = 1.0
 
     def flop_per_s(self, dtype: str) -> float:
         """Sustained FLOP/s for `dtype`; a dtype that the table lacks runs at the slowest listed rate."""
@@ -48,28 +44,19 @@ class Device:
         return peak * self.efficiency * self.speed_factor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cluster.link")
 class Link:
     """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`."""
 
-    latency_s: float
-    bandwidth_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
-            raise InvalidConfig(
-                "cluster.link",
-                f"{self.latency_s}, {self.bandwidth_bytes_per_s}",
-                "latency_s must be at least 0 and bandwidth_bytes_per_s above 0",
-                "correct the link",
-            )
+    latency_s: NotNegative
+    bandwidth_bytes_per_s: Positive
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds from the start of a send to the arrival of its last byte."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cluster")
 class Cluster:
     """Devices, the node each sits in, and the links inside and between nodes.
 
@@ -79,14 +66,12 @@ class Cluster:
 
     name: str
     devices: tuple[Device, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[Natural, ...]
     intra_node: Link
     inter_node: Link
-    collective_efficiency: float = 1.0
+    collective_efficiency: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not self.collective_efficiency > 0:
-            raise InvalidConfig("cluster.collective_efficiency", self.collective_efficiency, "must be positive", "set it to 1")
         if not self.devices or len(self.devices) != len(self.nodes):
             raise InvalidConfig(
                 "cluster.nodes",
@@ -119,24 +104,22 @@ class Cluster:
         return all(device == self.devices[0] for device in self.devices)
 
 
+@arguments("cluster")
 def uniform(
     *,
     name: str,
-    num_nodes: int,
-    devices_per_node: int,
+    num_nodes: Devices,
+    devices_per_node: Devices,
     device: Device,
     intra_node: Link,
     inter_node: Link | None = None,
-    memory_bytes: float | None = None,
-    collective_efficiency: float = 1.0,
+    memory_bytes: Positive | None = None,
+    collective_efficiency: Positive = 1.0,
 ) -> Cluster:
     """A cluster of equal devices: `num_nodes` nodes with `devices_per_node` each.
 
     `memory_bytes` replaces the device's memory (to ask what a smaller card would do).
     """
-    for field, value in (("num_nodes", num_nodes), ("devices_per_node", devices_per_node)):
-        if not isinstance(value, int) or value < 1:
-            raise InvalidConfig(f"cluster.{field}", value, "must be an integer of at least 1", f"set {field}=1 or more")
     if memory_bytes is not None:
         device = replace(device, memory_bytes=memory_bytes)
     count = num_nodes * devices_per_node
@@ -150,14 +133,22 @@ def uniform(
     )
 
 
+class Node(TypedDict):
+    """A node of equal devices."""
+
+    device: Device
+    count: Devices
+
+
+@arguments("cluster")
 def mixed(
     *,
     name: str,
-    nodes: Sequence[Mapping[str, Any]],
+    nodes: Annotated[Sequence[Node], Field(min_length=1)],
     intra_node: Link,
     inter_node: Link | None = None,
-    memory_bytes: float | None = None,
-    collective_efficiency: float = 1.0,
+    memory_bytes: Positive | None = None,
+    collective_efficiency: Positive = 1.0,
 ) -> Cluster:
     """A cluster of nodes that differ: `nodes=[{"device": ..., "count": 4}, ...]`, equal devices inside a node.
 
@@ -166,20 +157,10 @@ def mixed(
     Example: two fast devices and four slow ones are
     `mixed(name="m", nodes=[{"device": fast, "count": 2}, {"device": slow, "count": 4}], intra_node=link)`.
     """
-    if not isinstance(nodes, Sequence) or isinstance(nodes, str) or not nodes:
-        raise InvalidConfig("cluster.nodes", nodes, "needs one node at least", "give a list of {device, count}")
     devices: list[Device] = []
     place: list[int] = []
     for i, node in enumerate(nodes):
-        field = f"cluster.nodes[{i}]"
-        keys = set(node) if isinstance(node, Mapping) else set()
-        if keys != {"device", "count"}:
-            raise InvalidConfig(field, sorted(map(str, keys)) or node, "must have device and count", "give {device: ..., count: 4}")
         device, count = node["device"], node["count"]
-        if not isinstance(device, Device):
-            raise InvalidConfig(f"{field}.device", device, "must be a Device", "give it _target_: gpp.cluster.Device")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InvalidConfig(f"{field}.count", count, "must be an integer of at least 1", f"set {field}.count=1 or more")
         devices += [device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)] * count
         place += [i] * count
     return Cluster(
@@ -192,15 +173,19 @@ def mixed(
     )
 
 
+@arguments("cluster")
 def flat(
-    *, num_devices: int, bandwidth_bytes_per_s: float, memory_bytes: float, name: str = "flat", latency_s: float = 0.0
+    *,
+    num_devices: Devices,
+    bandwidth_bytes_per_s: Positive,
+    memory_bytes: Positive,
+    name: str = "flat",
+    latency_s: NotNegative = 0.0,
 ) -> Cluster:
     """Equal devices with one link between any two of them: what planners without a topology assume.
 
     The devices are nominal (1 FLOP/s, 1 B/s of memory); times come from a profile.
     """
-    if not isinstance(num_devices, int) or num_devices < 1:
-        raise InvalidConfig("cluster.num_devices", num_devices, "must be an integer of at least 1", "set cluster.num_devices=8")
     return uniform(
         name=name,
         num_nodes=1,
@@ -210,13 +195,14 @@ def flat(
     )
 
 
+@arguments("cluster")
 def local(
     *,
-    num_devices: int,
+    num_devices: Devices,
     name: str = "local",
     device: Device | None = None,
     link: Link | None = None,
-    memory_bytes: float | None = None,
+    memory_bytes: Positive | None = None,
 ) -> Cluster:
     """This machine as `num_devices` devices of one core each.
 
@@ -226,8 +212,6 @@ def local(
         device: None for `core()`.
         link: None for `LOOPBACK`.
     """
-    if not isinstance(num_devices, int) or num_devices < 1:
-        raise InvalidConfig("cluster.num_devices", num_devices, "must be an integer of at least 1", "set cluster.num_devices=2")
     device = device or core()
     if memory_bytes is None:
         memory_bytes = min(device.memory_bytes, machine_memory_bytes() / num_devices)

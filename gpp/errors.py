@@ -13,6 +13,38 @@ GppError
 
 from __future__ import annotations
 
+LONGEST = 120
+"""Characters of a value that a message shows."""
+
+
+def written(value: object) -> str:
+    """A value as a user writes it in YAML or on the command line; a long one is cut, and a huge integer counted."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"{'-' if value < 0 else ''}(an integer of about {round(value.bit_length() * 0.30103)} digits)"
+    if isinstance(value, list | tuple):
+        text = f"[{','.join(map(written, value))}]"
+    elif isinstance(value, dict):
+        text = f"{{{','.join(f'{written(key)}:{written(item)}' for key, item in value.items())}}}"
+    elif isinstance(value, str):
+        text = repr(value) if _reads_as_another(value) else value
+    else:
+        try:
+            text = str(value)
+        except ValueError:  # a huge integer somewhere in it
+            text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}... ({len(text)} characters)"
+
+
+def _reads_as_another(text: str) -> bool:
+    """Whether a text without quotes would be taken for no text at all: empty, a number, a truth value or null."""
+    try:
+        float(text)
+    except ValueError:
+        return not text.strip() or text.lower() in ("null", "none", "true", "false")
+    return True
+
 
 class GppError(Exception):
     """Base of everything this package raises on purpose."""
@@ -26,7 +58,7 @@ class InvalidConfig(GppError, ValueError):
     exit_code = 2
 
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
-        super().__init__(f"{field}={value}: {rule}. Fix: {fix}.")
+        super().__init__(f"{field}={written(value)}: {rule}. Fix: {fix}.")
         self.field, self.value, self.rule, self.fix = field, value, rule, fix
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

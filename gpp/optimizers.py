@@ -5,34 +5,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
-from gpp.errors import InvalidConfig
+from pydantic import Field
+
+from gpp.settings import Decay, Natural, NotNegative, Share, settings
 
 if TYPE_CHECKING:
     import torch
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("optimizer.learning_rate")
 class LearningRate:
     """Linear warm-up to the base rate, then constant, linear or cosine decay to `final_fraction` of it."""
 
     shape: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    final_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.shape not in ("constant", "linear", "cosine"):
-            raise InvalidConfig("optimizer.learning_rate.shape", self.shape, "must be constant, linear or cosine", "use cosine")
-        if self.warmup_steps < 0 or not 0 <= self.final_fraction <= 1:
-            raise InvalidConfig(
-                "optimizer.learning_rate",
-                f"{self.warmup_steps}, {self.final_fraction}",
-                "warmup_steps must be at least 0 and final_fraction in [0, 1]",
-                "correct them",
-            )
+    warmup_steps: Natural = 0
+    final_fraction: Share = 0.0
 
     def factor(self, step: int, num_steps: int) -> float:
         """Multiplier of the base rate at `step` (0-based) of a run of `num_steps`."""
@@ -45,6 +35,11 @@ class LearningRate:
         return 1.0 - (1.0 - self.final_fraction) * min(fall, 1.0)
 
 
+Rate = Annotated[float, Field(gt=0, examples=[0.01])]
+ClipNorm = Annotated[float, Field(gt=0, examples=[1.0])]
+ClipScope = Literal["model", "stage"]
+
+
 class AbstractOptimizer(ABC):
     """An optimizer's settings.
 
@@ -55,7 +50,7 @@ class AbstractOptimizer(ABC):
     lr: float
     learning_rate: LearningRate
     clip_norm: float | None
-    clip_scope: str
+    clip_scope: ClipScope
 
     @property
     def clips_model(self) -> bool:
@@ -82,37 +77,17 @@ class AbstractOptimizer(ABC):
         """The torch optimizer over `params`, in its fused form where torch has one: one kernel for all of them, on CPU too."""
 
 
-CLIP_SCOPES = ("model", "stage")
-
-
-def _check(lr: float, weight_decay: float, clip_norm: float | None, clip_scope: str) -> None:
-    if not isinstance(lr, (int, float)) or not lr > 0:
-        raise InvalidConfig("optimizer.lr", lr, "must be a positive number", "set optimizer.lr=0.01")
-    if not weight_decay >= 0:
-        raise InvalidConfig("optimizer.weight_decay", weight_decay, "must be at least 0", "set optimizer.weight_decay=0")
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
-        raise InvalidConfig("optimizer.clip_norm", clip_norm, "must be a positive number, or null", "set optimizer.clip_norm=1.0")
-    if clip_scope not in CLIP_SCOPES:
-        rule = f"must be one of {', '.join(CLIP_SCOPES)}"
-        raise InvalidConfig("optimizer.clip_scope", clip_scope, rule, "set optimizer.clip_scope=model")
-
-
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("optimizer")
 class SGD(AbstractOptimizer):
     """Stochastic gradient descent, with momentum if it is above 0."""
 
-    lr: float
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    lr: Rate
+    momentum: Decay = 0.9
+    weight_decay: NotNegative = 0.0
     learning_rate: LearningRate = LearningRate()
-    clip_norm: float | None = None
-    clip_scope: str = "model"
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
-        if not 0 <= self.momentum < 1:
-            raise InvalidConfig("optimizer.momentum", self.momentum, "must be in [0, 1)", "set optimizer.momentum=0.9")
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
 
     @property
     def state_factor(self) -> float:
@@ -133,23 +108,18 @@ class SGD(AbstractOptimizer):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("optimizer")
 class Adam(AbstractOptimizer):
     """Adam; with `decoupled` the weight decay is AdamW's."""
 
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: Rate
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0
     decoupled: bool = False
     learning_rate: LearningRate = LearningRate()
-    clip_norm: float | None = None
-    clip_scope: str = "model"
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InvalidConfig("optimizer.betas", self.betas, "must be two numbers in [0, 1)", "set optimizer.betas=[0.9,0.999]")
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
 
     @property
     def state_factor(self) -> float:
@@ -172,24 +142,18 @@ class Adam(AbstractOptimizer):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("optimizer")
 class RMSprop(AbstractOptimizer):
     """RMSprop, with momentum if it is above 0."""
 
-    lr: float
-    alpha: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
+    lr: Rate
+    alpha: Decay = 0.99
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0
+    momentum: Decay = 0.0
     learning_rate: LearningRate = LearningRate()
-    clip_norm: float | None = None
-    clip_scope: str = "model"
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.clip_norm, self.clip_scope)
-        for name, usual in (("alpha", 0.99), ("momentum", 0.9)):
-            if not 0 <= getattr(self, name) < 1:
-                raise InvalidConfig(f"optimizer.{name}", getattr(self, name), "must be in [0, 1)", f"set optimizer.{name}={usual}")
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
 
     @property
     def state_factor(self) -> float:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import final
+from dataclasses import field, replace
+from typing import Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.plan.round_robin import ROUND_ROBIN, SPLIT, WAYS, in_turn
+from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.passes import POSTED_AHEAD, lower
+from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from gpp.timeline import Timeline
@@ -37,7 +38,7 @@ FRESHER = 1e-3
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy")
 class Strategy:
     """A bundle of choices that a user names in one word and an expert swaps one by one.
 
@@ -50,13 +51,9 @@ class Strategy:
     planner: AbstractPlanner
     schedule: AbstractSchedule
     weights: AbstractWeights = field(default_factory=Flush)
-    replicas: str = SPLIT
+    replicas: Literal["split", "round_robin"] = "split"
 
     def __post_init__(self) -> None:
-        if self.replicas not in WAYS:
-            raise InvalidConfig(
-                "strategy.replicas", self.replicas, f"must be one of {', '.join(WAYS)}", "set strategy.replicas=split"
-            )
         if self.weights.flushes != self.schedule.drains:
             does = "drains before every update" if self.schedule.drains else "does not drain"
             needs = "a pipeline that drains" if self.weights.flushes else "one that does not"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room may import its own level's rooms only where `SAME_LEVEL` says so, and any room above it.
 LEVELS: list[set[str]] = [
-    {"errors", "serialization"},
+    {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "weights"},
     {"cost", "plan", "routing", "timeline", "optimizers"},
     {"planners", "program"},
@@ -24,6 +24,9 @@ LEVELS: list[set[str]] = [
     {"app"},
 ]
 SAME_LEVEL = {
+    ("settings", "errors"),
+    ("settings", "setting_types"),
+    ("setting_types", "errors"),
     ("plan", "cost"),
     ("plan", "routing"),
     ("data", "models"),

@@ -32,7 +32,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["optimizer.lr=-1"], "optimizer.lr=-1: must be a positive number"),
         (["dtype=float8"], "must be one of float32, float64, bfloat16"),
         (["steps=ten"], "steps=ten: must be an integer"),
-        (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer of at least 1"),
+        (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer from 1 to 100000"),
         (["model=imported"], "model.factory: has no default"),
         (["model=profile", "cluster=flat"], "model.path: has no default"),
         (["model=mmt_small", "cluster=flat", "mode=plan"], "cluster=flat: has devices without a speed"),

@@ -23,12 +23,13 @@ from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.optimizers import AbstractOptimizer, Adam
-from gpp.plan.loss_stage import SCOPES, coarsen_for, loss_mask
+from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
+from gpp.settings import Count, arguments
 from gpp.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -57,24 +58,23 @@ def capture_model(
     return build(model.train(), inputs, targets, loss, dict(metrics or {}), name=type(model).__name__)
 
 
+@arguments("")
 def problem(
     captured: Captured,
     cluster: Cluster,
     *,
-    minibatch_size: int,
+    minibatch_size: Count,
     optimizer: AbstractOptimizer | None = None,
-    max_ops: int = 64,
-    microbatch_size: int | None = None,
+    max_ops: Count = 64,
+    microbatch_size: Count | None = None,
     cost: AbstractCostModel | None = None,
-    loss_scope: str = "microbatch",
+    loss_scope: LossScope = "microbatch",
 ) -> Problem:
     """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise.
 
     Args:
         loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
     """
-    if loss_scope not in SCOPES:
-        raise InvalidConfig("loss_scope", loss_scope, f"must be one of {', '.join(SCOPES)}", 'pass loss_scope="microbatch"')
     graph = coarsen_for(captured, max_ops, loss_scope)
     optimizer = optimizer or Adam(lr=1e-3)
     if isinstance(cost, Profiled):

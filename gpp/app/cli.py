@@ -54,6 +54,10 @@ def main(story: Story) -> None:
             + " ".join(shlex.quote(word) for word in sys.argv[1:])
             + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
         )
+    for word in sys.argv[1:]:
+        if re.search(r"\d{1000}", word):  # Hydra would have Python read it, which refuses
+            field, _, value = word.partition("=")
+            _stop(f"{field}={value[:20]}... ({len(value)} characters): is too long for a number. Fix: set {field}=1000")
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text())
         return

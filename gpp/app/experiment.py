@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from gpp.analysis.comparison import Attempt, beside, compare
 from gpp.analysis.explain.explanation import Explanation, explain
@@ -25,10 +25,11 @@ from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
+from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
 from gpp.models.profile import Profile
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.loss_stage import SCOPES, coarsen_for, loss_mask
+from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.data_parallel import DataParallel
@@ -39,17 +40,27 @@ from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json
+from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("float32", "float64", "bfloat16")
-MODES = ("train", "plan", "compare")
+
+class GraphSettings(TypedDict, total=False):
+    """`graph.`: the number of operators to coarsen to."""
+
+    max_ops: Count
 
 
-@dataclass(frozen=True, kw_only=True)
+class LossSettings(TypedDict, total=False):
+    """`loss.`: what the loss function is computed on at once."""
+
+    scope: LossScope
+
+
+@settings("", slots=False)
 class Experiment:
     """What the user asked for.
 
@@ -77,51 +88,35 @@ class Experiment:
     strategy: Strategy
     engine: AbstractEngine
     optimizer: AbstractOptimizer
-    logger: Any
-    steps: int
-    minibatch_size: int
+    logger: AbstractLogger
+    steps: Count
+    minibatch_size: Count
     cache_dir: str
-    mode: str = "train"
-    microbatch_size: int | None = None
-    dtype: str = "float32"
-    seed: int = 0
-    evaluate_every: int = 0
-    graph: Mapping[str, int] | None = None
-    loss: Mapping[str, str] | None = None
+    mode: Literal["train", "plan", "compare"] = "train"
+    microbatch_size: Count | None = None
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    seed: Seed = 0
+    evaluate_every: Natural = 0
+    graph: GraphSettings | None = None
+    loss: LossSettings | None = None
     plan: str | None = None
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
-    explain_s: float = 5.0
+    explain_s: NotNegative = 5.0
 
     def __post_init__(self) -> None:
-        def check(field: str, ok: bool, rule: str, fix: str) -> None:
-            if not ok:
-                raise InvalidConfig(field, getattr(self, field), rule, fix)
-
-        def whole(value: object, low: int) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= low
-
-        check("steps", whole(self.steps, 1), "must be an integer of at least 1", "set steps=100")
         check_batch(self.minibatch_size, self.microbatch_size)
-        check("seed", whole(self.seed, 0), "must be an integer of at least 0", "set seed=0")
-        check("evaluate_every", whole(self.evaluate_every, 0), "must be an integer of at least 0", "set evaluate_every=0")
-        check("dtype", self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}", "set dtype=float32")
-        check("mode", self.mode in MODES, f"must be one of {', '.join(MODES)}", "set mode=train")
-        seconds = isinstance(self.explain_s, int | float) and not isinstance(self.explain_s, bool) and self.explain_s >= 0
-        check("explain_s", seconds, "must be a number of seconds of at least 0", "set explain_s=5")
         if self.mode == "compare":
-            check("plan", self.plan is None, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
-            check("strategies", bool(self.strategies), "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
+            if self.plan is not None:
+                raise InvalidConfig("plan", self.plan, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
+            if not self.strategies:
+                raise InvalidConfig("strategies", [], "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
             if self.engine.planner is not None:
                 raise InvalidConfig(
                     "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
                 )
-        if not whole(self.max_ops, 1):
-            raise InvalidConfig("graph.max_ops", self.max_ops, "must be an integer of at least 1", "set graph.max_ops=64")
-        if self.loss_scope not in SCOPES:
-            raise InvalidConfig("loss.scope", self.loss_scope, f"must be one of {', '.join(SCOPES)}", "set loss.scope=microbatch")
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
@@ -147,7 +142,7 @@ class Experiment:
         return (self.graph or {}).get("max_ops", 64)
 
     @property
-    def loss_scope(self) -> str:
+    def loss_scope(self) -> LossScope:
         return (self.loss or {}).get("scope", "microbatch")
 
     @property

@@ -5,6 +5,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -35,7 +36,8 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
         raise InvalidConfig("minibatch_size", minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
     b = microbatch_size
     if b is not None and not (whole(b) and minibatch_size % b == 0):
-        divisors = [d for d in range(1, minibatch_size + 1) if minibatch_size % d == 0]
+        small = [d for d in range(1, math.isqrt(minibatch_size) + 1) if minibatch_size % d == 0]
+        divisors = {*small, *(minibatch_size // d for d in small)}
         near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
         raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
 from gpp.report.run.result import finite
+from gpp.settings import settings
 
 
 class JsonlRecord(AbstractRecord):
@@ -82,7 +82,7 @@ def _before(path: Path, first_step: int) -> list[str]:
     return kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("logger")
 class Jsonl(AbstractLogger):
     """`name` in the run directory; of a file from an earlier attempt, the steps that this run goes on from stay."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
+from gpp.settings import settings
 
 
 class NoRecord(AbstractRecord):
@@ -40,7 +40,7 @@ class NoRecord(AbstractRecord):
         pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("logger")
 class NoLogger(AbstractLogger):
     """Writes nothing beyond what every run writes."""
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import urlparse
 
-from gpp.errors import InvalidConfig
 from gpp.loggers.base import AbstractLogger, AbstractRecord, RunInfo
 from gpp.loggers.none import NoRecord
 from gpp.report.run.result import finite
+from gpp.settings import settings
 
 Mode = Literal["offline", "online", "disabled"]
 
@@ -109,7 +108,7 @@ class WandbRecord(AbstractRecord):
         self._run = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("logger")
 class Wandb(AbstractLogger):
     """A wandb run in the run directory.
 
@@ -128,12 +127,6 @@ class Wandb(AbstractLogger):
     group: str | None = None
     tags: tuple[str, ...] = ()
     system_metrics: bool = True
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise InvalidConfig("logger.mode", self.mode, f"must be one of {', '.join(get_args(Mode))}", "set logger.mode=offline")
-        if not self.project:
-            raise InvalidConfig("logger.project", repr(self.project), "must not be empty", "set logger.project=gpp")
 
     def start(self, run: RunInfo) -> AbstractRecord:
         if self.mode == "disabled":

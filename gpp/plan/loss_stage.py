@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Literal
 
 from gpp.cost.problem import Problem
 from gpp.graph.captured import Captured
@@ -21,10 +22,10 @@ from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 
-SCOPES = ("microbatch", "minibatch")
+LossScope = Literal["microbatch", "minibatch"]
 
 
-def coarsen_for(captured: Captured, max_ops: int, scope: str) -> OpGraph:
+def coarsen_for(captured: Captured, max_ops: int, scope: LossScope) -> OpGraph:
     """The operators that planners see; with `scope` minibatch the loss's are merged with each other only."""
     if scope == "microbatch":
         return coarsen(captured.graph, max_ops)

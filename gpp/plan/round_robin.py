@@ -12,8 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
 
-SPLIT, ROUND_ROBIN = "split", "round_robin"
-WAYS = (SPLIT, ROUND_ROBIN)
+ROUND_ROBIN = "round_robin"
 """What the replicas of a stage do with its micro-batches."""
 
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.timeline import Timeline
 
@@ -32,18 +31,3 @@ class AbstractPlanner(ABC):
             Infeasible: no plan in this planner's space fits the memory; names the tightest constraint.
             InvalidConfig: the problem is not for this planner.
         """
-
-
-def check_at_least(field: str, value: int, least: int) -> None:
-    """Refuse a planner's setting that is no integer of at least `least`.
-
-    Raises:
-        InvalidConfig: with the field's full name.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfig(
-            f"strategy.planner.{field}",
-            value,
-            f"must be an integer of at least {least}",
-            f"set strategy.planner.{field}={max(least, 1)}",
-        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.errors import UnsupportedPlan
 
 if TYPE_CHECKING:
     from gpp.plan.plan import Plan
@@ -69,16 +69,6 @@ def refuse_what_does_not_run(plan: Plan) -> None:
                 f"stage {s} asks for {what}, which is planned and simulated but cannot run yet. Fix: plan without it "
                 "(strategy.planner.recompute=false, strategy.planner.tensor_parallel=false), or engine=emulate"
             )
-
-
-def check_timeout(timeout_s: float) -> None:
-    """Refuse a timeout that has always passed.
-
-    Raises:
-        InvalidConfig: it is not positive.
-    """
-    if not timeout_s > 0:
-        raise InvalidConfig("engine.timeout_s", timeout_s, "must be positive", "set engine.timeout_s=600")
 
 
 def crowded(plan: Plan) -> tuple[str, ...]:

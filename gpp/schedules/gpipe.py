@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.schedule")
 class GPipe(AbstractSchedule):
     """All forwards, then all backwards, both in the order of the micro-batches."""
 

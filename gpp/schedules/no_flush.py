@@ -6,16 +6,16 @@ are mini-batches; the update comes right after the last backward of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.schedule")
 class NoFlush(AbstractSchedule):
     """Warm-up once, then one forward, one backward; a drain only at the end of the pass."""
 

@@ -7,16 +7,16 @@ micro-batches), then alternates k backwards and k forwards, then drains. Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.schedule")
 class OneFOneB(AbstractSchedule):
     """Warm-up, steady one-forward-one-backward, drain."""
 

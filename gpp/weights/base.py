@@ -187,14 +187,3 @@ class AbstractRing(AbstractActual):
 
     def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
         return Traffic(update=COPY if self.copies(place) > 1 else 0.0)
-
-
-def check_accumulation(value: int | None) -> None:
-    """Refuse what is no number of micro-batches.
-
-    Raises:
-        InvalidConfig: names the field.
-    """
-    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        rule = "must be an integer of at least 1, or null for the planner's choice"
-        raise InvalidConfig("strategy.weights.accumulation", value, rule, "set strategy.weights.accumulation=1")

@@ -6,23 +6,20 @@ and a delay of one update everywhere, W(t+1) = W(t) - lr * grad f(W(t-1)).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import COPY, AbstractActual, Backward, PipelinePosition, Traffic, check_accumulation
+from gpp.settings import Count, settings
+from gpp.weights.base import COPY, AbstractActual, Backward, PipelinePosition, Traffic
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class DoubleBuffer(AbstractActual):
     """Two versions, exchanged at every update."""
 
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "double_buffer"
-    accumulation: int | None = None
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
+    accumulation: Count | None = None
 
     @property
     def backward(self) -> Backward:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
+from gpp.settings import Count, settings
 from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class Flush(AbstractActual):
     """Every pass of a mini-batch uses the version that the update before it left."""
 
     name: ClassVar[str] = "flush"
     flushes: ClassVar[bool] = True
     in_step: ClassVar[bool] = True
-    accumulation: int | None = None
+    accumulation: Count | None = None
 
     @property
     def backward(self) -> Backward:

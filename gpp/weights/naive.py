@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic, check_accumulation
+from gpp.settings import Count, settings
+from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class Naive(AbstractActual):
     """The latest weights in forward and backward, which are different ones: the gradient is that of no function."""
 
     name: ClassVar[str] = "naive"
     repeats: ClassVar[bool] = False
-    accumulation: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
+    accumulation: Count | None = 1
 
     @property
     def backward(self) -> Backward:

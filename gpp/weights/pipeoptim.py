@@ -6,18 +6,14 @@ gradient of the parameters comes from the forward's activations: it is exact if 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
-from gpp.errors import InvalidConfig
-from gpp.weights.base import COPY, AbstractWeights, Backward, PipelinePosition, Traffic, check_accumulation
-
-HORIZONS = ("schedule", "constant")
-FUTURES = ("same", "zero")
+from gpp.settings import Count, settings
+from gpp.weights.base import COPY, AbstractWeights, Backward, PipelinePosition, Traffic
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class PipeOptim(AbstractWeights):
     """W - s * lr * dW, with dW the optimizer's last step without its rate.
 
@@ -32,18 +28,11 @@ class PipeOptim(AbstractWeights):
 
     name: ClassVar[str] = "pipeoptim"
     predicts: ClassVar[bool] = True
-    accumulation: int | None = 1
-    horizon_from: str = "schedule"
-    offset: int = 0
-    future: str = "same"
+    accumulation: Count | None = 1
+    horizon_from: Literal["schedule", "constant"] = "schedule"
+    offset: Literal[0, 1] = 0
+    future: Literal["same", "zero"] = "same"
     decay: bool = False
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
-        for name, allowed in (("horizon_from", HORIZONS), ("future", FUTURES), ("offset", (0, 1)), ("decay", (False, True))):
-            if (value := getattr(self, name)) not in allowed:
-                rule = f"must be one of {', '.join(map(str, allowed))}"
-                raise InvalidConfig(f"strategy.weights.{name}", value, rule, f"set it to {allowed[0]}")
 
     @property
     def backward(self) -> Backward:

@@ -7,15 +7,14 @@ ahead, and what it used is kept for the backward. The constants of form 1 assume
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
-from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Traffic, check_accumulation
+from gpp.settings import Count, settings
+from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Traffic
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class SpecTrain(AbstractWeights):
     """W - s * lr * v, with v the smoothed gradient: SGD's momentum, or another optimizer's step without its rate.
 
@@ -25,13 +24,8 @@ class SpecTrain(AbstractWeights):
 
     name: ClassVar[str] = "spectrain"
     predicts: ClassVar[bool] = True
-    accumulation: int | None = 1
-    form: int = 1
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
-        if self.form not in (1, 2):
-            raise InvalidConfig("strategy.weights.form", self.form, "must be 1 (paper) or 2 (authors' code)", "use form=1")
+    accumulation: Count | None = 1
+    form: Literal[1, 2] = 1
 
     @property
     def backward(self) -> Backward:

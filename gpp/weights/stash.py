@@ -5,22 +5,19 @@ That is the latest one at the time of the forward, which differs from stage to s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractRing, PipelinePosition, check_accumulation
+from gpp.settings import Count, settings
+from gpp.weights.base import AbstractRing, PipelinePosition
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class Stash(AbstractRing):
     """Keeps every version that a micro-batch in flight has used: W(k) + 1 copies where each micro-batch makes an update."""
 
     name: ClassVar[str] = "stash"
-    accumulation: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
+    accumulation: Count | None = 1
 
     def lag(self, place: PipelinePosition) -> int:
         return place.warmup

@@ -6,23 +6,20 @@ weights, keep old ones for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gpp.weights.base import AbstractRing, PipelinePosition, check_accumulation
+from gpp.settings import Count, settings
+from gpp.weights.base import AbstractRing, PipelinePosition
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.weights")
 class VerticalSync(AbstractRing):
     """Stashing with the version of the stage that is furthest from the sink."""
 
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "vertical_sync"
-    accumulation: int | None = 1
-
-    def __post_init__(self) -> None:
-        check_accumulation(self.accumulation)
+    accumulation: Count | None = 1
 
     def lag(self, place: PipelinePosition) -> int:
         return place.depth - 1

@@ -93,9 +93,11 @@ def test_broken_tables_are_refused(change):
         replace(PROFILE, **change)
 
 
-@pytest.mark.parametrize("change", [{"num_threads": 0}, {"budget_s": 0}])
-def test_bad_settings(tmp_path, change):
-    with pytest.raises(InvalidConfig, match="must be above 0"):
+@pytest.mark.parametrize(
+    ("change", "rule"), [({"num_threads": 0}, "must be an integer of at least 1"), ({"budget_s": 0}, "must be a positive number")]
+)
+def test_bad_settings(tmp_path, change, rule):
+    with pytest.raises(InvalidConfig, match=f"cost.{next(iter(change))}=0: {rule}"):
         cost(tmp_path, **change)
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, final
 
 import networkx as nx
@@ -41,15 +41,16 @@ from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.series_parallel import Barrier, branch_barrier, series_parallel_order, shortest_barrier
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
+from gpp.settings import Count, settings
 from tests.oracle.exhaustive_bounds import Masks, OptionTables, Shape
 
 Ops = frozenset[int]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Exhaustive(AbstractPlanner):
     """Every plan of a space.
 
@@ -63,14 +64,8 @@ class Exhaustive(AbstractPlanner):
     space: Literal["convex", "graphpipe"] = "convex"
     replication: bool = True
     per_stage_microbatch: bool = False
-    max_ops: int = 9
-    max_devices: int = 6
-
-    def __post_init__(self) -> None:
-        if self.space not in ("convex", "graphpipe"):
-            raise InvalidConfig("strategy.planner.space", self.space, "must be convex or graphpipe", "use convex")
-        check_at_least("max_ops", self.max_ops, 1)
-        check_at_least("max_devices", self.max_devices, 1)
+    max_ops: Count = 9
+    max_devices: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         for field, have, most in (

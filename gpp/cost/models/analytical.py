@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractCostModel, OpTimes
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
+from gpp.settings import NotNegative, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cost")
 class Analytical(AbstractCostModel):
     """Times from the graph's amounts and the device's data sheet, with no measurement.
 
@@ -40,15 +39,10 @@ class Analytical(AbstractCostModel):
             weight, gradient and two moments, writes weight and moments); SGD moves 3, SGD with momentum 5.
     """
 
-    backward_traffic: float = 2.0
-    backward_kernels: float = 2.0
-    gathered_traffic: float = 4.0
-    update_traffic: float = 7.0
-
-    def __post_init__(self) -> None:
-        for field in ("backward_traffic", "backward_kernels", "gathered_traffic", "update_traffic"):
-            if not getattr(self, field) >= 0:
-                raise InvalidConfig(f"cost.{field}", getattr(self, field), "must be at least 0", f"set cost.{field}=2")
+    backward_traffic: NotNegative = 2.0
+    backward_kernels: NotNegative = 2.0
+    gathered_traffic: NotNegative = 4.0
+    update_traffic: NotNegative = 7.0
 
     def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
         amounts = graph.amounts

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.graph.op_graph import OpGraph
+from gpp.settings import NotNegative, settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cost")
 class Constant(AbstractCostModel):
     """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards.
 
@@ -19,7 +18,7 @@ class Constant(AbstractCostModel):
     `fixed_s` is added once for each operator and pass (what makes small micro-batches inefficient).
     """
 
-    fixed_s: float = 0.0
+    fixed_s: NotNegative = 0.0
 
     def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
         forward = np.array([op.forward_flops for op in graph.ops]) * samples + self.fixed_s

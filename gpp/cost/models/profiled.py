@@ -25,6 +25,7 @@ from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import from_json, to_json
+from gpp.settings import Count, Natural, Positive, settings
 
 
 @final
@@ -100,7 +101,7 @@ class Profile:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cost")
 class Profiled(AbstractCostModel):
     """Times measured on the device at hand; `gpp.capture.profiler.measured` fills `profiles`.
 
@@ -114,18 +115,11 @@ class Profiled(AbstractCostModel):
     """
 
     cache_dir: str
-    num_threads: int = 1
-    budget_s: float = 8.0
-    companions: int | None = None
+    num_threads: Count = 1
+    budget_s: Positive = 8.0
+    companions: Natural | None = None
     fallback: Analytical | None = None
     profiles: tuple[Profile, ...] = ()
-
-    def __post_init__(self) -> None:
-        for field in ("num_threads", "budget_s"):
-            if not getattr(self, field) > 0:
-                raise InvalidConfig(f"cost.{field}", getattr(self, field), "must be above 0", f"set cost.{field}=1")
-        if self.companions is not None and not (isinstance(self.companions, int) and self.companions >= 0):
-            raise InvalidConfig("cost.companions", self.companions, "must be an integer of at least 0, or null", "leave it out")
 
     def num_companions(self, cluster: Cluster) -> int:
         """Busy devices beside the one that is measured: they share the machine's caches, memory and power with it."""

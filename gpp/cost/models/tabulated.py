@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractCostModel, OpTimes
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
+from gpp.settings import NotNegative, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("cost")
 class Tabulated(AbstractCostModel):
     """One sample is one micro-batch of the profile; n samples take n times as long, whatever the device.
 
@@ -24,11 +23,7 @@ class Tabulated(AbstractCostModel):
         update_s_per_byte: seconds of the optimizer's step for each byte of trainable parameter.
     """
 
-    update_s_per_byte: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.update_s_per_byte >= 0:
-            raise InvalidConfig("cost.update_s_per_byte", self.update_s_per_byte, "must be at least 0", "set it to 0")
+    update_s_per_byte: NotNegative = 0.0
 
     def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
         forward = np.array([op.forward_flops for op in graph.ops]) * samples / device.speed_factor

@@ -25,7 +25,7 @@ Departures: none; there is no publication. On devices of unequal speed the model
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -35,17 +35,18 @@ from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.bounds.bound_tables import Tables
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.settings import Count, settings
 
 UNITS = 20_000
 """The best known time in the solver's integer units."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Optimal(AbstractPlanner):
     """Convex partitions with one micro-batch size, by CP-SAT.
 
@@ -56,13 +57,9 @@ class Optimal(AbstractPlanner):
     """
 
     replication: bool = True
-    limit: int = 20
-    max_ops: int = 40
-    max_devices: int = 16
-
-    def __post_init__(self) -> None:
-        for field in ("limit", "max_ops", "max_devices"):
-            check_at_least(field, getattr(self, field), 1)
+    limit: Count = 20
+    max_ops: Count = 40
+    max_devices: Count = 16
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         cp_model = _solver()

@@ -13,7 +13,6 @@ Departures: none; it is what PyTorch's DistributedDataParallel does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from gpp.cost.problem import Problem
@@ -24,10 +23,11 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class DataParallel(AbstractPlanner):
     """One stage, all devices."""
 

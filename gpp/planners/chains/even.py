@@ -15,7 +15,7 @@ Departures: none; there is no publication. It is the baseline of the tutorials o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import final
 
@@ -28,10 +28,11 @@ from gpp.planners.common.candidates import Assessor, Candidate, Search
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Even(AbstractPlanner):
     """A chain of `num_devices` stages of about equal time."""
 

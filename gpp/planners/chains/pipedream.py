@@ -33,16 +33,16 @@ A heterogeneous cluster is searched as if all devices were its slowest and small
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
+from typing import Literal, final
 
 import numpy as np
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
 from gpp.planners.chains.downsets import Budget
@@ -50,14 +50,14 @@ from gpp.planners.chains.hierarchical import Servers, even_servers
 from gpp.planners.chains.published.pipedream import published_plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
+from gpp.settings import Count, Positive, settings
 
-STATES = ("auto", "antichain", "linear")
 HIERARCHY_STATES = 150
 """Cuts up to which the search over nodes takes all of the graph's by itself: its work grows with their third power."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class PipeDream(AbstractPlanner):
     """PipeDream's dynamic program.
 
@@ -74,30 +74,15 @@ class PipeDream(AbstractPlanner):
         time_limit_s, memory_limit_bytes: of the search.
     """
 
-    states: str = "auto"
+    states: Literal["auto", "antichain", "linear"] = "auto"
     replication: bool = True
     hierarchical: bool = True
     compatible: bool = False
-    activation_compression: float | None = 1.0
-    max_states: int = 40_000
+    activation_compression: Positive | None = 1.0
+    max_states: Count = 40_000
     prune: bool = True
-    time_limit_s: float = 600.0
-    memory_limit_bytes: float = 8e9
-
-    def __post_init__(self) -> None:
-        if self.states not in STATES:
-            raise InvalidConfig(
-                "strategy.planner.states", self.states, f"must be one of {', '.join(STATES)}", "set strategy.planner.states=auto"
-            )
-        check_at_least("max_states", self.max_states, 1)
-        check_limits(self.time_limit_s, self.memory_limit_bytes)
-        if self.activation_compression is not None and not self.activation_compression > 0:
-            raise InvalidConfig(
-                "strategy.planner.activation_compression",
-                self.activation_compression,
-                "must be positive, or null",
-                "set strategy.planner.activation_compression=1",
-            )
+    time_limit_s: Positive = 600.0
+    memory_limit_bytes: Positive = 8e9
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("pipedream", self.time_limit_s, self.memory_limit_bytes)
@@ -161,17 +146,6 @@ class PipeDream(AbstractPlanner):
         objective = Objective(value_s=found.value_s, scope="a sample for the slowest stage")
         line = f"own objective: {objective}, as the released optimizer reckons it"
         return replace(best.plan, objective=objective, explanation=(line,))
-
-
-def check_limits(time_limit_s: float, memory_limit_bytes: float) -> None:
-    """Refuse limits that are not positive.
-
-    Raises:
-        InvalidConfig: names the field.
-    """
-    for field, value, usual in (("time_limit_s", time_limit_s, 600), ("memory_limit_bytes", memory_limit_bytes, "8e9")):
-        if not value > 0:
-            raise InvalidConfig(f"strategy.planner.{field}", value, "must be positive", f"set strategy.planner.{field}={usual}")
 
 
 def offer_unchanged(problem: Problem, best: Best, value_s: float, parts: list[Part]) -> None:

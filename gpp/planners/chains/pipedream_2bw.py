@@ -35,29 +35,30 @@ A heterogeneous cluster is searched as if all devices were its slowest and small
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from dataclasses import replace
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.chain_tables import Part, Seconds, chain_plan
 from gpp.planners.common.candidates import MARGIN, Candidate
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, branch_first_order, depth_first_order, intervals
 from gpp.planners.common.placement import Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.settings import Count, settings
 
 ROUNDING = 1 + 1e-9
 """A stage that fits exactly must not be lost to the tables' rounding: finished plans are checked again."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class PipeDream2BW(AbstractPlanner):
     """The exhaustive search over depth, width, micro-batch size and recomputation.
 
@@ -68,14 +69,8 @@ class PipeDream2BW(AbstractPlanner):
     """
 
     replication: bool = True
-    recompute: bool | str = False
-    max_candidates: int = 16
-
-    def __post_init__(self) -> None:
-        if self.recompute not in (False, True, "auto"):
-            rule, fix = "must be false, true or auto", "set strategy.planner.recompute=false"
-            raise InvalidConfig("strategy.planner.recompute", self.recompute, rule, fix)
-        check_at_least("max_candidates", self.max_candidates, 1)
+    recompute: Literal[False, True, "auto"] = False
+    max_candidates: Count = 16
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         search = _Search(problem, self)

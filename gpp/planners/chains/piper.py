@@ -33,17 +33,17 @@ A heterogeneous cluster is searched as if all devices were its slowest and small
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from dataclasses import replace
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits, mask_of
 from gpp.plan.plan import Objective, Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import (
     AUTO_STATES,
@@ -58,19 +58,18 @@ from gpp.planners.chains.chain_tables import (
 )
 from gpp.planners.chains.downsets import Budget, Stages
 from gpp.planners.chains.knapsack import changed, changes, squeeze
-from gpp.planners.chains.pipedream import check_limits, offer_unchanged
+from gpp.planners.chains.pipedream import offer_unchanged
 from gpp.planners.chains.published.piper import MOST_STATES, published_plan
 from gpp.planners.common.candidates import Candidate
 from gpp.planners.common.infeasible import explain
+from gpp.settings import Count, Positive, settings
 
 REMEMBERED = 1 << 16
 """Pairs of states up to which times by depth are kept from cap to cap."""
 
-LINEARIZE = ("auto", "never", "always")
-
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Piper(AbstractPlanner):
     """Piper's dynamic program.
 
@@ -90,23 +89,12 @@ class Piper(AbstractPlanner):
     replication: bool = True
     recompute: bool = True
     tensor_parallel: bool = True
-    linearize: str = "auto"
+    linearize: Literal["auto", "never", "always"] = "auto"
     compatible: bool = False
-    max_states: int = MOST_STATES
+    max_states: Count = MOST_STATES
     prune: bool = True
-    time_limit_s: float = 600.0
-    memory_limit_bytes: float = 8e9
-
-    def __post_init__(self) -> None:
-        if self.linearize not in LINEARIZE:
-            raise InvalidConfig(
-                "strategy.planner.linearize",
-                self.linearize,
-                f"must be one of {', '.join(LINEARIZE)}",
-                "set strategy.planner.linearize=auto",
-            )
-        check_at_least("max_states", self.max_states, 1)
-        check_limits(self.time_limit_s, self.memory_limit_bytes)
+    time_limit_s: Positive = 600.0
+    memory_limit_bytes: Positive = 8e9
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         budget = Budget("piper", self.time_limit_s, self.memory_limit_bytes)

@@ -30,24 +30,25 @@ cluster is searched as if all devices were its slowest and smallest, then judged
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_candidates
 from gpp.planners.common.candidates import Assessor, Candidate, Search
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.refine import refine
+from gpp.settings import Count, settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Sequential(AbstractPlanner):
     """Best contiguous chain over a topological order.
 
@@ -57,10 +58,7 @@ class Sequential(AbstractPlanner):
     """
 
     replication: bool = True
-    patience: int = 6
-
-    def __post_init__(self) -> None:
-        check_at_least("patience", self.patience, 1)
+    patience: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         searches = [Search(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]

@@ -11,17 +11,17 @@ Departures: none; it is what PyTorch does without a pipeline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.data_parallel import whole_model
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class Single(AbstractPlanner):
     """One stage, one device."""
 

@@ -55,7 +55,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import mask_of
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan.plan import Plan
-from gpp.planners.base import AbstractPlanner, Predict, check_at_least
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
 from gpp.planners.chains.sequential import Sequential, chain_candidates, climb_chains
@@ -72,6 +72,7 @@ from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
 from gpp.planners.graphpipe.sp_structure import SPStructure
 from gpp.planners.graphpipe.unequal import draft_unequal, everywhere, settle
 from gpp.planners.graphpipe.vary import vary
+from gpp.settings import Count, Natural, settings
 
 SMALL = 1000
 """Operators times devices up to which the best chains are found first, and their stages tried with the data's edges only."""
@@ -115,7 +116,7 @@ class _Shape:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class GraphPipe(AbstractPlanner):
     """Best DAG of stages along the structure of the graph.
 
@@ -129,14 +130,10 @@ class GraphPipe(AbstractPlanner):
     """
 
     replication: bool = True
-    patience: int = 6
-    max_candidates: int = 20_000
+    patience: Count = 6
+    max_candidates: Natural = 20_000
     per_stage: bool = False
     share_devices: bool = False
-
-    def __post_init__(self) -> None:
-        check_at_least("patience", self.patience, 1)
-        check_at_least("max_candidates", self.max_candidates, 0)
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         if self.share_devices:

@@ -14,7 +14,7 @@ Departures: the paper keeps the micro-batch size that measured best for the chai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from gpp.cost.problem import Problem
@@ -23,10 +23,11 @@ from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("strategy.planner")
 class SameMicrobatch(AbstractPlanner):
     """Plans with `planner` at the micro-batch size of `reference`'s plan."""
 

@@ -11,20 +11,19 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from gpp.errors import InvalidConfig
 from gpp.report.draw.text import quotient
 from gpp.report.sweep.jobs import Job, attempts, flatten, natural_order, numbers
+from gpp.settings import Text, settings
 
-CHARTS = ("lines", "bars", "sorted")
-SCALES = ("linear", "log")
-AVERAGES = ("median", "mean")
 FIELD = "hydra.callbacks.sweep.figures"
 ALL = ""
 """The panel of a figure that has only one."""
 
 Range = tuple[float, float]
+Scale = Literal["linear", "log"]
 
 
 class Key(NamedTuple):
@@ -47,7 +46,7 @@ class Point(NamedTuple):
     deviation: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings(FIELD)
 class SweepFigure:
     """One figure of a sweep.
 
@@ -80,35 +79,25 @@ class SweepFigure:
     x: str
     series: str = "strategy"
     panel: str | Sequence[str] | None = None
-    chart: str = "lines"
-    x_name: str = ""
-    y_name: str = ""
-    x_scale: str = "linear"
-    y_scale: str = "linear"
+    chart: Literal["lines", "bars", "sorted"] = "lines"
+    x_name: Text = ""
+    y_name: Text = ""
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
     labels: Mapping[Any, Any] | None = None
     order: Sequence[str] = ()
-    better: str = "higher"
-    average: str = "median"
+    better: Literal["higher", "lower"] = "higher"
+    average: Literal["median", "mean"] = "median"
     normalise: Sequence[str] = ()
     multiple_of: Sequence[str] = ()
     gain: str | None = None
     over: Sequence[str] = ()
     published: Mapping[Any, Any] | None = None
     reference: str = "published"
-    source: str = ""
+    source: Text = ""
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        words = (
-            ("chart", CHARTS),
-            ("x_scale", SCALES),
-            ("y_scale", SCALES),
-            ("better", ("higher", "lower")),
-            ("average", AVERAGES),
-        )
-        for name, known in words:
-            if getattr(self, name) not in known:
-                raise InvalidConfig(f"{FIELD}.{name}", getattr(self, name), f"must be one of {', '.join(known)}", f"use {known[0]}")
         if self.normalise and self.multiple_of:
             raise InvalidConfig(
                 f"{FIELD}.multiple_of", list(self.multiple_of), "stands in place of `normalise`", "give one of them"

@@ -23,6 +23,7 @@ from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
 from gpp.serialization import from_json
+from gpp.settings import Count, Natural, settings
 
 if TYPE_CHECKING:
     from gpp.plan.plan import Plan
@@ -33,7 +34,7 @@ ANEW = "leave resume out to start anew"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("checkpoint")
 class Checkpoints:
     """When to save what a run needs to go on.
 
@@ -44,17 +45,9 @@ class Checkpoints:
             the weights that micro-batches in flight have used, and their forwards are repeated by whoever goes on from it.
     """
 
-    every: int = 0
-    keep: int = 2
+    every: Natural = 0
+    keep: Count = 2
     drain: bool = False
-
-    def __post_init__(self) -> None:
-        for name, low in (("every", 0), ("keep", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise InvalidConfig(
-                    f"checkpoint.{name}", value, f"must be an integer of at least {low}", f"set checkpoint.{name}=2"
-                )
 
     def settings(self, resumed: Found | None) -> dict[str, Any]:
         """The fields of a job's settings that say when to save, and what to go on from."""

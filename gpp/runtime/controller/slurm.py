@@ -12,19 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from gpp.errors import InvalidConfig
+from gpp.settings import Count, settings
 
-EXECUTORS = ("slurm", "local")
 END_S = 15.0
 """How long a cancelled job is given to end."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine.slurm")
 class Slurm:
     """What to ask of Slurm.
 
@@ -34,17 +34,10 @@ class Slurm:
         more: further parameters of submitit's executor, as in {slurm_account: me, slurm_qos: high}.
     """
 
-    executor: str = "slurm"
+    executor: Literal["slurm", "local"] = "slurm"
     partition: str | None = None
-    time_min: int = 60
+    time_min: Count = 60
     more: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise InvalidConfig("engine.slurm.executor", self.executor, "must be slurm or local", "set engine.slurm.executor=slurm")
-        if not (isinstance(self.time_min, int) and self.time_min >= 1):
-            rule = "must be a whole number of minutes of at least 1"
-            raise InvalidConfig("engine.slurm.time_min", self.time_min, rule, "set engine.slurm.time_min=60")
 
     def check(self) -> None:
         """Refuse what is not installed here.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from gpp.errors import InvalidConfig
+from pydantic import Field
+
+from gpp.settings import Positive, Seconds, settings
+
+Overhead = Annotated[float, Field(gt=0, lt=1, examples=[0.005])]
 
 SHORTEST_S = 2.0
 """A paced step is no shorter here, or the milliseconds that this machine's scheduler is late now and then would show."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Pace:
     """The rule by which workers choose the time scale, from a first step in which nobody waits for a clock.
 
@@ -23,17 +27,9 @@ class Pace:
         time_scale: given by the user; None lets the rule choose.
     """
 
-    budget_s: float
-    overhead: float
-    time_scale: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.budget_s > 0:
-            raise InvalidConfig("engine.budget_s", self.budget_s, "must be above 0", "set engine.budget_s=60")
-        if not 0 < self.overhead < 1:
-            raise InvalidConfig("engine.overhead", self.overhead, "must be above 0 and below 1", "set engine.overhead=0.005")
-        if self.time_scale is not None and not self.time_scale > 0:
-            raise InvalidConfig("engine.time_scale", self.time_scale, "must be above 0, or null", "set engine.time_scale=null")
+    budget_s: Seconds
+    overhead: Overhead
+    time_scale: Positive | None = None
 
     def choose(self, virtual_s: float, unpaced_s: float, paced_steps: int) -> float:
         """The time scale: large enough for `overhead` and for steps of `SHORTEST_S`, no larger than `budget_s` allows.

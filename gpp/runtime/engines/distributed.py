@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, Literal, final
+
+from pydantic import Field
 
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, check_timeout, crowded, refuse_what_does_not_run
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
+from gpp.settings import Count, Seconds, settings
 
-LAUNCHES = ("local", "external", "slurm", "collect")
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Distributed(AbstractEngine):
     """Runs a plan for real.
 
@@ -40,33 +43,16 @@ class Distributed(AbstractEngine):
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
     interface: str = "lo"
-    launch: str = "local"
-    timeout_s: float = 600.0
-    startup_timeout_s: float = 900.0
-    nodes: int | None = None
+    launch: Literal["local", "external", "slurm", "collect"] = "local"
+    timeout_s: Seconds = 600.0
+    startup_timeout_s: Seconds = 900.0
+    nodes: Count | None = None
     master_addr: str | None = None
-    master_port: int = 29500
+    master_port: Port = 29500
     slurm: Slurm = field(default_factory=Slurm)
-    autocast: str | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     compile: str | None = None
     shared_memory: bool = True
-
-    def __post_init__(self) -> None:
-        check_timeout(self.timeout_s)
-        if not self.startup_timeout_s > 0:
-            raise InvalidConfig(
-                "engine.startup_timeout_s", self.startup_timeout_s, "must be positive", "set engine.startup_timeout_s=900"
-            )
-        if self.launch not in LAUNCHES:
-            raise InvalidConfig("engine.launch", self.launch, f"must be one of {', '.join(LAUNCHES)}", "set engine.launch=local")
-        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes >= 1):
-            raise InvalidConfig("engine.nodes", self.nodes, "must be an integer of at least 1, or null", "leave engine.nodes out")
-        if not (isinstance(self.master_port, int) and 0 < self.master_port < 65536):
-            raise InvalidConfig("engine.master_port", self.master_port, "must be a port", "set engine.master_port=29500")
-        if self.autocast not in (None, "bfloat16", "float16"):
-            raise InvalidConfig(
-                "engine.autocast", self.autocast, "must be bfloat16, float16 or null", "set engine.autocast=bfloat16"
-            )
 
     @property
     def worker_settings(self) -> dict[str, Any]:
@@ -123,7 +109,7 @@ class Distributed(AbstractEngine):
             raise InvalidConfig("engine.interface", "lo", rule, "name the one that does, as in engine.interface=eth0")
         if len(counts) > 1 and self.launch == "external" and self.master_addr is None:
             rule = f"{len(counts)} machines meet at the address of the first"
-            raise InvalidConfig("engine.master_addr", "null", rule, "set engine.master_addr to its address on engine.interface")
+            raise InvalidConfig("engine.master_addr", None, rule, "set engine.master_addr to its address on engine.interface")
 
 
 def _check_backend(name: str) -> None:

@@ -6,22 +6,24 @@ the cost model says on the cluster described, and a transfer its link. So the pl
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
-from gpp.errors import InvalidConfig
+from pydantic import Field
+
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.emulator.pace import Pace
+from gpp.runtime.emulator.pace import Overhead, Pace
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.settings import Positive, Seconds, settings
 from gpp.simulate.simulator import steady_period, update_ends
 from gpp.timeline import Emulation, Event
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Emulate(AbstractEngine):
     """Runs a plan on devices that are not there.
 
@@ -39,17 +41,10 @@ class Emulate(AbstractEngine):
     needs_weights: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "emulate"
-    max_steps: int | None = 4
-    budget_s: float = 60.0
-    overhead: float = 0.005
-    time_scale: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_steps is not None and not (isinstance(self.max_steps, int) and self.max_steps >= 2):
-            raise InvalidConfig(
-                "engine.max_steps", self.max_steps, "must be an integer of at least 2, or null", "set engine.max_steps=4"
-            )
-        _ = self._pace
+    max_steps: Annotated[int, Field(ge=2)] | None = 4
+    budget_s: Seconds = 60.0
+    overhead: Overhead = 0.005
+    time_scale: Positive | None = None
 
     @property
     def _pace(self) -> Pace:

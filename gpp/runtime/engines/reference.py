@@ -7,7 +7,6 @@ pipeline of any depth learns on one core. What it takes is another matter: such 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -17,6 +16,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
 from gpp.runtime.job import Job
+from gpp.settings import settings
 from gpp.timeline import Versions
 
 VERSIONS = "versions.json"
@@ -24,7 +24,7 @@ VERSIONS = "versions.json"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Reference(AbstractEngine):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -10,10 +9,11 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.job import Job
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("engine")
 class Simulate(AbstractEngine):
     """Predicts only."""
 
