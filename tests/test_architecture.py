@@ -121,7 +121,7 @@ def test_no_cycle_between_modules() -> None:
 def test_planning_modules_leave_torch_alone() -> None:
     code = (
         "import sys, gpp.strategy, gpp.planners.graphpipe.graphpipe, gpp.planners.chains.sequential, gpp.planners.chains.even, gpp.app.experiment, "
-        "gpp.app.recording, gpp.cost.models.analytical, gpp.cost.models.profiled, gpp.runtime.engines.distributed, gpp.models.mmt, gpp.data.digits, "
+        "gpp.app.recording, gpp.cost.models.analytical, gpp.cost.models.profiled, gpp.runtime.engines.distributed, gpp.models.network, gpp.data.digits, "
         "gpp.runtime.engines.reference, baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed;"
         "print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"
     )
