@@ -26,16 +26,17 @@ from gpp.report.draw.svg import element, standalone
 from gpp.report.draw.timelines import draw_timelines, rows_of, span_s
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAINING = ("graphpipe", "graphpipe_shared", "sequential", "gpipe", "pipedream_flush", "piper", "even")
+DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even")
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
+    "graphpipe_shared": ("strategy=graphpipe", "strategy.planner.share_devices=true", "strategy.name=graphpipe_shared"),
     # A micro-batch is a mini-batch, as published; no chain of eight stages has room for that.
     "graphpipe_pipeoptim": (
         "strategy=graphpipe",
         "strategy/weights=pipeoptim",
         "strategy.name=graphpipe_pipeoptim",
         "microbatch_size=64",
-    )
+    ),
 }
 PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan")
 WIDTH = 1200.0

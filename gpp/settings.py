@@ -93,7 +93,7 @@ def arguments(prefix: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             hints = get_type_hints(function, include_extras=True)
             given = {name: parameter.default for name, parameter in signature.parameters.items()}
             defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
-            return Fields(prefix, {name: hints[name] for name in given}, defaults)
+            return Fields(prefix, {name: hints[name] for name in given if name in hints}, defaults)  # `self` has none
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+
+from gpp.models.network import Network
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -21,3 +24,9 @@ def option(group: str, name: str, *overrides: str) -> Any:
 def model_named(name: str, *overrides: str) -> Any:
     """The model that `model=name` builds."""
     return option("model", name, *overrides)
+
+
+def network_named(name: str, **arguments: object) -> Network:
+    """The network that `model=name` builds, with other arguments."""
+    model = model_named(name)
+    return replace(model, arguments={**model.arguments, **arguments})

@@ -147,7 +147,7 @@ def test_planning_modules_leave_torch_alone() -> None:
     modules = (
         "gpp.strategy, gpp.planners.graphpipe.graphpipe, gpp.planners.chains.sequential, gpp.planners.chains.even, "
         "gpp.app.experiment, gpp.app.recording, gpp.cost.models.analytical, gpp.cost.models.profiled, "
-        "gpp.runtime.engines.distributed, gpp.runtime.engines.reference, gpp.models.mmt, gpp.data.digits, "
+        "gpp.runtime.engines.distributed, gpp.runtime.engines.reference, gpp.models.network, gpp.data.digits, "
         "baselines.single, baselines.data_parallel, baselines.torch_pipelining, baselines.deepspeed"
     )
     code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'sklearn') if m in sys.modules])"

@@ -34,6 +34,13 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["steps=ten"], "steps=ten: must be an integer"),
         (["cluster.num_devices=0"], "cluster.num_devices=0: must be an integer from 1 to 100000"),
         (["model=imported"], "model.factory: has no default"),
+        (
+            ["optimizer=base"],
+            "optimizer=base: holds what the options share and is none of them. Fix: use one of adam, adamw, rmsprop, sgd",
+        ),
+        (["strategy/weights=base"], "strategy/weights=base: holds what the options share"),
+        (["model.hidden=wide"], "model.hidden=wide: must be an integer of at least 1"),
+        (["model.num_layers=two"], "model.num_layers=two: must be an integer of at least 1"),
         (["model=profile", "cluster=flat"], "model.path: has no default"),
         (["model=mmt_small", "cluster=flat", "mode=plan"], "cluster=flat: has devices without a speed"),
         (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),

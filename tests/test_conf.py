@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.cli import GROUPS, SweepReport, help_text, samples_per_device
+from gpp.app.cli import GROUPS, SweepReport, help_text, options, samples_per_device
 from tests.conf import CONF, option
 
 ROOT = CONF.parent
@@ -18,6 +19,7 @@ NAMED = [
     (group, path.stem)
     for group in ("cluster", "cost", "strategy", "engine", "optimizer", "logger")
     for path in sorted((CONF / group).glob("*.yaml"))
+    if path.stem != "base"
 ]
 
 
@@ -60,6 +62,8 @@ def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
 def test_one_word_four_places(group: str) -> None:
     package = {"strategy/planner": "planners", "strategy/schedule": "schedules", "strategy/weights": "weights"}[group]
     for path in (CONF / group).glob("*.yaml"):
+        if path.stem == "base":
+            continue
         target = OmegaConf.load(path)._target_
         module, _, cls = target.rpartition(".")
         assert module.startswith(f"gpp.{package}.")
@@ -70,6 +74,18 @@ def test_one_word_four_places(group: str) -> None:
 def test_help_has_a_line_for_every_option() -> None:
     text = help_text()
     for group in GROUPS:
-        for path in (CONF / group).glob("*.yaml"):
-            line = next(line for line in text.splitlines() if line.split()[:1] == [path.stem])
-            assert len(line.split()) > 3, f"{path} has no comment on top"
+        for name in options(group):
+            line = next(line for line in text.splitlines() if line.split()[:1] == [name])
+            assert len(line.split()) > 3, f"{group}/{name} has no comment on top"
+
+
+def test_bases_are_shared_and_no_options() -> None:
+    bases = sorted(CONF.rglob("base.yaml"))
+    assert bases and not re.search(r"^  base ", help_text(), re.M)
+    for path in bases:
+        group = str(path.parent.relative_to(CONF))
+        assert "base" not in options(group)
+        users = [
+            other for other in path.parent.glob("*.yaml") if re.search(r"^(defaults: \[base\]|  - base$)", other.read_text(), re.M)
+        ]
+        assert len(users) > 1, f"{path} is the base of {len(users)} options"

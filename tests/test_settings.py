@@ -24,7 +24,6 @@ from gpp.cost.models.analytical import Analytical
 from gpp.data.digits import Digits as DigitsData
 from gpp.errors import InvalidConfig, written
 from gpp.loggers.none import NoLogger
-from gpp.models.digits import Digits
 from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
@@ -58,7 +57,7 @@ NASTY = [
 LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e9)
 OBJECTS = (
-    Even(), OneFOneB(), LINK, DEVICE, Digits(name="digits"), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
+    Even(), OneFOneB(), LINK, DEVICE, RandomGraph(num_ops=3), DigitsData(), local(num_devices=1), Analytical(), Simulate(),
     NoLogger(), SGD(lr=0.1), Strategy(name="even", planner=Even(), schedule=OneFOneB()), RandomGraph(num_ops=3).captured(),
 )  # fmt: skip
 """One of each class that fields of other classes hold."""
@@ -155,7 +154,19 @@ def example(hint: Any) -> Any:
 def usual(target: Any) -> dict[str, Any]:
     """Arguments that the target takes."""
     out = {name: example(hint) for name, (hint, default) in hints_of(target).items() if default is MISSING}
-    return out | ({"nodes": [0], "devices": [DEVICE]} if target.__name__ == "Cluster" else {})
+    return out | USUAL.get(f"{target.__module__}.{target.__name__}", {})
+
+
+SPECS = {"input_specs": {"x": 4}, "target_specs": {"y": 4}}
+USUAL = {
+    "gpp.cluster.Cluster": {"nodes": [0], "devices": [DEVICE]},
+    "gpp.models.network.Network": {"network": "torch.nn.Linear", "arguments": {}, **SPECS},
+    "gpp.models.imported.Imported": {"factory": "torch.nn.Linear", **SPECS},
+    "gpp.models.blocks.Blocks": {"blocks": {"head": {"factory": "torch.nn.Linear", "inputs": ["x"]}}, **SPECS},
+    "gpp.models.profile.Profile": {"path": __file__},
+    "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
+}
+"""Arguments between which there are rules."""
 
 
 SETTINGS = [
@@ -215,7 +226,7 @@ def test_the_fix_works(target: Any, prefix: str, name: str) -> None:
                     assert again.rule != error.rule, f"{error} -> {again}"  # a rule between fields may be next
 
 
-UNCONVERTED = ("gpp.models.", "gpp.data.", "gpp.app.cli.")
+UNCONVERTED = ("gpp.models.network.flat", "gpp.models.specs.", "gpp.app.cli.")  # they hand on to those that declare
 
 
 def test_whatever_the_configuration_builds_declares_its_settings() -> None:

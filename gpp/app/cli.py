@@ -19,6 +19,7 @@ from hydra.experimental.callback import Callback
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
+BASE = "base"
 GROUPS = {
     "model": "Models",
     "strategy": "Strategies",
@@ -199,6 +200,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
         with open_dict(cfg):
+            _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
         experiment = instantiate(cfg, _convert_="all")
@@ -237,6 +239,21 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     if not multirun and recorder.exit_code != 2:
         _latest(run_dir)
     return recorder.exit_code
+
+
+def _refuse_bases(choices: Any) -> None:
+    """Refuse `GROUP=base`.
+
+    Raises:
+        InvalidConfig: names the group's options.
+    """
+    from gpp.errors import InvalidConfig
+
+    for key, name in choices.items():
+        if name == BASE:
+            group = str(key).partition("@")[0]
+            known = ", ".join(options(group))
+            raise InvalidConfig(group, BASE, "holds what the options share and is none of them", f"use one of {known}")
 
 
 def _config_options() -> list[str]:
@@ -307,8 +324,8 @@ def _explain(error: BaseException) -> str:
 
 
 def options(group: str) -> list[str]:
-    """Names of a group's options."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """Names of a group's options: its files but for `base`, which holds the settings that options share."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != BASE)
 
 
 def keys() -> list[str]:

@@ -1,7 +1,7 @@
 """The second front end: a hand-written list of blocks, for models that torch.export cannot take.
 
-Every block is one operator. A worker builds only its own blocks, through their factories, and calls
-them. The loss and the metrics are captured as for any model, on the last block's output.
+On the command line it is `model=blocks` (`gpp.models.blocks`). Every block is one operator. A worker builds only its own blocks,
+through their factories, and calls them. The loss and the metrics are captured as for any model, on the last block's output.
 
 Example, two encoders that meet in a head:
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,28 +32,10 @@ from gpp.capture.measure import Facts, measure
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, loss_nodes
+from gpp.models.blocks import Block
 from gpp.models.losses import Loss, Measure
 
 _OTHER_BATCH = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One hand-written block.
-
-    Args:
-        name: unique; its parameters are called `NAME.PARAMETER`.
-        factory: dotted path of the class or function that makes its module.
-        args, kwargs: what the factory is called with; JSON values.
-        inputs: names of earlier blocks and of model inputs, in the order of its `forward`. Of a block that
-            returns a tuple every tensor is passed.
-    """
-
-    name: str
-    factory: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    inputs: tuple[str, ...] = ()
 
 
 def capture_blocks(
@@ -86,20 +67,6 @@ def capture_blocks(
             )
         known.add(block.name)
     return _Builder(blocks, dict(inputs), named, loss, metrics or {}).build(name)
-
-
-def block_model(blocks: Sequence[Block]) -> nn.Module:
-    """All blocks as one module whose state dict has the names of the capture; for `initial_state`."""
-    root = nn.Module()
-    for block in blocks:
-        *prefix, last = block.name.split(".")
-        parent = root
-        for part in prefix:
-            if part not in parent._modules:
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
-        parent.add_module(last, _make(block))
-    return root
 
 
 def _make(block: Block) -> nn.Module:

@@ -168,7 +168,7 @@ class _Reader:
             except UnknownSize as error:
                 raise CaptureError(
                     f"{draft.target} at {draft.where} makes a tensor whose size is {error}. Fix: mask instead of "
-                    "selecting (torch.where), or use hand-written blocks (gpp.capture.blocks)"
+                    "selecting (torch.where), or use hand-written blocks (model=blocks)"
                 ) from error
             draft.dtype = str(value.dtype).removeprefix("torch.")
             draft.batch_dim = batch_dimension(draft.shape, self.traced.batch)
@@ -190,7 +190,7 @@ class _Reader:
             if isinstance(found, UnknownSize):
                 raise CaptureError(
                     f"{user.target} at {_where(user)} uses {found}. Fix: keep it a tensor "
-                    "(no .item(), no int()), or describe the model by hand-written blocks (gpp.capture.blocks)"
+                    "(no .item(), no int()), or describe the model by hand-written blocks (model=blocks)"
                 )
             return found
 
@@ -220,7 +220,7 @@ class _Reader:
         if target is not operator.getitem and not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(
                 f"{getattr(target, '__name__', target)} at {where} is not a tensor operator that can be stored. "
-                "Fix: describe the model by hand-written blocks (gpp.capture.blocks)"
+                "Fix: describe the model by hand-written blocks (model=blocks)"
             )
         name = GETITEM if target is operator.getitem else str(target)
         kwargs = {key: encode(item, lookup) for key, item in node.kwargs.items()}
@@ -277,7 +277,7 @@ class _Reader:
         if "set_grad_enabled" not in kind:
             raise CaptureError(
                 f"the higher-order operator {kind} at {place} cannot be captured. "
-                "Fix: describe the model by hand-written blocks (gpp.capture.blocks)"
+                "Fix: describe the model by hand-written blocks (model=blocks)"
             )
         enabled, inner, *operands = node.args
         assert isinstance(inner, torch.fx.Node)  # it gets the region from the owner

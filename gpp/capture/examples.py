@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
+from gpp.capture.blocks import capture_blocks
 from gpp.capture.build import capture
 from gpp.capture.stage import initial_state
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, TensorSpec
+from gpp.models.blocks import Blocks
 from gpp.models.losses import loss, metric
 
 EXAMPLE_BATCH = 4
@@ -35,7 +37,7 @@ def example(spec: TensorSpec, dtype: str, device: str) -> torch.Tensor:
 
 
 def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None) -> Captured:
-    """Capture a model with its loss and metric on the meta device: no memory for its weights.
+    """Capture a model with its loss and metric, on the meta device where it can be: no memory for its weights.
 
     Args:
         batch: size to capture at, should only one run.
@@ -45,11 +47,14 @@ def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None)
     """
     # An unknown loss is refused before the network is built.
     measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}
+    device = "cpu" if isinstance(model, Blocks) else "meta"  # a block may look at its data
     with default_dtype(dtype):
+        inputs = {name: example(spec, dtype, device) for name, spec in model.inputs().items()}
+        targets = {name: example(spec, dtype, device) for name, spec in model.targets().items()}
+        if isinstance(model, Blocks):
+            return capture_blocks(model.listed(), inputs, targets, measure, metrics, name=model.name)
         with torch.device("meta"):
             network = model.build().train()
-        inputs = {name: example(spec, dtype, "meta") for name, spec in model.inputs().items()}
-        targets = {name: example(spec, dtype, "meta") for name, spec in model.targets().items()}
         return capture(network, inputs, targets, measure, metrics, name=model.name, batch=batch)
 
 

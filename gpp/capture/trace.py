@@ -28,7 +28,7 @@ from gpp.models.losses import Loss, Measure, loss_terms
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (gpp.capture.blocks)"
+REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, describe
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPLITS = ("train", "test")
+HeldOut = Annotated[float, Field(gt=0, lt=1)]
+"""The share of the samples that is for testing."""
+
 TARGET = "target:"  # prefix of a target's name, so that a target may be called like an input
 
 

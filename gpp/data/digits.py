@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from gpp.data.base import TARGET, AbstractData, Samples, check_split
+from gpp.data.base import TARGET, AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
+from gpp.settings import settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ MAX_INTENSITY = 16
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Digits(AbstractData):
     """Images scaled to 0..1. The split is stratified by class and the same for every seed.
 
@@ -29,12 +29,8 @@ class Digits(AbstractData):
             BackProp", 1998); one that is the same in all of them becomes 0.
     """
 
-    test_fraction: float = 0.2
+    test_fraction: HeldOut = 0.2
     standardize: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.test_fraction, (int, float)) or not 0 < self.test_fraction < 1:
-            raise InvalidConfig("data.test_fraction", self.test_fraction, "must be a number in 0 < x < 1", "test_fraction=0.2")
 
     def check(self, model: AbstractModel) -> None:
         _names(model)

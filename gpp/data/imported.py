@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, final
 
 from gpp.data.base import AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import check_dotted, origin, resolve
+from gpp.settings import settings
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Imported(AbstractData):
     """`factory(**args, **train_args)` for training, `factory(**args, **test_args)` for testing.
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, final
 from zlib import crc32
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
-from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec
+from gpp.settings import Count, NotNegative, settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ BLOCK = 1 << 15  # elements of a product that are summed at a time, so that they
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Synthetic(AbstractData):
     """Sample i is a function of seed, split and i alone, whatever the number of samples, ranks or micro-batches.
 
@@ -36,17 +36,9 @@ class Synthetic(AbstractData):
         noise: standard deviation of the noise on float inputs, beside a signal of 1.
     """
 
-    num_samples: int = 1024
-    num_test_samples: int = 256
-    noise: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("num_samples", "num_test_samples"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidConfig(f"data.{name}", value, "must be an integer of at least 1", f"{name}=1024")
-        if not isinstance(self.noise, (int, float)) or self.noise < 0:
-            raise InvalidConfig("data.noise", self.noise, "must not be negative", "noise=0.5")
+    num_samples: Count = 1024
+    num_test_samples: Count = 256
+    noise: NotNegative = 0.5
 
     def check(self, model: AbstractModel) -> None:
         pass  # any shape can be made up

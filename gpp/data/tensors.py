@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from gpp.data.base import AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel
+from gpp.settings import settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Tensors(AbstractData):
     """`FOLDER/train.safetensors` and `FOLDER/test.safetensors`, one tensor [num_samples, ...] per name."""
 

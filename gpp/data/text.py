@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gpp.data.base import TARGET, AbstractData, Samples, check_split
+from gpp.data.base import TARGET, AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec, check_positive
+from gpp.models.base import AbstractModel, TensorSpec
+from gpp.settings import Count, settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ RARE = 0  # the token of all characters that are none of the most frequent
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Text(AbstractData):
     """Windows of characters, of the model's length, one behind the other; the target is each next character.
 
@@ -32,14 +32,9 @@ class Text(AbstractData):
         file: another text to read, UTF-8; null for Python's.
     """
 
-    vocabulary: int = 64
-    test_fraction: float = 0.1
+    vocabulary: Count = 64
+    test_fraction: HeldOut = 0.1
     file: str | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "vocabulary", group="data")
-        if not isinstance(self.test_fraction, (int, float)) or not 0 < self.test_fraction < 1:
-            raise InvalidConfig("data.test_fraction", self.test_fraction, "must be a number in 0 < x < 1", "test_fraction=0.1")
 
     def check(self, model: AbstractModel) -> None:
         _, spec, _ = _specs(model)

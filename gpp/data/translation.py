@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gpp.data.base import TARGET, AbstractData, Samples, check_split
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, check_positive
+from gpp.models.base import AbstractModel
+from gpp.settings import Count, settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ START = 0  # the token before a target's first
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("data")
 class Translation(AbstractData):
     """`source` is random tokens, `target` the reversed source under a permutation of the tokens, `previous` the target one late.
 
@@ -27,11 +27,8 @@ class Translation(AbstractData):
         num_samples, num_test_samples: of the two splits.
     """
 
-    num_samples: int = 16384
-    num_test_samples: int = 512
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_samples", "num_test_samples", group="data")
+    num_samples: Count = 16384
+    num_test_samples: Count = 512
 
     def check(self, model: AbstractModel) -> None:
         inputs, targets = model.inputs(), model.targets()

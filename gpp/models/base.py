@@ -10,20 +10,19 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpp.errors import InvalidConfig
-from gpp.models.dotted import nearest, source_hash
+from gpp.models.dotted import source_hash
+from gpp.settings import Count, settings
 
 if TYPE_CHECKING:
     from torch import nn
 
     from gpp.graph.captured import Captured
 
-DTYPES = ("float", "int", "bool")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("")
 class TensorSpec:
     """Shape and kind of one input or target, for one sample.
 
@@ -33,17 +32,13 @@ class TensorSpec:
         high: values of an `int` are 0 .. high - 1 (vocabulary, rows of a table, classes); None otherwise.
     """
 
-    shape: tuple[int, ...] = ()
-    dtype: str = "float"
-    high: int | None = None
+    shape: tuple[Count, ...] = ()
+    dtype: Literal["float", "int", "bool"] = "float"
+    high: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidConfig("dtype", self.dtype, f"must be one of {', '.join(DTYPES)}", "float for real-valued inputs")
         if (self.dtype == "int") != (self.high is not None):
             raise InvalidConfig("high", self.high, "must be given for dtype int, and only there", "the number of values")
-        if any(size < 1 for size in (*self.shape, self.high or 1)):
-            raise InvalidConfig("shape, high", (self.shape, self.high), "must be positive", "leave the batch dimension out")
 
     @property
     def num_elements(self) -> int:
@@ -112,52 +107,3 @@ def _plain(value: Any) -> Any:
 def networks_hash() -> str:
     """`source()` of the models shipped here: a hash over all of `gpp/models/networks/`."""
     return source_hash((Path(__file__).parent / "networks").glob("*.py"))
-
-
-def check_positive(settings: Any, *names: str, group: str = "model") -> None:
-    """Refuse fields that are not integers of at least 1.
-
-    Args:
-        group: what the settings are of, as in `model.hidden`.
-
-    Raises:
-        InvalidConfig: names the first such field.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidConfig(f"{group}.{name}", value, "must be an integer of at least 1", f"{name}=1 or more")
-
-
-def check_fraction(settings: Any, *names: str) -> None:
-    """Refuse fields outside 0 <= value < 1.
-
-    Raises:
-        InvalidConfig: names the first such field.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise InvalidConfig(f"model.{name}", value, "must be a number in 0 <= x < 1", f"{name}=0 or {name}=0.1")
-
-
-def check_divides(settings: Any, part: str, whole: str) -> None:
-    """Refuse a field that does not divide another.
-
-    Raises:
-        InvalidConfig: names both.
-    """
-    value, of = getattr(settings, part), getattr(settings, whole)
-    if of % value:
-        raise InvalidConfig(f"model.{part}", value, f"must divide model.{whole}={of}", f"a divisor of {whole}")
-
-
-def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
-    """Refuse a field that is none of `choices`.
-
-    Raises:
-        InvalidConfig: names the choices.
-    """
-    value = getattr(settings, name)
-    if value not in choices:
-        raise InvalidConfig(f"model.{name}", value, f"must be one of {', '.join(choices)}", nearest(str(value), choices))

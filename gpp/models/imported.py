@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.dotted import check_dotted, nearest, origin, resolve
+from gpp.models.specs import read_specs
+from gpp.settings import settings
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("model")
 class Imported(AbstractModel):
     """`factory(config(**config_args), **args)`, or `factory(**args)` without a config class.
 
@@ -24,8 +25,9 @@ class Imported(AbstractModel):
         factory: dotted path of a class or function that returns an nn.Module.
         config: dotted path of a configuration class, whose object is the factory's first argument.
         config_args, args: keyword arguments of the two; null for none.
-        input_specs, target_specs: by name, `{shape: [3, 32, 32], dtype: float}`; integers also say `high`.
-            Input names are the keyword arguments of the network's forward.
+        input_specs, target_specs: declarations by name, as `{shape: [3, 32, 32], dtype: float}`; integers also say `high`. See
+            `gpp.models.specs.read_specs`; sizes may be names of `args`. Input names are the keyword arguments of the network's
+            forward.
         outputs: fields of the returned object to keep; null keeps what the network returns. What is left out,
             and only served what is left out, is not in the graph.
     """
@@ -35,8 +37,8 @@ class Imported(AbstractModel):
     config: str | None = None
     config_args: dict[str, Any] | None = None
     args: dict[str, Any] | None = None
-    input_specs: dict[str, dict[str, Any]]
-    target_specs: dict[str, dict[str, Any]]
+    input_specs: dict[str, Any]
+    target_specs: dict[str, Any]
     outputs: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -45,15 +47,11 @@ class Imported(AbstractModel):
             check_dotted(self.config, field="model.config")
         elif self.config_args:
             raise InvalidConfig("model.config_args", self.config_args, "need model.config", "name the configuration class")
-        if self.outputs is not None:
-            object.__setattr__(self, "outputs", tuple(self.outputs))
-        for setting, specs in (("model.input_specs", self.input_specs), ("model.target_specs", self.target_specs)):
-            if not specs:
-                raise InvalidConfig(setting, specs, "must name at least one tensor", "x: {shape: [16], dtype: float}")
-            _specs(setting, specs)
+        self.inputs()  # both refuse what means no tensor
+        self.targets()
 
     def build(self) -> nn.Module:
-        from gpp.models.networks.imported import keep_outputs
+        from gpp.models.networks.outputs import keep_outputs
 
         factory = resolve(self.factory, field="model.factory")
         positional = ()
@@ -63,25 +61,14 @@ class Imported(AbstractModel):
         return network if self.outputs is None else keep_outputs(network, self.outputs)
 
     def inputs(self) -> dict[str, TensorSpec]:
-        return _specs("model.input_specs", self.input_specs)
+        return read_specs("model.input_specs", self.input_specs, self.args or {}, group="model.args")
 
     def targets(self) -> dict[str, TensorSpec]:
-        return _specs("model.target_specs", self.target_specs)
+        return read_specs("model.target_specs", self.target_specs, self.args or {}, group="model.args")
 
     def source(self) -> str:
         paths = {"model.factory": self.factory, "model.config": self.config}
         return ", ".join(origin(path, field=setting) for setting, path in paths.items() if path is not None)
-
-
-def _specs(setting: str, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, TensorSpec]:
-    read = {}
-    for name, spec in specs.items():
-        unknown = set(spec) - {"shape", "dtype", "high"}
-        if unknown:
-            fix = nearest(min(unknown), ("shape", "dtype", "high"))
-            raise InvalidConfig(f"{setting}.{name}", dict(spec), "takes shape, dtype and high", fix)
-        read[name] = TensorSpec(**{**spec, "shape": tuple(spec.get("shape", ()))})
-    return read
 
 
 def _call(function: Callable[..., Any], setting: str, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

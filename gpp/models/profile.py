@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -12,6 +11,7 @@ from gpp.graph.captured import Captured
 from gpp.graph.profiles import read_profile
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.dotted import source_hash
+from gpp.settings import Positive, settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +20,7 @@ SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("model")
 class Profile(AbstractModel):
     """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
 
@@ -37,7 +37,7 @@ class Profile(AbstractModel):
 
     path: str
     coarsen: bool = False
-    seconds: float = 1.0
+    seconds: Positive = 1.0
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_file():
@@ -46,8 +46,6 @@ class Profile(AbstractModel):
             )
         if self.name == "profile":
             object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
-        if not self.seconds > 0:
-            raise InvalidConfig("model.seconds", self.seconds, "must be positive", "set model.seconds=1, or 0.001 for milliseconds")
 
     @property
     def times(self) -> Tabulated:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.random_graphs import equal_towers, random_dag, random_series_parallel
-from gpp.models.base import AbstractModel, TensorSpec, check_positive
+from gpp.models.base import AbstractModel, TensorSpec
+from gpp.settings import Count, NotNegative, Seed, settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-KINDS = ("series_parallel", "dag", "towers")
-
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings("model")
 class RandomGraph(AbstractModel):
     """A graph of `gpp.graph.random_graphs`; the same settings give the same graph everywhere.
 
@@ -31,16 +29,11 @@ class RandomGraph(AbstractModel):
 
     name: str = "random"
     loss: str = "mse"
-    kind: str = "series_parallel"
-    num_ops: int = 64
-    graph_seed: int = 0
-    skew: float = 1.0
-    num_branches: int = 4
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_ops", "num_branches")
-        if self.kind not in KINDS:
-            raise InvalidConfig("model.kind", self.kind, f"must be one of {', '.join(KINDS)}", "kind=series_parallel")
+    kind: Literal["series_parallel", "dag", "towers"] = "series_parallel"
+    num_ops: Count = 64
+    graph_seed: Seed = 0
+    skew: NotNegative = 1.0
+    num_branches: Count = 4
 
     def captured(self) -> Captured:
         """The graph, with no computation behind it."""

@@ -1,17 +1,29 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from cutting import build_stages, named, random_parts, reference, run_pipeline
 from torch import nn
 from zoo import accuracy, cross_entropy
 
-from gpp.capture.blocks import Block, block_model, capture_blocks
+from gpp.capture.blocks import capture_blocks
+from gpp.capture.examples import capture_model, initial_weights
 from gpp.errors import CaptureError, InvalidConfig
+from gpp.models.blocks import Block, Blocks
+from tests.conf import model_named
 
-BLOCKS = (
-    Block(name="dense", factory="block_zoo.Deciding", args=(4,), kwargs={"scale": 3.0}, inputs=("x",)),
-    Block(name="text", factory="block_zoo.Encoder", args=(9, 4), inputs=("ids",)),
-    Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("dense", "text")),
+MODEL = Blocks(
+    name="blocks",
+    loss="cross_entropy",
+    blocks={
+        "dense": {"factory": "block_zoo.Deciding", "args": [4], "kwargs": {"scale": 3.0}, "inputs": ["x"]},
+        "text": {"factory": "block_zoo.Encoder", "args": [9, 4], "inputs": ["ids"]},
+        "head": {"factory": "block_zoo.Head", "args": [4], "inputs": ["dense", "text"]},
+    },
+    input_specs={"x": 4, "ids": {"shape": [5], "dtype": "int", "high": 9}},
+    target_specs={"y": {"dtype": "int", "high": 3}},
 )
+BLOCKS = MODEL.listed()
 
 
 class Joined(nn.Module):
@@ -19,7 +31,7 @@ class Joined(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.parts = block_model(BLOCKS)
+        self.parts = MODEL.build()
 
     def forward(self, x, ids):
         return self.parts.head(self.parts.dense(x), *self.parts.text(ids))
@@ -83,3 +95,36 @@ def test_wrong_lists_are_refused():
     alone = Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("x",))
     with pytest.raises(CaptureError, match=r"block head .*does not run"):
         capture_blocks([alone], inputs, targets, cross_entropy, name="blocks")
+
+
+def test_named_on_the_command_line_they_are_the_same_model():
+    spec = "{dense: {factory: block_zoo.Deciding, args: [4], kwargs: {scale: 3.0}, inputs: [x]}, "
+    spec += "text: {factory: block_zoo.Encoder, args: [9, 4], inputs: [ids]}, "
+    spec += "head: {factory: block_zoo.Head, args: [4], inputs: [dense, text]}}"
+    words = [f"model.blocks={spec}", "model.loss=cross_entropy", "model.target_specs={y: {dtype: int, high: 3}}"]
+    model = model_named("blocks", *words, "model.input_specs={x: 4, ids: {shape: [5], dtype: int, high: 9}}")
+    assert model == MODEL
+    captured = capture_model(model, dtype="float64")
+    assert [op.name for op in captured.graph.ops] == ["dense", "text", "head", "loss"]
+    weights = initial_weights(model, captured, seed=0, dtype="float64")
+    torch.manual_seed(0)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.build().state_dict().items())
+
+
+def test_blocks_in_order_equal_the_blocks_called_by_hand():
+    model = Joined().eval()
+    inputs, _ = make(3)
+    assert torch.equal(model.parts(**inputs), model(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"factory": "block_zoo.Head", "inputs": ["dens"]}, "model.blocks.head.inputs=dens.*did you mean dense"),
+        ({"factory": "Head"}, "model.blocks.head.factory=Head: must be a dotted path"),
+        ({"factory": "block_zoo.Head", "input": ["x"]}, "model.blocks.head.input.*did you mean inputs"),
+    ],
+)
+def test_settings_that_make_no_blocks_are_refused(head, words):
+    with pytest.raises(InvalidConfig, match=words):
+        replace(MODEL, blocks={"dense": MODEL.blocks["dense"], "head": head})

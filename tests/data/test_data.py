@@ -11,17 +11,26 @@ from gpp.data.imported import Imported
 from gpp.data.synthetic import Synthetic
 from gpp.errors import InvalidConfig
 from gpp.models.base import TensorSpec
-from gpp.models.bridge_tower import BridgeTower
-from gpp.models.digits import Digits as DigitsModel
-from gpp.models.dlrm import DLRM
 from gpp.models.dotted import construct
 from gpp.models.losses import loss
-from gpp.models.mmt import MMT
-from tests.conf import option
+from tests.conf import model_named, network_named, option
 
-SMALL_DLRM = DLRM(num_dense=2, num_sparse=2, num_dense_features=8, hidden=32, num_rows=50, embedding=4, bag=3, num_top_layers=1)
-SMALL_MMT = MMT(num_branches=2, num_layers=1, hidden=32, sequence=6, num_heads=2, ffn=64)
-SMALL_BRIDGE = BridgeTower(
+DIGITS = model_named("digits")
+SMALL_DLRM = network_named(
+    "dlrm_small",
+    num_dense=2,
+    num_sparse=2,
+    num_dense_features=8,
+    hidden=32,
+    num_rows=50,
+    embedding=4,
+    bag=3,
+    num_layers=4,
+    num_top_layers=1,
+)
+SMALL_MMT = network_named("mmt_small", num_branches=2, num_layers=1, hidden=32, sequence=6, num_heads=2, ffn=64)
+SMALL_BRIDGE = network_named(
+    "bridge_tower_small",
     num_layers=2,
     num_cross_layers=1,
     hidden=32,
@@ -62,11 +71,11 @@ def test_options_build(name):
     extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
     data = option("data", name, *extra)
     assert construct(json.loads(json.dumps(data.key()))) == data
-    data.check(DigitsModel())
-    assert len(data.load("train", DigitsModel(), seed=0, dtype="float32")) > 0
+    data.check(DIGITS)
+    assert len(data.load("train", DIGITS, seed=0, dtype="float32")) > 0
 
 
-@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=["dlrm", "mmt", "bridge_tower"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_synthetic_has_the_models_shapes(model, dtype):
     samples = Synthetic(num_samples=40).load("train", model, seed=1, dtype=dtype)
@@ -94,7 +103,7 @@ def test_synthetic_is_a_function_of_seed_and_index():
         assert not torch.equal(other.fetch([7])["dense_1"], first.fetch([7])["dense_1"])
 
 
-@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=["dlrm", "mmt", "bridge_tower"])
 def test_synthetic_can_be_learned(model):
     samples = Synthetic(num_samples=1024).load("train", model, seed=0, dtype="float32")
     held_out = Synthetic().load("test", model, seed=0, dtype="float32").fetch(range(256))
@@ -115,7 +124,7 @@ def test_synthetic_can_be_learned(model):
 
 
 def test_digits_split():
-    train, test = (Digits().load(split, DigitsModel(), seed=0, dtype="float64") for split in ("train", "test"))
+    train, test = (Digits().load(split, DIGITS, seed=0, dtype="float64") for split in ("train", "test"))
     assert (len(train), len(test)) == (1437, 360)
     everything = [samples.fetch(range(len(samples))) for samples in (train, test)]
     images = torch.cat([part["image"] for part in everything])
@@ -123,7 +132,7 @@ def test_digits_split():
     assert images.min() == 0 and images.max() == 1
     counts = everything[1]["target:digit"].bincount()
     assert counts.min() >= 34 and counts.max() <= 37
-    other_seed = Digits().load("test", DigitsModel(), seed=5, dtype="float64").fetch(range(360))
+    other_seed = Digits().load("test", DIGITS, seed=5, dtype="float64").fetch(range(360))
     assert torch.equal(other_seed["image"], everything[1]["image"])
 
 
@@ -131,7 +140,7 @@ def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    parts = [Digits().load(split, DigitsModel(), seed=0, dtype="float32") for split in ("train", "test")]
+    parts = [Digits().load(split, DIGITS, seed=0, dtype="float32") for split in ("train", "test")]
     batches = [part.fetch(range(len(part))) for part in parts]
     pairs = [pair for batch in batches for pair in zip(batch["image"], batch["target:digit"], strict=True)]
     rows = {(*image.flatten().mul(16).int().tolist(), int(digit)) for image, digit in pairs}
@@ -146,7 +155,7 @@ def test_digits_refuse_other_models():
 @pytest.mark.parametrize("form", ["pair", "tuples", "dicts", "flat"])
 def test_imported_items(form):
     data = Imported(factory=f"{__name__}.Pairs", args={"form": form}, train_args={"length": 9})
-    train, test = (data.load(split, DigitsModel(), seed=0, dtype="float32") for split in ("train", "test"))
+    train, test = (data.load(split, DIGITS, seed=0, dtype="float32") for split in ("train", "test"))
     assert (len(train), len(test)) == (9, 6)
     batch = train.fetch([2, 5])
     assert batch["image"].dtype == torch.float32 and batch["image"][:, 0, 0].tolist() == [2, 5]
@@ -163,7 +172,7 @@ def test_imported_items(form):
     ],
 )
 def test_imported_items_that_do_not_fit(args, words):
-    samples = Imported(factory=f"{__name__}.Pairs", args=args).load("train", DigitsModel(), seed=0, dtype="float32")
+    samples = Imported(factory=f"{__name__}.Pairs", args=args).load("train", DIGITS, seed=0, dtype="float32")
     with pytest.raises(InvalidConfig, match=words):
         samples.fetch([0])
 
@@ -178,9 +187,9 @@ def test_refusals():
     with pytest.raises(InvalidConfig, match="give each argument once"):
         Imported(factory="a.b", args={"x": 1}, test_args={"x": 2})
     with pytest.raises(InvalidConfig, match="map-style"):
-        Imported(factory="builtins.object").load("train", DigitsModel(), seed=0, dtype="float32")
+        Imported(factory="builtins.object").load("train", DIGITS, seed=0, dtype="float32")
     with pytest.raises(InvalidConfig, match="target:NAME"):
-        Digits().load("test", DigitsModel(), seed=0, dtype="float32").fetch([0], {"digit"})
+        Digits().load("test", DIGITS, seed=0, dtype="float32").fetch([0], {"digit"})
 
 
 def test_masks_hide_nothing():

@@ -10,15 +10,14 @@ import torch
 
 from gpp.data.text import RARE, Text
 from gpp.errors import InvalidConfig
-from gpp.models.digits import Digits
 from gpp.models.dotted import construct
-from gpp.models.gpt import GPT
-from tests.conf import option
+from gpp.models.network import Network
+from tests.conf import network_named, option
 
-MODEL = GPT(num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
+MODEL = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
 
 
-def whole(data: Text, split: str, model: GPT = MODEL, seed: int = 0) -> dict[str, torch.Tensor]:
+def whole(data: Text, split: str, model: Network = MODEL, seed: int = 0) -> dict[str, torch.Tensor]:
     samples = data.load(split, model, seed=seed, dtype="float32")
     return samples.fetch(range(len(samples)))
 
@@ -42,7 +41,7 @@ def test_the_end_is_held_out_and_seeds_change_nothing(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("ab" * 40 + "ccbé" * 5)
     data = Text(vocabulary=4, test_fraction=0.2, file=str(file))
-    model = GPT(num_layers=1, hidden=8, num_heads=1, vocabulary=4, sequence=4)
+    model = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=4, sequence=4)
     train, test = (whole(data, split, model) for split in ("train", "test"))
     assert train["tokens"].tolist() == [[1, 2, 1, 2]] * 19 and train["target:next_tokens"][0].tolist() == [2, 1, 2, 1]
     # c and é do not occur in what is trained on
@@ -57,9 +56,9 @@ def test_the_end_is_held_out_and_seeds_change_nothing(tmp_path: Path) -> None:
 
 def test_refusals_say_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"model\.vocabulary=60.*data\.vocabulary=64.*data\.vocabulary=60"):
-        Text().check(GPT(vocabulary=60))
+        Text().check(network_named("gpt", vocabulary=60))
     with pytest.raises(InvalidConfig, match="takes image and digit"):
-        Text().check(Digits())
+        Text().check(network_named("digits"))
     with pytest.raises(InvalidConfig, match=r"data\.vocabulary=0"):
         Text(vocabulary=0)
     with pytest.raises(InvalidConfig, match=r"data\.test_fraction"):

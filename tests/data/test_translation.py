@@ -10,11 +10,9 @@ import torch
 from gpp.data.translation import START, Translation
 from gpp.errors import InvalidConfig
 from gpp.models.dotted import construct
-from gpp.models.gpt import GPT
-from gpp.models.translator import Translator
-from tests.conf import option
+from tests.conf import network_named, option
 
-MODEL = Translator(vocabulary=9, sequence=6)
+MODEL = network_named("translator", vocabulary=9, sequence=6)
 
 
 def whole(split: str, seed: int = 0, **settings: int) -> dict[str, torch.Tensor]:
@@ -55,8 +53,8 @@ def test_samples_follow_the_seed() -> None:
 
 def test_refusals_say_what_does_not_fit() -> None:
     with pytest.raises(InvalidConfig, match="takes tokens and next_tokens"):
-        Translation().check(GPT())
+        Translation().check(network_named("gpt"))
     with pytest.raises(InvalidConfig, match=r"model\.vocabulary=2"):
-        Translation().check(Translator(vocabulary=2))
+        Translation().check(network_named("translator", vocabulary=2))
     with pytest.raises(InvalidConfig, match=r"data\.num_samples=0"):
         Translation(num_samples=0)

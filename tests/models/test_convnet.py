@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpp.graph.series_parallel import Parallel, Series, decompose
-from gpp.models.convnet import SMALLEST
+from gpp.models.networks.convnet import SMALLEST
 from tests.conf import model_named
 from tests.runtime.inprocess import captured_named
 

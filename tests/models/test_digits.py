@@ -7,13 +7,13 @@ import torch
 
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.sampler import minibatch
-from gpp.models.digits import Digits
 from gpp.models.losses import loss, metric
+from tests.conf import model_named
 
 
 @pytest.mark.slow
 def test_digits_reach_97_percent():
-    model = Digits()
+    model = model_named("digits")
     train, test = (DigitsData().load(split, model, seed=0, dtype="float32") for split in ("train", "test"))
     torch.manual_seed(0)
     network, measure, accuracy = model.build(), loss(model.loss), metric(model.metric)
@@ -29,7 +29,7 @@ def test_digits_reach_97_percent():
 
 def test_each_tower_sees_one_quadrant():
     torch.manual_seed(0)
-    network = Digits(num_layers=1, hidden=8).build()
+    network = model_named("digits", "model.num_layers=1", "model.hidden=8").build()
     seen = []
     for tower in network.towers:
         image = torch.zeros(1, 8, 8, requires_grad=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hydra.errors import InstantiationException
 
 from gpp.errors import InvalidConfig
 from gpp.graph.series_parallel import Parallel, Series, decompose
-from gpp.models.mlp import MLP
+from tests.conf import model_named
 from tests.runtime.inprocess import captured_named
 
 
@@ -20,6 +21,7 @@ def test_blocks_are_equal_and_in_a_row() -> None:
 
 
 def test_only_losses_that_fit_its_targets() -> None:
-    assert MLP(loss="cross_entropy", metric="accuracy", width=5).targets()["y"].high == 5
-    with pytest.raises(InvalidConfig, match=r"model.loss=bce_with_logits"):
-        MLP(loss="bce_with_logits")
+    assert model_named("mlp", "model.loss=cross_entropy", "model.width=5").targets()["y"].high == 5
+    with pytest.raises(InstantiationException) as caught:
+        model_named("mlp", "model.loss=bce_with_logits")
+    assert isinstance(caught.value.__cause__, InvalidConfig) and caught.value.__cause__.field == "model.loss"

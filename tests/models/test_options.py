@@ -13,8 +13,8 @@ from gpp.models.losses import loss, loss_terms, metric
 from tests.conf import CONF, model_named
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
-OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("random", "profile"))
-ABSTRACT = ["imported"]  # has no default factory
+OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))
+ABSTRACT = ["imported", "blocks"]  # have no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
 PAPER += ["residual_lstm", "gnmt8", "translator"]

@@ -295,8 +295,8 @@ def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
         ({"train_samples": 10}, "data", "use the same data"),
         ({"optimizer": "gpp.optimizers.Adam"}, "optimizer", "set optimizer=sgd"),
         ({"weights": "1" * 16}, "model", "use that model"),
-        ({"model": {**mine.model, "hidden": 7}}, "model.hidden", "set model.hidden=192"),
-        ({"model": {**mine.model, "_target_": "gpp.models.mmt.MMT"}}, "model", "use that model"),
+        ({"model": {**mine.model, "arguments": {**mine.model["arguments"], "hidden": 7}}}, "model.hidden", "set model.hidden=192"),
+        ({"model": {**mine.model, "_target_": "gpp.models.imported.Imported"}}, "model", "use that model"),
     ]:
         with pytest.raises(InvalidConfig, match=r"as in the checkpoint|that they have in") as caught:
             found.refuse_another(replace(mine, **other))

@@ -1,28 +1,28 @@
-"""The network of BridgeTower.
+"""BridgeTower (AAAI '23, arXiv 2206.08657): text and image towers with a bridge from every upper layer to a cross layer.
+
+Its operator graph is not series-parallel: each cross layer reads both towers in the middle, and the towers go on.
 
 Shapes: B micro-batch, L tokens, M patches, D hidden width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from gpp.errors import InvalidConfig
+from gpp.models.networks.checks import Rate, divides
 from gpp.models.networks.layers import CrossLayer, TransformerLayer
-
-if TYPE_CHECKING:
-    from gpp.models.bridge_tower import BridgeTower
+from gpp.settings import Count, arguments
 
 
 class Text(nn.Module):
     """Token ids [B, L] -> [B, L, D]."""
 
-    def __init__(self, settings: BridgeTower) -> None:
+    def __init__(self, vocabulary: int, sequence: int, hidden: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(settings.vocabulary, settings.hidden)
-        self.positions = nn.Parameter(torch.randn(settings.text_sequence, settings.hidden) * 0.02)
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Parameter(torch.randn(sequence, hidden) * 0.02)
 
     def forward(self, text: Tensor) -> Tensor:
         return self.tokens(text) + self.positions
@@ -31,11 +31,10 @@ class Text(nn.Module):
 class Image(nn.Module):
     """Pixels [B, 3, S, S] -> patches [B, M, D]."""
 
-    def __init__(self, settings: BridgeTower) -> None:
+    def __init__(self, size: int, patch: int, hidden: int) -> None:
         super().__init__()
-        num_patches = (settings.image_size // settings.patch_size) ** 2
-        self.patches = nn.Conv2d(3, settings.hidden, settings.patch_size, settings.patch_size)
-        self.positions = nn.Parameter(torch.randn(num_patches, settings.hidden) * 0.02)
+        self.patches = nn.Conv2d(3, hidden, patch, patch)
+        self.positions = nn.Parameter(torch.randn((size // patch) ** 2, hidden) * 0.02)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.patches(image).flatten(2).transpose(1, 2) + self.positions
@@ -52,26 +51,56 @@ class Bridge(nn.Module):
         return self.norm(tower_BLD if cross_BLD is None else tower_BLD + cross_BLD)
 
 
-class BridgeTowerNetwork(nn.Module):
-    """Token ids [B, L] and pixels [B, 3, S, S] -> logits [B, num_classes]."""
+class BridgeTower(nn.Module):
+    """The wiring of BridgeTower with layers of our own: pre-norm towers and cross layers, additive bridges.
 
-    def __init__(self, settings: BridgeTower) -> None:
+    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B, num_classes].
+
+    Args:
+        num_layers: layers of each tower.
+        num_cross_layers: the last so many layers of the towers each feed a cross layer.
+        hidden, num_heads, ffn: width, attention heads and inner width of a layer.
+        vocabulary, text_sequence: token ids and their number.
+        image_size, patch_size: pixels per side.
+        num_classes: width of the output.
+        dropout: rate after attention and MLP, and inside attention.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        num_layers: Count,
+        num_cross_layers: Count,
+        hidden: Count,
+        num_heads: Count,
+        ffn: Count,
+        vocabulary: Count,
+        text_sequence: Count,
+        image_size: Count,
+        patch_size: Count,
+        num_classes: Count,
+        dropout: Rate,
+    ) -> None:
         super().__init__()
-        hidden, crosses = settings.hidden, settings.num_cross_layers
-
-        layer = (hidden, settings.num_heads, settings.ffn, settings.dropout)
+        divides(num_heads=num_heads, hidden=hidden)
+        divides(patch_size=patch_size, image_size=image_size)
+        if num_cross_layers > num_layers:
+            rule = f"must not exceed model.num_layers={num_layers}"
+            raise InvalidConfig("model.num_cross_layers", num_cross_layers, rule, f"set model.num_cross_layers={num_layers}")
+        layer, crosses = (hidden, num_heads, ffn, dropout), num_cross_layers
 
         def tower() -> nn.ModuleList:
-            return nn.ModuleList(TransformerLayer(*layer) for _ in range(settings.num_layers))
+            return nn.ModuleList(TransformerLayer(*layer) for _ in range(num_layers))
 
-        self.num_plain = settings.num_layers - crosses
-        self.text, self.image = Text(settings), Image(settings)
+        self.num_plain = num_layers - crosses
+        self.text, self.image = Text(vocabulary, text_sequence, hidden), Image(image_size, patch_size, hidden)
         self.text_layers, self.image_layers = tower(), tower()
         self.text_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
         self.image_bridges = nn.ModuleList(Bridge(hidden) for _ in range(crosses))
         self.text_cross = nn.ModuleList(CrossLayer(*layer) for _ in range(crosses))
         self.image_cross = nn.ModuleList(CrossLayer(*layer) for _ in range(crosses))
-        self.classify = nn.Linear(2 * hidden, settings.num_classes)
+        self.classify = nn.Linear(2 * hidden, num_classes)
 
     def forward(self, text: Tensor, image: Tensor) -> Tensor:
         text, image = self.text(text), self.image(image)

@@ -1,28 +1,39 @@
-"""The network of CANDLE-Uno. Shapes: B micro-batch."""
+"""CANDLE-Uno, drug response from seven inputs (GraphPipe, ASPLOS '25, appendix A.2; FlexFlow's candle_uno.cc).
+
+Shapes: B micro-batch.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from gpp.models.networks.layers import FeedForward
-
-if TYPE_CHECKING:
-    from gpp.models.candle_uno import CandleUno
+from gpp.settings import Count, arguments
 
 
-class CandleUnoNetwork(nn.Module):
-    """Inputs [B, width] by name -> predicted growth [B, 1]."""
+class CandleUno(nn.Module):
+    """One feed-forward tower per input, concatenated, then a feed-forward head.
 
-    def __init__(self, settings: CandleUno) -> None:
+    Inputs [B, width] by name -> predicted growth [B, 1]. Depth and width of the towers are the paper's. Inputs and head are those
+    of FlexFlow's example, except that the two doses have towers, too: the paper counts seven branches, the example joins the doses
+    raw.
+
+    Args:
+        features: width of each input, by name.
+        num_layers, hidden: layers of a tower and their width.
+        num_head_layers, head_hidden: layers of the head before the output and their width.
+    """
+
+    @arguments("model")
+    def __init__(
+        self, *, features: dict[str, Count], num_layers: Count, hidden: Count, num_head_layers: Count, head_hidden: Count
+    ) -> None:
         super().__init__()
-        hidden, features = settings.hidden, settings.features
-        tower = [hidden] * settings.num_layers
+        tower = [hidden] * num_layers
         self.towers = nn.ModuleDict({name: FeedForward([width, *tower]) for name, width in features.items()})
-        self.head = FeedForward([len(features) * hidden] + [settings.head_hidden] * settings.num_head_layers)
-        self.growth = nn.Linear(settings.head_hidden, 1)
+        self.head = FeedForward([len(features) * hidden] + [head_hidden] * num_head_layers)
+        self.growth = nn.Linear(head_hidden, 1)
 
     def forward(self, **inputs: Tensor) -> Tensor:
         encoded = [tower(inputs[name]) for name, tower in self.towers.items()]

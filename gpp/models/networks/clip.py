@@ -1,4 +1,6 @@
-"""The network of CLIP, and the losses of models that bring two embeddings of a pair together.
+"""CLIP (ICML '21, arXiv 2103.00020): an image tower and a shorter, narrower text tower that meet only in the loss.
+
+Beside it stand the losses of models that bring two embeddings of a pair together.
 
 CLIP's contrastive loss compares every text with every image of a batch. A batch is what one device has at once: a
 micro-batch, or a replica's share of it. So cutting the mini-batch changes what is compared, and with it the loss,
@@ -11,16 +13,14 @@ Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the share
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpp.models.networks.checks import divides
 from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding
-
-if TYPE_CHECKING:
-    from gpp.models.clip import CLIP
+from gpp.settings import Count, arguments
 
 TEMPERATURE = 0.1  # cosines lie in -1..1; their logits should reach confident probabilities
 
@@ -28,13 +28,12 @@ TEMPERATURE = 0.1  # cosines lie in -1..1; their logits should reach confident p
 class ImageTower(nn.Module):
     """Pixels [B, 3, S, S] -> the class token's embedding [B, E]."""
 
-    def __init__(self, settings: CLIP) -> None:
+    def __init__(self, size: int, patch: int, num_layers: int, hidden: int, num_heads: int, embedding: int) -> None:
         super().__init__()
-        hidden, size = settings.image_hidden, (settings.image_size, settings.image_size)
-        self.embed = PatchEmbedding(3, size, settings.patch_size, hidden)
+        self.embed = PatchEmbedding(3, (size, size), patch, hidden)
         self.norm = nn.LayerNorm(hidden)
-        self.encoder = Encoder(settings.image_layers, hidden, settings.image_heads)
-        self.project = nn.Linear(hidden, settings.embedding, bias=False)
+        self.encoder = Encoder(num_layers, hidden, num_heads)
+        self.project = nn.Linear(hidden, embedding, bias=False)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.project(self.encoder(self.norm(self.embed(image)))[:, 0])
@@ -53,14 +52,41 @@ class TextTower(nn.Module):
         return self.project(self.encoder(self.embed(text))[:, -1])
 
 
-class CLIPNetwork(nn.Module):
-    """Token ids [B, L] and pixels [B, 3, S, S] -> both embeddings [B, E]."""
+class CLIP(nn.Module):
+    """Two pre-norm Transformer towers with projections into one space; CLIP's last token stands for the text.
 
-    def __init__(self, settings: CLIP) -> None:
+    Token ids [B, L] and pixels [B, 3, S, S] -> both embeddings [B, E].
+
+    Args:
+        image_layers, image_hidden, image_heads: layers of the image tower, their width and heads.
+        text_layers, text_hidden, text_heads: layers of the text tower, their width and heads.
+        embedding: width of the shared space.
+        vocabulary, text_sequence: token ids and their number.
+        image_size, patch_size: pixels per side.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        image_layers: Count,
+        image_hidden: Count,
+        image_heads: Count,
+        text_layers: Count,
+        text_hidden: Count,
+        text_heads: Count,
+        embedding: Count,
+        vocabulary: Count,
+        text_sequence: Count,
+        image_size: Count,
+        patch_size: Count,
+    ) -> None:
         super().__init__()
-        sizes = (settings.text_layers, settings.text_hidden, settings.text_heads, settings.embedding)
-        self.text = TextTower(settings.vocabulary, settings.text_sequence, *sizes)
-        self.image = ImageTower(settings)
+        divides(image_heads=image_heads, image_hidden=image_hidden)
+        divides(text_heads=text_heads, text_hidden=text_hidden)
+        divides(patch_size=patch_size, image_size=image_size)
+        self.text = TextTower(vocabulary, text_sequence, text_layers, text_hidden, text_heads, embedding)
+        self.image = ImageTower(image_size, patch_size, image_layers, image_hidden, image_heads, embedding)
 
     def forward(self, text: Tensor, image: Tensor) -> dict[str, Tensor]:
         return {"text_embeds": self.text(text), "image_embeds": self.image(image)}

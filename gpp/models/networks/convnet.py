@@ -1,15 +1,23 @@
-"""The networks of ConvNet. Shapes: B micro-batch, C channels, S pixels per side at this height."""
+"""AlexNet, VGG, ResNet and GoogLeNet: chains of convolutions on which methods of pipelining are published.
+
+Shapes: B micro-batch, C channels, S pixels per side at this height.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from gpp.models.convnet import ConvNet
+from gpp.errors import InvalidConfig
+from gpp.models.networks.checks import Rate
+from gpp.settings import Count, arguments
+
+SMALLEST = {"alexnet": 63, "vgg": 32, "resnet": 32, "googlenet": 32}
+"""Pixels per side by kind, from which one is left at the top."""
 
 # Channels at each height: of VGG's convolutions, of ResNet's bottlenecks, of GoogLeNet's cells. A cell has five numbers for its
 # convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for the second 3 x 3; the
@@ -71,85 +79,117 @@ class Cell(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
-def alexnet(settings: ConvNet) -> tuple[list[nn.Module], int]:
+def alexnet(image_size: int, shrink: int, dropout: float) -> tuple[list[nn.Module], int]:
     """Five convolutions, two linear layers; returned with the width at the end, as by the functions below."""
-    a, b, c, d, e = (channels // settings.shrink for channels in (64, 192, 384, 256, 256))
+    a, b, c, d, e = (channels // shrink for channels in (64, 192, 384, 256, 256))
     layers: list[nn.Module] = [nn.Conv2d(3, a, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2)]
     layers += [nn.Conv2d(a, b, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
     for before, behind in ((b, c), (c, d), (d, e)):
         layers += [nn.Conv2d(before, behind, 3, padding=1), nn.ReLU()]
-    side = (settings.image_size - 7) // 4 + 1
+    side = (image_size - 7) // 4 + 1
     for _ in range(3):
         side = (side - 1) // 2
-    return [*layers, nn.MaxPool2d(3, 2), *linear(settings, e * side**2)], 4096 // settings.shrink
+    return [*layers, nn.MaxPool2d(3, 2), *linear(e * side**2, 4096 // shrink, dropout)], 4096 // shrink
 
 
-def vgg(settings: ConvNet) -> tuple[list[nn.Module], int]:
+def vgg(blocks: tuple[int, ...], image_size: int, shrink: int, dropout: float) -> tuple[list[nn.Module], int]:
     """Convolutions of 3 x 3 at five heights, two linear layers."""
     layers: list[nn.Module] = []
     before = 3
-    for channels, count in zip(VGG, settings.blocks, strict=True):
+    for channels, count in zip(VGG, blocks, strict=True):
         for _ in range(count):
-            behind = channels // settings.shrink
+            behind = channels // shrink
             layers += [nn.Conv2d(before, behind, 3, padding=1), nn.ReLU()]
             before = behind
         layers.append(nn.MaxPool2d(2, 2))
-    return [*layers, *linear(settings, before * (settings.image_size // 32) ** 2)], 4096 // settings.shrink
+    return [*layers, *linear(before * (image_size // 32) ** 2, 4096 // shrink, dropout)], 4096 // shrink
 
 
-def linear(settings: ConvNet, before: int) -> list[nn.Module]:
-    """The two linear layers of AlexNet and VGG: [B, C, S, S] -> [B, 4096]."""
-    width = 4096 // settings.shrink
+def linear(before: int, width: int, dropout: float) -> list[nn.Module]:
+    """The two linear layers of AlexNet and VGG: [B, C, S, S] -> [B, width]."""
     layers: list[nn.Module] = [nn.Flatten()]
     for narrow in (before, width):
-        layers += [nn.Linear(narrow, width), nn.ReLU(), *dropped(settings)]
+        layers += [nn.Linear(narrow, width), nn.ReLU(), *dropped(dropout)]
     return layers
 
 
-def dropped(settings: ConvNet) -> list[nn.Module]:
+def dropped(rate: float) -> list[nn.Module]:
     """Dropout, where there is one."""
-    return [nn.Dropout(settings.dropout)] if settings.dropout else []
+    return [nn.Dropout(rate)] if rate else []
 
 
-def resnet(settings: ConvNet) -> tuple[list[nn.Module], int]:
+def resnet(blocks: tuple[int, ...], shrink: int, norm: str) -> tuple[list[nn.Module], int]:
     """Bottlenecks at four heights."""
-    before = 64 // settings.shrink
-    layers: list[nn.Module] = [conv(3, before, 7, settings.norm, stride=2), nn.MaxPool2d(3, 2, 1)]
-    for height, (channels, count) in enumerate(zip(RESNET, settings.blocks, strict=True)):
+    before = 64 // shrink
+    layers: list[nn.Module] = [conv(3, before, 7, norm, stride=2), nn.MaxPool2d(3, 2, 1)]
+    for height, (channels, count) in enumerate(zip(RESNET, blocks, strict=True)):
         for block in range(count):
-            width = channels // settings.shrink
-            layers.append(Bottleneck(before, width, settings.norm, 2 if height and not block else 1))
+            width = channels // shrink
+            layers.append(Bottleneck(before, width, norm, 2 if height and not block else 1))
             before = 4 * width
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()], before
 
 
-def googlenet(settings: ConvNet) -> tuple[list[nn.Module], int]:
+def googlenet(shrink: int, norm: str, dropout: float) -> tuple[list[nn.Module], int]:
     """Nine cells at three heights."""
-    norm, before = settings.norm, 192 // settings.shrink
-    first, pool = 64 // settings.shrink, (3, 2, 0, 1, False, True)  # rounds up
+    first, before = 64 // shrink, 192 // shrink
+    pool = (3, 2, 0, 1, False, True)  # rounds up
     layers: list[nn.Module] = [conv(3, first, 7, norm, stride=2), nn.MaxPool2d(*pool), conv(first, first, 1, norm)]
     layers += [conv(first, before, 3, norm), nn.MaxPool2d(*pool)]
     for height, cells in enumerate(GOOGLENET):
         if height:
             layers.append(nn.MaxPool2d(*(pool if height == 1 else (2, 2, 0, 1, False, True))))
         for channels in cells:
-            cell = Cell(before, tuple(c // settings.shrink for c in channels), norm)
+            cell = Cell(before, tuple(c // shrink for c in channels), norm)
             layers.append(cell)
             before = cell.width
-    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropped(settings)], before
+    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropped(dropout)], before
 
 
-KINDS = {"alexnet": alexnet, "vgg": vgg, "resnet": resnet, "googlenet": googlenet}
+class ConvNet(nn.Module):
+    """Torchvision's network of a kind, without its auxiliary heads: pixels [B, 3, S, S] -> logits [B, num_classes].
 
+    With batch norm (ResNet, GoogLeNet) a plan's statistics are those of its micro-batches; `norm: group` (one group) leaves the
+    samples independent.
 
-class ConvNetNetwork(nn.Module):
-    """Pixels [B, 3, S, S] -> logits [B, num_classes]."""
+    Args:
+        kind: the network.
+        blocks: blocks at each height: convolutions of VGG (five heights), bottlenecks of ResNet (four); empty for the others.
+        image_size: pixels per side.
+        num_classes: width of the output.
+        shrink: the paper's channels, 16 at least, and the width of its linear layers are divided by this.
+        norm: `batch` or `group`, after each convolution of ResNet and GoogLeNet.
+        dropout: rate after each linear layer but the last, GoogLeNet's before its only one; ResNet has none.
+    """
 
-    def __init__(self, settings: ConvNet) -> None:
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        kind: Literal["alexnet", "vgg", "resnet", "googlenet"],
+        blocks: tuple[Count, ...],
+        image_size: Count,
+        num_classes: Count,
+        shrink: Annotated[int, Field(ge=1, le=16)],
+        norm: Literal["batch", "group"],
+        dropout: Rate,
+    ) -> None:
         super().__init__()
-        layers, width = KINDS[settings.kind](settings)
+        heights = {"vgg": 5, "resnet": 4}.get(kind, 0)
+        if len(blocks) != heights:
+            rule = f"must be {heights} integers of at least 1 for model.kind={kind}"
+            raise InvalidConfig("model.blocks", list(blocks), rule, f"set model.blocks={[1] * heights}")
+        if image_size < SMALLEST[kind]:
+            rule = f"must be at least {SMALLEST[kind]}, so that a pixel is left at the top"
+            raise InvalidConfig("model.image_size", image_size, rule, f"set model.image_size={SMALLEST[kind]}")
+        layers, width = {
+            "alexnet": lambda: alexnet(image_size, shrink, dropout),
+            "vgg": lambda: vgg(blocks, image_size, shrink, dropout),
+            "resnet": lambda: resnet(blocks, shrink, norm),
+            "googlenet": lambda: googlenet(shrink, norm, dropout),
+        }[kind]()
         self.layers = nn.Sequential(*layers)
-        self.classify = nn.Linear(width, settings.num_classes)
+        self.classify = nn.Linear(width, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.classify(self.layers(image))

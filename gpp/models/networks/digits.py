@@ -1,17 +1,17 @@
-"""The network of Digits. Shapes: B micro-batch, D hidden width."""
+"""Digits: four towers, one per quadrant of an 8 x 8 image of a handwritten digit. The model of the first run.
+
+Shapes: B micro-batch, D hidden width.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from gpp.models.digits import Digits
-
+from gpp.settings import Count, arguments
 
 QUADRANTS = ((0, 0), (0, 4), (4, 0), (4, 4))
 
@@ -32,12 +32,12 @@ class ResidualLayer(nn.Module):
 class Tower(nn.Module):
     """The 4 x 4 pixels from (row, column) on: image [B, 8, 8] -> [B, D]."""
 
-    def __init__(self, row: int, column: int, settings: Digits) -> None:
+    def __init__(self, row: int, column: int, num_layers: int, hidden: int) -> None:
         super().__init__()
         self.row, self.column = row, column
-        self.embed = nn.Linear(16, settings.hidden)
-        self.layers = nn.ModuleList(ResidualLayer(settings.hidden) for _ in range(settings.num_layers))
-        self.norm = nn.LayerNorm(settings.hidden)
+        self.embed = nn.Linear(16, hidden)
+        self.layers = nn.ModuleList(ResidualLayer(hidden) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(hidden)
 
     def forward(self, image: Tensor) -> Tensor:
         pixels = image[:, self.row : self.row + 4, self.column : self.column + 4]
@@ -47,17 +47,25 @@ class Tower(nn.Module):
         return self.norm(x_BD)
 
 
-class DigitsNetwork(nn.Module):
-    """Image [B, 8, 8] in 0..1 -> logits [B, 10]; with the second task {"logits": [B, 10], "even": [B]}."""
+class Digits(nn.Module):
+    """Each tower sees one quadrant (4 x 4 pixels) through residual layers; a head joins them.
 
-    def __init__(self, settings: Digits) -> None:
+    Image [B, 8, 8] in 0..1 -> logits [B, 10]; with the second task {"logits": [B, 10], "even": [B]}. Small enough to learn in
+    seconds on one core, wide enough that a stage has something to compute.
+
+    Args:
+        num_layers: residual layers of a tower.
+        hidden: width of the towers and of the head.
+        parity: a second head tells even digits from odd ones; its loss is `digit_and_parity`.
+    """
+
+    @arguments("model")
+    def __init__(self, *, num_layers: Count, hidden: Count, parity: bool) -> None:
         super().__init__()
-        self.towers = nn.ModuleList(Tower(row, column, settings) for row, column in QUADRANTS)
-        self.join = nn.Linear(len(QUADRANTS) * settings.hidden, settings.hidden)
-        self.classify = nn.Linear(settings.hidden, 10)
-        self.parity = None
-        if settings.parity:
-            self.parity = nn.Sequential(ResidualLayer(settings.hidden), nn.Linear(settings.hidden, 1))
+        self.towers = nn.ModuleList(Tower(row, column, num_layers, hidden) for row, column in QUADRANTS)
+        self.join = nn.Linear(len(QUADRANTS) * hidden, hidden)
+        self.classify = nn.Linear(hidden, 10)
+        self.parity = nn.Sequential(ResidualLayer(hidden), nn.Linear(hidden, 1)) if parity else None
 
     def forward(self, image: Tensor) -> Tensor | dict[str, Tensor]:
         joined = torch.cat([tower(image) for tower in self.towers], dim=-1)

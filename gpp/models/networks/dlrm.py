@@ -1,19 +1,15 @@
-"""The network of DLRM.
+"""DLRM, the recommender of GraphPipe (ASPLOS '25, appendix A.2): dense towers and embedding tables, concatenated.
 
 Shapes: B micro-batch, E embedding width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from gpp.models.networks.layers import FeedForward
-
-if TYPE_CHECKING:
-    from gpp.models.dlrm import DLRM
+from gpp.settings import Count, arguments
 
 
 class ConcatenatedBag(nn.Module):
@@ -27,17 +23,41 @@ class ConcatenatedBag(nn.Module):
         return self.table(rows).flatten(1)
 
 
-class DLRMNetwork(nn.Module):
-    """Dense features [B, num_dense_features] and row numbers [B, bag] -> logits [B]."""
+class DLRM(nn.Module):
+    """Feed-forward towers beside embedding bags whose rows are concatenated, not summed; then a top MLP.
 
-    def __init__(self, settings: DLRM) -> None:
+    Dense features [B, num_dense_features] and row numbers [B, bag] -> logits [B]. The width of the dense features (that of the
+    towers) and the depth of the top MLP (that of the towers) are ours: the paper does not say.
+
+    Args:
+        num_dense: dense features, inputs `dense_I` of shape [num_dense_features].
+        num_sparse: sparse features, inputs `sparse_I` of shape [bag] with row numbers.
+        num_layers: feed-forward layers of a dense tower, each `hidden` wide.
+        num_rows, embedding: size of a table.
+        bag: rows looked up per sample and table.
+        num_top_layers: layers of the top MLP, each `hidden` wide, before the output.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        num_dense: Count,
+        num_sparse: Count,
+        num_dense_features: Count,
+        num_layers: Count,
+        hidden: Count,
+        num_rows: Count,
+        embedding: Count,
+        bag: Count,
+        num_top_layers: Count,
+    ) -> None:
         super().__init__()
-        hidden, rows, embedding = settings.hidden, settings.num_rows, settings.embedding
-        tower = [settings.num_dense_features] + [hidden] * settings.num_layers
-        joined = settings.num_dense * hidden + settings.num_sparse * settings.bag * embedding
-        self.dense_towers = nn.ModuleList(FeedForward(tower) for _ in range(settings.num_dense))
-        self.sparse_towers = nn.ModuleList(ConcatenatedBag(rows, embedding) for _ in range(settings.num_sparse))
-        self.top = FeedForward([joined] + [hidden] * settings.num_top_layers)
+        tower = [num_dense_features] + [hidden] * num_layers
+        joined = num_dense * hidden + num_sparse * bag * embedding
+        self.dense_towers = nn.ModuleList(FeedForward(tower) for _ in range(num_dense))
+        self.sparse_towers = nn.ModuleList(ConcatenatedBag(num_rows, embedding) for _ in range(num_sparse))
+        self.top = FeedForward([joined] + [hidden] * num_top_layers)
         self.click = nn.Linear(hidden, 1)
 
     def forward(self, **inputs: Tensor) -> Tensor:

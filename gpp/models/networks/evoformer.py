@@ -1,18 +1,16 @@
-"""The network of Evoformer.
+"""The Evoformer of AlphaFold 2 (Nature 2021): two streams that meet in every block, so there is no long branch.
 
 Shapes: B micro-batch, S aligned sequences (rows), R residues, D width of a stream, H heads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from gpp.models.evoformer import Evoformer
+from gpp.models.networks.checks import divides
+from gpp.settings import Count, arguments
 
 FARTHEST = 32  # residues apart, from where on all distances along the chain count the same
 
@@ -107,12 +105,11 @@ class OuterProduct(nn.Module):
 class EvoformerBlock(nn.Module):
     """Both streams: rows [B, S, R, D], pairs [B, R, R, D'] -> the same."""
 
-    def __init__(self, settings: Evoformer) -> None:
+    def __init__(self, rows: int, row_heads: int, pairs: int, pair_heads: int, outer: int) -> None:
         super().__init__()
-        rows, row_heads, pairs, pair_heads = settings.row_hidden, settings.row_heads, settings.pair_hidden, settings.pair_heads
         self.row_bias, self.row_attention = PairBias(pairs, row_heads), GatedAttention(rows, row_heads)
         self.column_attention, self.row_transition = GatedAttention(rows, row_heads), Transition(rows)
-        self.outer_product = OuterProduct(rows, settings.outer, pairs)
+        self.outer_product = OuterProduct(rows, outer, pairs)
         self.outgoing = TriangleMultiplication(pairs, incoming=False)
         self.incoming = TriangleMultiplication(pairs, incoming=True)
         self.starting = TriangleAttention(pairs, pair_heads, ending=False)
@@ -129,22 +126,55 @@ class EvoformerBlock(nn.Module):
         return rows, pair
 
 
-class EvoformerNetwork(nn.Module):
-    """Aligned sequences [B, S, R, F] and the target [B, R, F'] -> logits of the distances [B, R, R, num_bins]."""
+class Evoformer(nn.Module):
+    """Blocks over a stream of aligned sequences and a stream of residue pairs, with AlphaFold 2's wiring.
+
+    Aligned sequences [B, S, R, F] and the target [B, R, F'] -> logits of the distances [B, R, R, num_bins]. In a block the
+    sequences attend along the row, biased by the pairs, then along the column; a transition; their outer product goes to the
+    pairs; these go through two triangle multiplications, two triangle attentions, a transition. Left out: dropout, masks,
+    recycling, templates, the extra sequences and the structure module. The head predicts the distance of each pair in bins (the
+    distogram), so the last block's pair stream is all that the loss sees.
+
+    Args:
+        num_blocks: blocks of both streams.
+        num_residues: residues of a crop.
+        row_hidden, row_heads: width of the sequences' stream and its attention heads.
+        pair_hidden, pair_heads: width of the pairs' stream and its attention heads.
+        outer: width of each factor of the outer product.
+        row_features, target_features: features of a residue in an aligned sequence, and in the sequence to fold.
+        num_bins: bins of the distance.
+    """
 
     offsets: Tensor
 
-    def __init__(self, settings: Evoformer) -> None:
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        num_blocks: Count,
+        num_residues: Count,
+        row_hidden: Count,
+        row_heads: Count,
+        pair_hidden: Count,
+        pair_heads: Count,
+        outer: Count,
+        row_features: Count,
+        target_features: Count,
+        num_bins: Count,
+    ) -> None:
         super().__init__()
-        hidden, place = settings.pair_hidden, torch.arange(settings.num_residues)
-        self.rows = nn.Linear(settings.row_features, settings.row_hidden)
-        self.target = nn.Linear(settings.target_features, settings.row_hidden)
-        self.left, self.right = nn.Linear(settings.target_features, hidden), nn.Linear(settings.target_features, hidden)
-        self.positions = nn.Embedding(2 * FARTHEST + 1, hidden)
+        divides(row_heads=row_heads, row_hidden=row_hidden)
+        divides(pair_heads=pair_heads, pair_hidden=pair_hidden)
+        place = torch.arange(num_residues)
+        self.rows = nn.Linear(row_features, row_hidden)
+        self.target = nn.Linear(target_features, row_hidden)
+        self.left, self.right = nn.Linear(target_features, pair_hidden), nn.Linear(target_features, pair_hidden)
+        self.positions = nn.Embedding(2 * FARTHEST + 1, pair_hidden)
         offsets = (place[:, None] - place).clamp(-FARTHEST, FARTHEST) + FARTHEST
         self.register_buffer("offsets", offsets, persistent=False)
-        self.blocks = nn.ModuleList(EvoformerBlock(settings) for _ in range(settings.num_blocks))
-        self.distance = nn.Linear(hidden, settings.num_bins)
+        block = (row_hidden, row_heads, pair_hidden, pair_heads, outer)
+        self.blocks = nn.ModuleList(EvoformerBlock(*block) for _ in range(num_blocks))
+        self.distance = nn.Linear(pair_hidden, num_bins)
 
     def forward(self, rows: Tensor, target: Tensor) -> Tensor:
         pair = self.left(target)[:, :, None] + self.right(target)[:, None] + self.positions(self.offsets)

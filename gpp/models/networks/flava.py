@@ -1,45 +1,67 @@
-"""The network of FLAVA.
+"""FLAVA (CVPR '22, arXiv 2112.04482): a text and an image encoder, then a shorter encoder over both.
 
 Shapes: B micro-batch, L tokens, M patches, D hidden width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from gpp.models.networks.checks import divides
 from gpp.models.networks.layers import Encoder, PatchEmbedding, TokenEmbedding
-
-if TYPE_CHECKING:
-    from gpp.models.flava import FLAVA
+from gpp.settings import Count, arguments
 
 
 class Modality(nn.Module):
     """One modality as its embedding makes tokens of it -> [B, L, D], ready for the multimodal encoder."""
 
-    def __init__(self, embed: nn.Module, num_layers: int, settings: FLAVA) -> None:
+    def __init__(self, embed: nn.Module, num_layers: int, hidden: int, num_heads: int) -> None:
         super().__init__()
         self.embed = embed
-        self.encoder = Encoder(num_layers, settings.hidden, settings.num_heads)
-        self.project = nn.Linear(settings.hidden, settings.hidden)
+        self.encoder = Encoder(num_layers, hidden, num_heads)
+        self.project = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.project(self.encoder(self.embed(x)))
 
 
-class FLAVANetwork(nn.Module):
-    """Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`."""
+class FLAVA(nn.Module):
+    """Two pre-norm Transformer encoders, projected and concatenated for a third.
 
-    def __init__(self, settings: FLAVA) -> None:
+    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`. Of FLAVA's five losses the image-text
+    matching remains: whether text and image belong together, told from the class token of the multimodal encoder.
+
+    Args:
+        text_layers, image_layers, multimodal_layers: layers of the three encoders.
+        hidden, num_heads: their width and attention heads.
+        vocabulary, text_sequence: token ids and their number.
+        image_size, patch_size: pixels per side.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        text_layers: Count,
+        image_layers: Count,
+        multimodal_layers: Count,
+        hidden: Count,
+        num_heads: Count,
+        vocabulary: Count,
+        text_sequence: Count,
+        image_size: Count,
+        patch_size: Count,
+    ) -> None:
         super().__init__()
-        hidden, size = settings.hidden, (settings.image_size, settings.image_size)
-        text = TokenEmbedding(settings.vocabulary, settings.text_sequence, hidden)
-        self.text = Modality(text, settings.text_layers, settings)
-        self.image = Modality(PatchEmbedding(3, size, settings.patch_size, hidden), settings.image_layers, settings)
+        divides(num_heads=num_heads, hidden=hidden)
+        divides(patch_size=patch_size, image_size=image_size)
+        text = TokenEmbedding(vocabulary, text_sequence, hidden)
+        self.text = Modality(text, text_layers, hidden, num_heads)
+        image = PatchEmbedding(3, (image_size, image_size), patch_size, hidden)
+        self.image = Modality(image, image_layers, hidden, num_heads)
         self.class_token = nn.Parameter(torch.randn(hidden) * 0.02)
-        self.multimodal = Encoder(settings.multimodal_layers, hidden, settings.num_heads)
+        self.multimodal = Encoder(multimodal_layers, hidden, num_heads)
         self.match = nn.Linear(hidden, 1)
 
     def forward(self, text: Tensor, image: Tensor) -> Tensor:

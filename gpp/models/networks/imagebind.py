@@ -1,22 +1,23 @@
-"""The network of ImageBind and its losses.
+"""ImageBind (CVPR '23, arXiv 2305.05665): six towers of very unequal size, each modality bound to the image; and its losses.
 
 Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpp.errors import InvalidConfig
 from gpp.models.networks.clip import TextTower, contrast, pair_logits
 from gpp.models.networks.layers import Encoder, PatchEmbedding
+from gpp.settings import Count, arguments
 
-if TYPE_CHECKING:
-    from gpp.models.imagebind import ImageBind
+Modality = Literal["image", "text", "audio", "depth", "thermal", "motion"]
 
 
 class MotionEmbedding(nn.Module):
@@ -45,30 +46,61 @@ class Tower(nn.Module):
         return self.project(self.encoder(self.norm(self.embed(x)))[:, 0])
 
 
-def tower(name: str, settings: ImageBind) -> nn.Module:
-    """The tower of a modality."""
-    sizes, square = settings.towers[name], (settings.image_size, settings.image_size)
-    hidden = sizes[1]
-    if name == "text":
-        return TextTower(settings.vocabulary, settings.text_sequence, *sizes, settings.embedding)
-    if name == "motion":
-        embed = MotionEmbedding(settings.motion_steps, settings.motion_patch, hidden)
-    elif name == "audio":
-        spectrogram = (settings.audio_bins, settings.audio_frames)
-        embed = PatchEmbedding(1, spectrogram, settings.patch, hidden, stride=settings.audio_stride)
-    elif name == "image":
-        embed = PatchEmbedding(3, square, settings.image_patch, hidden)
-    else:
-        embed = PatchEmbedding(1, square, settings.patch, hidden)
-    return Tower(embed, sizes, settings.embedding)
+class ImageBind(nn.Module):
+    """Pre-norm Transformer towers with projections into one space: inputs by modality -> embeddings [B, E] by modality.
 
+    Ours: one image instead of a clip of two frames, one piece of sound instead of three, and all modalities in
+    every sample, where ImageBind's batches hold pairs of two.
 
-class ImageBindNetwork(nn.Module):
-    """Inputs by modality -> embeddings [B, E] by modality."""
+    Args:
+        towers: layers, width and heads by modality; the image and one more at least.
+        embedding: width of the shared space.
+        image_size, image_patch: pixels per side of image, depth and thermal picture; of a patch of the image.
+        patch: pixels per side of a patch of depth, thermal picture and spectrogram.
+        audio_bins, audio_frames, audio_stride: size of the spectrogram, and from patch to overlapping patch.
+        motion_steps, motion_patch: samples of the six motion channels, and how many make a token.
+        vocabulary, text_sequence: token ids and their number.
+    """
 
-    def __init__(self, settings: ImageBind) -> None:
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        towers: dict[Modality, tuple[Count, Count, Count]],
+        embedding: Count,
+        image_size: Count,
+        image_patch: Count,
+        patch: Count,
+        audio_bins: Count,
+        audio_frames: Count,
+        audio_stride: Count,
+        motion_steps: Count,
+        motion_patch: Count,
+        vocabulary: Count,
+        text_sequence: Count,
+    ) -> None:
         super().__init__()
-        self.towers = nn.ModuleDict({name: tower(name, settings) for name in settings.towers})
+        if "image" not in towers or len(towers) < 2:
+            raise InvalidConfig("model.towers", sorted(towers), "need the image and one more", "image: [12, 768, 12]")
+        for name, (_, hidden, num_heads) in towers.items():
+            if hidden % num_heads:
+                rule = "must be layers, width and heads, and heads must divide the width"
+                raise InvalidConfig(f"model.towers.{name}", towers[name], rule, f"{name}: [12, 768, 12]")
+        square = (image_size, image_size)
+        embeddings: dict[Modality, Callable[[int], nn.Module]] = {
+            "image": lambda hidden: PatchEmbedding(3, square, image_patch, hidden),
+            "audio": lambda hidden: PatchEmbedding(1, (audio_bins, audio_frames), patch, hidden, stride=audio_stride),
+            "depth": lambda hidden: PatchEmbedding(1, square, patch, hidden),
+            "thermal": lambda hidden: PatchEmbedding(1, square, patch, hidden),
+            "motion": lambda hidden: MotionEmbedding(motion_steps, motion_patch, hidden),
+        }
+
+        def tower(name: Modality, sizes: tuple[int, int, int]) -> nn.Module:
+            if name == "text":
+                return TextTower(vocabulary, text_sequence, *sizes, embedding)
+            return Tower(embeddings[name](sizes[1]), sizes, embedding)
+
+        self.towers = nn.ModuleDict({name: tower(name, sizes) for name, sizes in towers.items()})
 
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         return {name: tower(inputs[name]) for name, tower in self.towers.items()}

@@ -1,27 +1,39 @@
-"""The network of Inception and its loss. Shapes: B micro-batch, C channels, S pixels per side at this height."""
+"""Inception-v3 (CVPR '16, arXiv 1512.00567): many short branches in every cell, too short to be worth a stage; and its loss.
+
+Shapes: B micro-batch, C channels, S pixels per side at this height.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from gpp.models.inception import Inception
+from gpp.models.networks.checks import Rate
+from gpp.settings import Count, arguments
 
 Kernel = int | tuple[int, int]
+Norm = Literal["batch", "group"]
+
+
+class Scale(NamedTuple):
+    """What all convolutions share: the paper's channels are divided by `shrink`, and `norm` follows each."""
+
+    shrink: int
+    norm: Norm
 
 
 class Conv(nn.Module):
     """Convolution, norm, ReLU: [B, C in, S, S] -> [B, C out, S, S]."""
 
-    def __init__(self, before: int, behind: int, kernel: Kernel, settings: Inception, *, stride: int = 1, pad: Kernel = 0) -> None:
+    def __init__(self, before: int, behind: int, kernel: Kernel, norm: Norm, *, stride: int = 1, pad: Kernel = 0) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, behind, kernel, stride, pad, bias=False)
-        self.norm = nn.BatchNorm2d(behind, eps=0.001) if settings.norm == "batch" else nn.GroupNorm(1, behind, eps=0.001)
+        self.norm = nn.BatchNorm2d(behind, eps=0.001) if norm == "batch" else nn.GroupNorm(1, behind, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x)))
@@ -36,14 +48,14 @@ class Branch(nn.Sequential):
     """
 
     def __init__(
-        self, before: int, steps: list[tuple[int, Kernel]], settings: Inception, *, first_pool: bool = False, valid: bool = False
+        self, before: int, steps: list[tuple[int, Kernel]], scale: Scale, *, first_pool: bool = False, valid: bool = False
     ) -> None:
         layers: list[nn.Module] = [nn.AvgPool2d(3, 1, 1)] if first_pool else []
         for i, (channels, kernel) in enumerate(steps):
-            behind = channels // settings.shrink
+            behind = channels // scale.shrink
             halves = valid and i == len(steps) - 1
             pad = 0 if halves else (kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2))
-            layers.append(Conv(before, behind, kernel, settings, stride=2 if halves else 1, pad=pad))
+            layers.append(Conv(before, behind, kernel, scale.norm, stride=2 if halves else 1, pad=pad))
             before = behind
         self.width = before
         super().__init__(*layers)
@@ -52,11 +64,11 @@ class Branch(nn.Sequential):
 class Split(nn.Module):
     """A branch that ends in a 1 x 3 beside a 3 x 1 convolution."""
 
-    def __init__(self, stem: Branch, channels: int, settings: Inception) -> None:
+    def __init__(self, stem: Branch, channels: int, scale: Scale) -> None:
         super().__init__()
-        self.stem, self.width = stem, 2 * (channels // settings.shrink)
-        self.wide = Branch(stem.width, [(channels, (1, 3))], settings)
-        self.high = Branch(stem.width, [(channels, (3, 1))], settings)
+        self.stem, self.width = stem, 2 * (channels // scale.shrink)
+        self.wide = Branch(stem.width, [(channels, (1, 3))], scale)
+        self.high = Branch(stem.width, [(channels, (3, 1))], scale)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -79,13 +91,13 @@ class Cell(nn.Module):
         return torch.cat(parts, dim=1)
 
 
-def cells(before: int, settings: Inception) -> list[Cell]:
+def cells(before: int, scale: Scale) -> list[Cell]:
     """The eleven cells: three A, the halving B, four C, the halving D, two E."""
     made: list[Cell] = []
 
     def branch(*steps: tuple[int, Kernel], first_pool: bool = False, valid: bool = False) -> Branch:
         width = made[-1].width if made else before
-        return Branch(width, list(steps), settings, first_pool=first_pool, valid=valid)
+        return Branch(width, list(steps), scale, first_pool=first_pool, valid=valid)
 
     def add(*branches: Branch | Split, pool: bool = False) -> None:
         made.append(Cell(made[-1].width if made else before, list(branches), pool=pool))
@@ -98,7 +110,7 @@ def cells(before: int, settings: Inception) -> list[Cell]:
         add(branch((192, 1)), branch((n, 1), (n, (1, 7)), (192, (7, 1))), long, branch((192, 1), first_pool=True))
     add(branch((192, 1), (320, 3), valid=True), branch((192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), valid=True), pool=True)
     for _ in range(2):
-        short, long = Split(branch((384, 1)), 384, settings), Split(branch((448, 1), (384, 3)), 384, settings)
+        short, long = Split(branch((384, 1)), 384, scale), Split(branch((448, 1), (384, 3)), 384, scale)
         add(branch((320, 1)), short, long, branch((192, 1), first_pool=True))
     return made
 
@@ -106,29 +118,53 @@ def cells(before: int, settings: Inception) -> list[Cell]:
 class Auxiliary(nn.Module):
     """The second head: [B, C, S, S] -> logits [B, num_classes]."""
 
-    def __init__(self, before: int, settings: Inception) -> None:
+    def __init__(self, before: int, scale: Scale, num_classes: int) -> None:
         super().__init__()
-        self.narrow = Conv(before, 128 // settings.shrink, 1, settings)
-        self.conv = Conv(128 // settings.shrink, 768 // settings.shrink, 5, settings, pad=2)
-        self.classify = nn.Linear(768 // settings.shrink, settings.num_classes)
+        narrow, wide = 128 // scale.shrink, 768 // scale.shrink
+        self.narrow = Conv(before, narrow, 1, scale.norm)
+        self.conv = Conv(narrow, wide, 5, scale.norm, pad=2)
+        self.classify = nn.Linear(wide, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(self.conv(self.narrow(F.avg_pool2d(x, 5, 3, ceil_mode=True))).mean((2, 3)))
 
 
-class InceptionNetwork(nn.Module):
-    """Pixels [B, 3, S, S] -> logits [B, num_classes], and `auxiliary` ones where there is a second head."""
+class Inception(nn.Module):
+    """The cells of torchvision's Inception-v3.
 
-    def __init__(self, settings: Inception) -> None:
+    Pixels [B, 3, S, S] -> logits [B, num_classes], and `auxiliary` ones where there is a second head. With batch norm a plan's
+    statistics are those of its micro-batches (of a replica's share), so its loss and weights are not those of one device with
+    the whole mini-batch. `norm: group` (one group) leaves the samples independent.
+
+    Args:
+        image_size: pixels per side; 75 at least, so that a pixel is left after five halvings.
+        num_classes: width of the output.
+        shrink: the paper's channels, 32 at least, are divided by this.
+        norm: `batch` or `group`, after each convolution.
+        auxiliary: whether the second head, half-way up, is trained too; its loss counts 0.4, as in the paper.
+        dropout: rate before the last layer.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        image_size: Annotated[int, Field(ge=75)],
+        num_classes: Count,
+        shrink: Annotated[int, Field(ge=1, le=32)],
+        norm: Norm,
+        auxiliary: bool,
+        dropout: Rate,
+    ) -> None:
         super().__init__()
-        self.dropout = settings.dropout
-        a, b, c, d, e = (channels // settings.shrink for channels in (32, 32, 64, 80, 192))
-        first = [Conv(3, a, 3, settings, stride=2), Conv(a, b, 3, settings), Conv(b, c, 3, settings, pad=1)]
-        self.stem = nn.Sequential(*first, nn.MaxPool2d(3, 2), Conv(c, d, 1, settings), Conv(d, e, 3, settings), nn.MaxPool2d(3, 2))
-        made = cells(e, settings)
+        self.dropout, scale = dropout, Scale(shrink, norm)
+        a, b, c, d, e = (channels // shrink for channels in (32, 32, 64, 80, 192))
+        first = [Conv(3, a, 3, norm, stride=2), Conv(a, b, 3, norm), Conv(b, c, 3, norm, pad=1)]
+        self.stem = nn.Sequential(*first, nn.MaxPool2d(3, 2), Conv(c, d, 1, norm), Conv(d, e, 3, norm), nn.MaxPool2d(3, 2))
+        made = cells(e, scale)
         self.cells = nn.ModuleList(made)
-        self.auxiliary = Auxiliary(made[7].width, settings) if settings.auxiliary else None
-        self.classify = nn.Linear(made[-1].width, settings.num_classes)
+        self.auxiliary = Auxiliary(made[7].width, scale, num_classes) if auxiliary else None
+        self.classify = nn.Linear(made[-1].width, num_classes)
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         x, outputs = self.stem(image), {}

@@ -1,14 +1,14 @@
-"""The network of MLP. Shapes: B micro-batch, D width."""
+"""MLP: a chain of equal blocks, the model on which the cost of a runtime is measured.
+
+Shapes: B micro-batch, D width.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from gpp.models.mlp import MLP
+from gpp.settings import Count, arguments
 
 
 class Block(nn.Module):
@@ -23,12 +23,18 @@ class Block(nn.Module):
         return F.relu(self.second(F.relu(self.first(x_BD))))
 
 
-class MLPNetwork(nn.Module):
-    """x [B, D] -> [B, D]."""
+class MLP(nn.Module):
+    """Blocks of two square linear layers, each with a ReLU, equal in time and parameters: x [B, D] -> [B, D].
 
-    def __init__(self, settings: MLP) -> None:
+    Args:
+        num_blocks: blocks in a row.
+        width: width of every layer, of the input and of the output.
+    """
+
+    @arguments("model")
+    def __init__(self, *, num_blocks: Count, width: Count) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(settings.width) for _ in range(settings.num_blocks)))
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(num_blocks)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x)

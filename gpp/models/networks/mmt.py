@@ -1,29 +1,25 @@
-"""The network of MMT.
+"""MMT, the multi-modal Transformer of GraphPipe (ASPLOS '25, appendix A.2).
 
 Shapes: B micro-batch, L sequence, D hidden width, P branches.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from gpp.models.networks.checks import Rate, divides
 from gpp.models.networks.layers import TransformerLayer
-
-if TYPE_CHECKING:
-    from gpp.models.mmt import MMT
+from gpp.settings import Count, arguments
 
 
 class Branch(nn.Module):
     """One modality: [B, L, D] -> [B, D]."""
 
-    def __init__(self, settings: MMT) -> None:
+    def __init__(self, num_layers: int, hidden: int, num_heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
-        layer = (settings.hidden, settings.num_heads, settings.ffn, settings.dropout)
-        self.layers = nn.ModuleList(TransformerLayer(*layer) for _ in range(settings.num_layers))
-        self.norm = nn.LayerNorm(settings.hidden)
+        self.layers = nn.ModuleList(TransformerLayer(hidden, num_heads, ffn, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         for layer in self.layers:
@@ -31,13 +27,36 @@ class Branch(nn.Module):
         return self.norm(x_BLD).mean(dim=1)
 
 
-class MMTNetwork(nn.Module):
-    """P sequences [B, L, D] -> [B, num_outputs]."""
+class MMT(nn.Module):
+    """Branches of pre-norm Transformer layers over embedded sequences; pooled, concatenated, one linear head.
 
-    def __init__(self, settings: MMT) -> None:
+    P sequences [B, L, D] -> [B, num_outputs]. The paper does not say what follows the concatenation: the head and the loss
+    (mean squared error, as in FlexFlow's examples) are ours.
+
+    Args:
+        num_branches: modalities, each with an input `branch_I`.
+        num_layers: Transformer layers of a branch.
+        hidden, num_heads, ffn: width, attention heads and inner width of a layer.
+        num_outputs: width of the regressed target.
+        dropout: rate after attention and MLP, and inside attention.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        num_branches: Count,
+        num_layers: Count,
+        hidden: Count,
+        num_heads: Count,
+        ffn: Count,
+        num_outputs: Count,
+        dropout: Rate,
+    ) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(Branch(settings) for _ in range(settings.num_branches))
-        self.head = nn.Linear(settings.num_branches * settings.hidden, settings.num_outputs)
+        divides(num_heads=num_heads, hidden=hidden)
+        self.branches = nn.ModuleList(Branch(num_layers, hidden, num_heads, ffn, dropout) for _ in range(num_branches))
+        self.head = nn.Linear(num_branches * hidden, num_outputs)
 
     def forward(self, **inputs: Tensor) -> Tensor:
         pooled = [branch(inputs[f"branch_{i}"]) for i, branch in enumerate(self.branches)]

@@ -1,16 +1,16 @@
-"""The network of ResidualLSTM. Shapes: B micro-batch, L target and M source sequence, D hidden width, V vocabulary."""
+"""A translator of residual LSTM layers with attention, as GNMT (Wu et al., 2016, arXiv 1609.08144).
+
+Shapes: B micro-batch, L target and M source sequence, D hidden width, V vocabulary.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from gpp.models.networks.checks import Rate
 from gpp.models.networks.layers import drop
-
-if TYPE_CHECKING:
-    from gpp.models.residual_lstm import ResidualLSTM
+from gpp.settings import Count, arguments
 
 
 class Recurrent(nn.Module):
@@ -41,24 +41,39 @@ class AdditiveAttention(nn.Module):
         return weights_BLM @ memory_BMD
 
 
-class ResidualLSTMNetwork(nn.Module):
-    """Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]."""
+class ResidualLSTM(nn.Module):
+    """An encoder and a decoder of LSTM layers with shortcuts; every decoder layer sees what the first one attends to.
 
-    def __init__(self, settings: ResidualLSTM) -> None:
+    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. Taught with the true tokens before each one, so
+    a layer is one operator over the whole sequence. As in the reference implementation of MLPerf, the attention's queries are the
+    first decoder layer's outputs, not those of the step before.
+
+    Args:
+        num_layers: layers of the encoder, and as many of the decoder.
+        hidden: width of all of them.
+        vocabulary: token ids of both languages.
+        bidirectional: the encoder's first layer reads both ways; shortcuts then begin at the third layers, else at the second.
+        tied: both languages have one embedding; it joins two stages by an all-reduce.
+        dropout: rate before each layer.
+    """
+
+    @arguments("model")
+    def __init__(
+        self, *, num_layers: Count, hidden: Count, vocabulary: Count, bidirectional: bool, tied: bool, dropout: Rate
+    ) -> None:
         super().__init__()
-        hidden, both_ways = settings.hidden, settings.bidirectional
-        layer, first_shortcut = (hidden, settings.dropout), 2 if both_ways else 1
-        self.embed_source, self.embed_target = (nn.Embedding(settings.vocabulary, hidden) for _ in range(2))
-        if settings.tied:
+        layer, first_shortcut = (hidden, dropout), 2 if bidirectional else 1
+        self.embed_source, self.embed_target = (nn.Embedding(vocabulary, hidden) for _ in range(2))
+        if tied:
             self.embed_target.weight = self.embed_source.weight
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
-        for i in range(settings.num_layers):
+        for i in range(num_layers):
             shortcut = i >= first_shortcut
-            before = 2 * hidden if i == 1 and both_ways else hidden
-            self.encoder.append(Recurrent(before, *layer, both_ways=both_ways and i == 0, shortcut=shortcut))
+            before = 2 * hidden if i == 1 and bidirectional else hidden
+            self.encoder.append(Recurrent(before, *layer, both_ways=bidirectional and i == 0, shortcut=shortcut))
             self.decoder.append(Recurrent(2 * hidden if i else hidden, *layer, shortcut=shortcut))
         self.attention = AdditiveAttention(hidden)
-        self.classify = nn.Linear(hidden, settings.vocabulary)
+        self.classify = nn.Linear(hidden, vocabulary)
 
     def forward(self, source: Tensor, previous: Tensor) -> Tensor:
         memory_BMD = self.embed_source(source)

@@ -1,30 +1,51 @@
-"""The network of Translator. Shapes: B micro-batch, L target and M source sequence, D hidden width, V vocabulary."""
+"""The first Transformer (Vaswani et al., 2017, arXiv 1706.03762): an encoder, and a decoder of which every layer sees its end.
+
+Shapes: B micro-batch, L target and M source sequence, D hidden width, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
+from gpp.models.networks.checks import Rate, divides
 from gpp.models.networks.layers import CrossLayer, TokenEmbedding, TransformerLayer
-
-if TYPE_CHECKING:
-    from gpp.models.translator import Translator
+from gpp.settings import Count, arguments
 
 
-class TranslatorNetwork(nn.Module):
-    """Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]."""
+class Translator(nn.Module):
+    """Pre-norm encoder and decoder layers, taught with the true tokens before each one.
 
-    def __init__(self, settings: Translator) -> None:
+    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. The paper's one matrix for both embeddings and
+    the head is three here, as it would join three stages by an all-reduce; positions are learned.
+
+    Args:
+        num_layers: layers of the encoder, and as many of the decoder.
+        hidden, num_heads, ffn: width, attention heads, width of the MLPs.
+        vocabulary, sequence: token ids and their number, of both languages.
+        dropout: rate after attention and MLP, and inside attention.
+    """
+
+    @arguments("model")
+    def __init__(
+        self,
+        *,
+        num_layers: Count,
+        hidden: Count,
+        num_heads: Count,
+        ffn: Count,
+        vocabulary: Count,
+        sequence: Count,
+        dropout: Rate,
+    ) -> None:
         super().__init__()
-        hidden, tokens = settings.hidden, (settings.vocabulary, settings.sequence, settings.hidden)
-        layer, each = (hidden, settings.num_heads, settings.ffn, settings.dropout), range(settings.num_layers)
+        divides(num_heads=num_heads, hidden=hidden)
+        tokens, layer, each = (vocabulary, sequence, hidden), (hidden, num_heads, ffn, dropout), range(num_layers)
         self.embed_source, self.embed_target = TokenEmbedding(*tokens), TokenEmbedding(*tokens)
         self.encoder = nn.ModuleList(TransformerLayer(*layer) for _ in each)
         self.encoder_norm = nn.LayerNorm(hidden)
         self.decoder = nn.ModuleList(CrossLayer(*layer, causal=True) for _ in each)
         self.norm = nn.LayerNorm(hidden)
-        self.classify = nn.Linear(hidden, settings.vocabulary)
+        self.classify = nn.Linear(hidden, vocabulary)
 
     def forward(self, source: Tensor, previous: Tensor) -> Tensor:
         memory_BMD = self.embed_source(source)

@@ -290,8 +290,10 @@ def _refuse_model(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> N
             f"must be {_last(str(theirs.get('_target_')))}, {where}",
             f"use that model, or {ANEW}",
         )
+    # The arguments of a network are settings of the model to a user.
+    mine, theirs = mine | mine.get("arguments", {}), theirs | theirs.get("arguments", {})
     # What a model is called and which metric is reported changes nothing in its training.
-    for key in sorted((mine.keys() | theirs.keys()) - {"_target_", "source", "name", "metric"}):
+    for key in sorted((mine.keys() | theirs.keys()) - {"_target_", "source", "name", "metric", "arguments"}):
         if mine.get(key) != theirs.get(key):
             raise InvalidConfig(
                 f"model.{key}",
