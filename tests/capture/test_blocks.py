@@ -1,16 +1,16 @@
 import pytest
 import torch
-from cutting import build_stages, named, random_parts, reference, run_pipeline
 from torch import nn
-from zoo import accuracy, cross_entropy
 
 from gpp.capture.blocks import Block, block_model, capture_blocks
 from gpp.errors import CaptureError, InvalidConfig
+from tests.support.capture_zoo import accuracy, cross_entropy
+from tests.support.cutting import build_stages, named, random_parts, reference, run_pipeline
 
 BLOCKS = (
-    Block(name="dense", factory="block_zoo.Deciding", args=(4,), kwargs={"scale": 3.0}, inputs=("x",)),
-    Block(name="text", factory="block_zoo.Encoder", args=(9, 4), inputs=("ids",)),
-    Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("dense", "text")),
+    Block(name="dense", factory="tests.support.block_zoo.Deciding", args=(4,), kwargs={"scale": 3.0}, inputs=("x",)),
+    Block(name="text", factory="tests.support.block_zoo.Encoder", args=(9, 4), inputs=("ids",)),
+    Block(name="head", factory="tests.support.block_zoo.Head", args=(4,), inputs=("dense", "text")),
 )
 
 
@@ -79,7 +79,8 @@ def test_wrong_lists_are_refused():
     with pytest.raises(InvalidConfig, match="earlier blocks"):
         capture_blocks(BLOCKS[2:], inputs, targets, cross_entropy, name="blocks")
     with pytest.raises(CaptureError, match="cannot be imported"):
-        capture_blocks([Block(name="a", factory="block_zoo.Nothing", inputs=("x",))], inputs, targets, cross_entropy, name="blocks")
-    alone = Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("x",))
+        nothing = Block(name="a", factory="tests.support.block_zoo.Nothing", inputs=("x",))
+        capture_blocks([nothing], inputs, targets, cross_entropy, name="blocks")
+    alone = Block(name="head", factory="tests.support.block_zoo.Head", args=(4,), inputs=("x",))
     with pytest.raises(CaptureError, match=r"block head .*does not run"):
         capture_blocks([alone], inputs, targets, cross_entropy, name="blocks")

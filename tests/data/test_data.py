@@ -17,7 +17,7 @@ from gpp.models.dlrm import DLRM
 from gpp.models.dotted import construct
 from gpp.models.losses import loss
 from gpp.models.mmt import MMT
-from tests.conf import option
+from tests.support.conf import option
 
 SMALL_DLRM = DLRM(num_dense=2, num_sparse=2, num_dense_features=8, hidden=32, num_rows=50, embedding=4, bag=3, num_top_layers=1)
 SMALL_MMT = MMT(num_branches=2, num_layers=1, hidden=32, sequence=6, num_heads=2, ffn=64)

@@ -13,7 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.models.digits import Digits
 from gpp.models.dotted import construct
 from gpp.models.gpt import GPT
-from tests.conf import option
+from tests.support.conf import option
 
 MODEL = GPT(num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
 

@@ -12,7 +12,7 @@ from gpp.errors import InvalidConfig
 from gpp.models.dotted import construct
 from gpp.models.gpt import GPT
 from gpp.models.translator import Translator
-from tests.conf import option
+from tests.support.conf import option
 
 MODEL = Translator(vocabulary=9, sequence=6)
 

@@ -7,8 +7,8 @@ import pytest
 from gpp.data.digits import Digits
 from gpp.models.digits_deep import DigitsDeep
 from gpp.optimizers import SGD, LearningRate
-from tests.models.training import trained
-from tests.runtime.inprocess import captured_named
+from tests.support.inprocess import captured_named
+from tests.support.training import trained
 
 
 def test_a_linear_layer_for_each_stage() -> None:

@@ -7,7 +7,7 @@ import pytest
 from gpp.errors import InvalidConfig
 from gpp.graph.series_parallel import Parallel, Series, decompose
 from gpp.models.mlp import MLP
-from tests.runtime.inprocess import captured_named
+from tests.support.inprocess import captured_named
 
 
 def test_blocks_are_equal_and_in_a_row() -> None:

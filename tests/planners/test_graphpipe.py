@@ -20,8 +20,7 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
-
-from .cases import Rate, cluster, run, towers
+from tests.support.problems import Rate, cluster, run, towers
 
 
 def test_in_flight_samples_of_figure_5():

@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from page_check import parse
 
 from gpp.errors import InvalidConfig
 from gpp.report.jobs import Job
@@ -18,6 +17,7 @@ from gpp.report.sweep import write_sweep
 from gpp.report.sweep_figure import Key, SweepFigure
 from gpp.report.sweep_figure_chart import figure_svg
 from gpp.report.sweep_figure_table import figure_section
+from tests.support.page_check import parse
 
 DECLARED: dict[str, Any] = {
     "title": "Throughput & <more>",

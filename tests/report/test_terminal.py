@@ -2,12 +2,12 @@ import io
 from dataclasses import replace
 
 import pytest
-from fake_runs import unplanned_run
 from rich.console import Console
 
 from gpp.report.record import RunRecord
 from gpp.report.result import Status
 from gpp.report.terminal import PIPE_WIDTH, StepProgress, comparison_table, make_console, show_plan, show_result
+from tests.support.fake_runs import unplanned_run
 
 
 def printed(width: int, *shows: object) -> str:

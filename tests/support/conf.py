@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def option(group: str, name: str, *overrides: str) -> Any:
@@ -18,6 +19,7 @@ def option(group: str, name: str, *overrides: str) -> Any:
     return instantiate(cfg[group], _convert_="all")
 
 
+@cache
 def model_named(name: str, *overrides: str) -> Any:
-    """The model that `model=name` builds."""
+    """The model that `model=name` builds; composed once, since nobody can change it."""
     return option("model", name, *overrides)
