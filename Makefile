@@ -1,8 +1,14 @@
 # Two commands are all: `make run` and `make test`. Both create .venv and install what they need.
+# `make test TORCH=2.11.0` tests with another torch than constraints.txt pins, PYTHON=python3.12 with another Python; each pair
+# of them has an environment of its own.
 PYTHON ?= python3
-VENV := .venv
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch$(TORCH))$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 ARGS ?=
+
+PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
 .PHONY: run test lint clean
 
@@ -10,22 +16,23 @@ run: $(VENV)/.run
 	$(BIN)/python run.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # One install for the program, a second one on top of it for tests and lint; each again when its inputs change.
 $(VENV)/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS))
+	$(INSTALL) -e .
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(INSTALL) -e ".[test,dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs *.egg-info
+	rm -rf .venv .venv-* outputs *.egg-info

@@ -57,6 +57,13 @@ class TimedStage(PipelineStage):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return self._noted("SB", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """The messages that connect neighbours before the first step, without those of a rank to itself.
+
+        Torch 2.11 has such where two neighbouring stages are on one rank (a V of stages), and gloo refuses them.
+        """
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
     def _noted(self, kind: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         """The schedule starts them at once; how long they take is the transport's affair."""
         if ops:

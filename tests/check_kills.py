@@ -26,7 +26,7 @@ import torch
 from gpp.errors import InvalidConfig
 from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.checkpoint.state import load_final
-from tests.cli import start
+from tests.support.cli import start
 
 WORKERS = 4
 WORDS = [

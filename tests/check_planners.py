@@ -38,9 +38,9 @@ from gpp.planners.chains.single import Single
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
 from gpp.strategy import Strategy
-from tests.conf import CONF, option
 from tests.oracle.exhaustive import Exhaustive
-from tests.planners.cases import Rate, cluster, random_problem, uneven
+from tests.support.conf import CONF, option
+from tests.support.problems import Rate, cluster, random_problem, uneven
 
 SAME = 1 + 1e-9
 

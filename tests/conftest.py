@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The suite draws the same examples on every machine; GPP_EXAMPLES=long looks for new ones, for minutes.
+settings.register_profile(
+    "suite", derandomize=True, database=None, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", max_examples=3000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("GPP_EXAMPLES", "suite"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Captures are made once for all tests, whichever process runs them; none is left from an earlier session."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["GPP_CACHE"] = str(base / "cache")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpp.report.run.trace import check_trace
-from tests.cli import TOWERS, run, start, workers_of
+from tests.support.cli import TOWERS, run, run_cold, start, workers_of
 
 QUICK = ["logger=none", "cluster.num_devices=2", "steps=6", "evaluate_every=0", "cost=analytical"]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["GPP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +40,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["model=mmt_small", "cluster=flat", "mode=plan"], "cluster=flat: has devices without a speed"),
         (["plan=nowhere.json", "mode=plan"], "plan=nowhere.json: must be the path of a plan.json"),
         (["minibatch_size=100000"], "must be at most the number of training samples, 1437"),
-        ([*TOWERS, "model.factory=tests.zoo.Twoers"], "did you mean tests.zoo.Towers"),
+        ([*TOWERS, "model.factory=tests.support.zoo.Twoers"], "did you mean tests.support.zoo.Towers"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says: str) -> None:
@@ -71,7 +66,7 @@ def test_infeasible_is_a_result(tmp_path: Path) -> None:
 
 
 def test_an_uncapturable_model_names_the_users_line(tmp_path: Path) -> None:
-    done = run(tmp_path, "logger=none", *TOWERS, "model.factory=tests.zoo.Undecided")
+    done = run(tmp_path, "logger=none", *TOWERS, "model.factory=tests.support.zoo.Undecided")
     assert done.code == 2
     assert "zoo.py" in done.out
     assert "x.sum().item() > 0" in done.out
@@ -94,7 +89,7 @@ def test_help_lists_every_option(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
-    done = run(tmp_path, *QUICK, "steps=30", "evaluate_every=15", "microbatch_size=16", "strategy.planner.replication=false")
+    done = run_cold(tmp_path, *QUICK, "steps=30", "evaluate_every=15", "microbatch_size=16", "strategy.planner.replication=false")
     assert done.code == 0, done.out
     result = done.result
     assert result["status"] == "ok"
@@ -182,7 +177,7 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
         "-m",
         *QUICK,
         *TOWERS,
-        "model.factory=tests.zoo.Towers",
+        "model.factory=tests.support.zoo.Towers",
         "graph.max_ops=8",
         "minibatch_size=32",
         "cluster.memory_bytes=1e9,100",
@@ -208,7 +203,7 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
 
 @pytest.mark.dist
 def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
-    words = ("model.factory=tests.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
+    words = ("model.factory=tests.support.zoo.Towers", "minibatch_size=32", "microbatch_size=8")
     done = run(tmp_path / "norm", *QUICK, *TOWERS, *words, "mode=plan", "explain_s=0")
     assert done.code == 0, done.out
     assert "batch statistics differ" in done.out
@@ -218,7 +213,7 @@ def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
             tmp_path / engine,
             *QUICK,
             *TOWERS,
-            "model.factory=tests.zoo.FixedBatch",
+            "model.factory=tests.support.zoo.FixedBatch",
             "minibatch_size=32",
             "microbatch_size=8",
             "graph.max_ops=4",

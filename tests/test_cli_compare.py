@@ -13,15 +13,10 @@ import pytest
 from gpp.analysis.explain.explanation import Explanation
 from gpp.plan.plan import Plan
 from gpp.serialization import from_json
-from tests.cli import ROOT, run
+from tests.support.cli import ROOT, run
 
 SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2", "cost=analytical", "cluster.num_devices=2", "logger=none"]
 COMPARE = ["mode=compare", *SMALL]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["GPP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 def test_a_comparison_from_the_shell(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profiled
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
-from tests.conf import CONF, option
+from tests.support.conf import CONF, option
 
 DEVICE = Device(
     kind="cuda",

@@ -18,7 +18,7 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests.graphs import chain, problem, two_towers
+from tests.support.graphs import chain, problem, two_towers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from gpp.app.cli import GROUPS, SweepReport, help_text, options, samples_per_device
-from tests.conf import CONF, option
+from tests.support.conf import CONF, option
 
 ROOT = CONF.parent
 NAMED = [

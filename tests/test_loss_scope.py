@@ -18,8 +18,8 @@ from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.conf import option
-from tests.graphs import chain, diamond, graph, problem, two_towers
+from tests.support.conf import option
+from tests.support.graphs import chain, diamond, graph, problem, two_towers
 
 PLANNERS = ["graphpipe", "sequential", "even", "pipedream", "piper", "pipedream_2bw"]
 FLUSH = ("strategy/weights=flush", "strategy/schedule=1f1b")

@@ -11,7 +11,7 @@ from gpp.plan.in_flight import required_in_flight
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.serialization import from_json, to_json
-from tests.graphs import chain, diamond, problem
+from tests.support.graphs import chain, diamond, problem
 
 PROBLEM = problem(diamond(), 4, 8)
 PLAN = make_plan(PROBLEM, "test", [(1 << op, 1) for op in range(4)], 2)

@@ -1,53 +1,41 @@
-import random
 from collections import defaultdict
 
-import pytest
+from hypothesis import given
 
 from gpp.routing import Message, Piece, messages, pieces
+from tests.support.generated import Side, pairs, sides
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_pieces_cover_the_samples_once_and_in_order(seed):
-    rng = random.Random(seed)
-    devices, size, total = rng.sample(range(20), rng.randint(1, 6)), rng.randint(1, 16), rng.randint(1, 60)
-    found = pieces(devices, size, total)
-    assert [sample for p in found for sample in range(p.lo, p.hi)] == list(range(total))
+@given(sides())
+def test_pieces_cover_the_samples_once_and_in_order(side: Side):
+    found = side.pieces
+    assert [sample for p in found for sample in range(p.lo, p.hi)] == list(range(side.total))
     for piece in found:
-        assert piece.lo // size == piece.microbatch == (piece.hi - 1) // size
-    for m in range(-(-total // size)):
-        shares = [p.hi - p.lo for p in found if p.microbatch == m]
-        lengths = shares + [0] * (len(devices) - len(shares))
-        assert max(lengths) - min(lengths) <= 1  # replicas share evenly
+        assert piece.lo // side.size == piece.microbatch == (piece.hi - 1) // side.size
+    for m in range(-(-side.total // side.size)):
+        shares = {p.device: p.hi - p.lo for p in found if p.microbatch == m}
+        if side.round_robin:
+            assert list(shares) == [side.devices[m % len(side.devices)]]  # whole ones, in turn
+        else:
+            lengths = [shares.get(device, 0) for device in side.devices]
+            assert max(lengths) - min(lengths) <= 1  # replicas share evenly
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_messages_carry_every_sample_once(seed):
-    rng = random.Random(seed)
-    total = rng.randint(1, 60)
-    sides = []
-    for start in (0, 10):
-        devices = list(range(start, start + rng.randint(1, 6)))
-        sides.append(pieces(devices, rng.randint(1, 16), total))
-    found = messages(*sides)
-    assert [sample for m in found for sample in range(m.lo, m.hi)] == list(range(total))
-    sources = {(p.device, p.microbatch): p for p in sides[0]}
-    sinks = {(p.device, p.microbatch): p for p in sides[1]}
+@given(pairs())
+def test_messages_carry_every_sample_once(pair: tuple[Side, Side]):
+    found = messages(pair[0].pieces, pair[1].pieces)
+    assert [sample for m in found for sample in range(m.lo, m.hi)] == list(range(pair[0].total))
+    sources, sinks = ({(p.device, p.microbatch): p for p in side.pieces} for side in pair)
     for m in found:
         a, b = sources[m.src_device, m.src_microbatch], sinks[m.dst_device, m.dst_microbatch]
         assert (m.lo, m.hi) == (max(a.lo, b.lo), min(a.hi, b.hi))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_messages_between_two_devices_stay_in_order(seed):
+@given(pairs())
+def test_messages_between_two_devices_stay_in_order(pair: tuple[Side, Side]):
     """Both ends walk their micro-batches in order, so one channel for each pair is first in, first out."""
-    rng = random.Random(seed)
-    total = rng.randint(1, 60)
-    found = messages(
-        pieces(range(rng.randint(1, 5)), rng.randint(1, 12), total),
-        pieces(range(10, 10 + rng.randint(1, 5)), rng.randint(1, 12), total),
-    )
     channels = defaultdict(list)
-    for m in found:
+    for m in messages(pair[0].pieces, pair[1].pieces):
         channels[m.src_device, m.dst_device].append((m.src_microbatch, m.dst_microbatch, m.lo))
     for sent in channels.values():
         assert sent == sorted(sent)
@@ -55,8 +43,9 @@ def test_messages_between_two_devices_stay_in_order(seed):
         assert [d for _, d, _ in sent] == sorted(d for _, d, _ in sent)
 
 
-def test_backwards_is_forwards_turned_round():
-    src, dst = pieces((0, 1), 6, 12), pieces((2, 3, 4), 4, 12)
+@given(pairs())
+def test_backwards_is_forwards_turned_round(pair: tuple[Side, Side]):
+    src, dst = pair[0].pieces, pair[1].pieces
     back = [Message(m.dst_device, m.dst_microbatch, m.src_device, m.src_microbatch, m.lo, m.hi) for m in messages(src, dst)]
     assert back == messages(dst, src)
 

@@ -17,7 +17,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
-from tests.graphs import DEVICE
+from tests.support.graphs import DEVICE
 
 
 def random_dag(rng: random.Random, num_ops: int) -> OpGraph:

@@ -10,7 +10,6 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
-from gpp.graph.op_graph import OpGraph, Param
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import in_turn
@@ -34,20 +33,14 @@ from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.graphs import chain, diamond, graph, problem
-from tests.planners.cases import random_problem
+from tests.support.graphs import chain, diamond, graph, problem, with_weights
+from tests.support.problems import random_problem
 
 
 def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: bool | list[bool] = True) -> Plan:
     """A plan for a pipeline that does not drain: stage s is operator s."""
     asynchronous = replace(prob, weights=Stash(accumulation=None))
     return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=turns, ordered=True)
-
-
-def with_weights(of: OpGraph) -> OpGraph:
-    """A parameter for every operator, so that replicas meet before each update."""
-    ops = tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(of.ops))
-    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=8 + i) for i in range(of.num_ops)))
 
 
 def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:

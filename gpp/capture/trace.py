@@ -248,7 +248,6 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
 @contextlib.contextmanager
 def _annotations(notes: list[str]) -> Iterator[None]:
     """See what tracing would lose silently: checkpoint annotations (noted) and custom backwards (refused)."""
-    plain = checkpointing._checkpoint_without_reentrant_generator
 
     def note() -> None:
         notes.append(
@@ -256,9 +255,10 @@ def _annotations(notes: list[str]) -> Iterator[None]:
             "choose recomputation for whole stages (strategy/memory) instead"
         )
 
-    def not_reentrant(*args: Any, **kwargs: Any) -> Any:
+    def not_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
+        # It stands around the call of the function; torch's own saves the inputs with a Function up to 2.11.
         note()
-        return plain(*args, **kwargs)
+        yield
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls is checkpointing.CheckpointFunction:

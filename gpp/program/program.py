@@ -196,6 +196,8 @@ def check_program(program: Program, groups: Iterable[ReduceGroup] = ()) -> None:
                 ready += waiting.pop(key, [])
             elif kind in ("R", "N"):
                 group = WORLD if kind == "N" else action.microbatch
+                if group not in members:
+                    raise MalformedProgram(f"{action.text(device)} sums gradients of a group that does not exist")
                 time = been[device, group]
                 been[device, group] += 1
                 reached[group, time].add(device)

@@ -2,23 +2,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cutting import build_stages, named, random_parts, reference, run_pipeline
 from torch import nn
-from zoo import accuracy, cross_entropy
 
 from gpp.capture.blocks import capture_blocks
 from gpp.capture.examples import capture_model, initial_weights
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.models.blocks import Block, Blocks
-from tests.conf import model_named
+from tests.support.capture_zoo import accuracy, cross_entropy
+from tests.support.conf import model_named
+from tests.support.cutting import build_stages, named, random_parts, reference, run_pipeline
 
 MODEL = Blocks(
     name="blocks",
     loss="cross_entropy",
     blocks={
-        "dense": {"factory": "block_zoo.Deciding", "args": [4], "kwargs": {"scale": 3.0}, "inputs": ["x"]},
-        "text": {"factory": "block_zoo.Encoder", "args": [9, 4], "inputs": ["ids"]},
-        "head": {"factory": "block_zoo.Head", "args": [4], "inputs": ["dense", "text"]},
+        "dense": {"factory": "tests.support.block_zoo.Deciding", "args": [4], "kwargs": {"scale": 3.0}, "inputs": ["x"]},
+        "text": {"factory": "tests.support.block_zoo.Encoder", "args": [9, 4], "inputs": ["ids"]},
+        "head": {"factory": "tests.support.block_zoo.Head", "args": [4], "inputs": ["dense", "text"]},
     },
     input_specs={"x": 4, "ids": {"shape": [5], "dtype": "int", "high": 9}},
     target_specs={"y": {"dtype": "int", "high": 3}},
@@ -91,8 +91,9 @@ def test_wrong_lists_are_refused():
     with pytest.raises(InvalidConfig, match="earlier blocks"):
         capture_blocks(BLOCKS[2:], inputs, targets, cross_entropy, name="blocks")
     with pytest.raises(CaptureError, match="cannot be imported"):
-        capture_blocks([Block(name="a", factory="block_zoo.Nothing", inputs=("x",))], inputs, targets, cross_entropy, name="blocks")
-    alone = Block(name="head", factory="block_zoo.Head", args=(4,), inputs=("x",))
+        nothing = Block(name="a", factory="tests.support.block_zoo.Nothing", inputs=("x",))
+        capture_blocks([nothing], inputs, targets, cross_entropy, name="blocks")
+    alone = Block(name="head", factory="tests.support.block_zoo.Head", args=(4,), inputs=("x",))
     with pytest.raises(CaptureError, match=r"block head .*does not run"):
         capture_blocks([alone], inputs, targets, cross_entropy, name="blocks")
 

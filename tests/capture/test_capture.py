@@ -6,15 +6,15 @@ import resource
 import pytest
 import torch
 import torch.nn.functional as F
-from cutting import build_stages, named, random_parts, run_pipeline
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from zoo import CASES, Fixed, ManyOutputs, Masked, Normed, Tied, accuracy, cross_entropy, floats, many, mse
 
 from gpp.capture import build_stage, capture, initial_state
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, evaluate, load_cached, store
 from gpp.serialization import from_json, to_json
+from tests.support.capture_zoo import CASES, Fixed, ManyOutputs, Masked, Normed, Tied, accuracy, cross_entropy, floats, many, mse
+from tests.support.cutting import build_stages, named, random_parts, run_pipeline
 
 
 def small(forward, **modules):

@@ -1,9 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cutting import assert_cuts_exactly
 
 from gpp.capture import capture
+from tests.support.cutting import assert_cuts_exactly
 
 transformers = pytest.importorskip("transformers")
 

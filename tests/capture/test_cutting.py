@@ -1,9 +1,9 @@
 import pytest
 import torch
-from cutting import assert_cuts_exactly
-from zoo import CASES
 
 from gpp.capture import capture
+from tests.support.capture_zoo import CASES
+from tests.support.cutting import assert_cuts_exactly
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.graph.random_graphs import random_dag
-from tests.graphs import DEVICE, chain, problem
+from tests.support.graphs import DEVICE, chain, problem
 
 
 def shared():

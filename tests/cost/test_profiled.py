@@ -10,7 +10,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
-from tests.graphs import chain
+from tests.support.graphs import chain
 
 GRAPH = chain(2)
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e9}, memory_bandwidth_bytes_per_s=1e6)

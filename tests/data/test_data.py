@@ -13,7 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.models.base import TensorSpec
 from gpp.models.dotted import construct
 from gpp.models.losses import loss
-from tests.conf import model_named, network_named, option
+from tests.support.conf import model_named, network_named, option
 
 DIGITS = model_named("digits")
 SMALL_DLRM = network_named(

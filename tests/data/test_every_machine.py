@@ -46,7 +46,7 @@ def digests() -> dict[str, str]:
     import torch
 
     from gpp.data.sampler import minibatch
-    from tests.conf import model_named, option
+    from tests.support.conf import model_named, option
 
     found: dict[str, Any] = {"order": hashlib.sha256(str(minibatch(3, 48, 1024, 7)).encode())}
 

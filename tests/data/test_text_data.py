@@ -12,7 +12,7 @@ from gpp.data.text import RARE, Text
 from gpp.errors import InvalidConfig
 from gpp.models.dotted import construct
 from gpp.models.network import Network
-from tests.conf import network_named, option
+from tests.support.conf import network_named, option
 
 MODEL = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
 

@@ -10,7 +10,7 @@ import torch
 from gpp.data.translation import START, Translation
 from gpp.errors import InvalidConfig
 from gpp.models.dotted import construct
-from tests.conf import network_named, option
+from tests.support.conf import network_named, option
 
 MODEL = network_named("translator", vocabulary=9, sequence=6)
 

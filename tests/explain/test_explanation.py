@@ -19,8 +19,8 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from tests.graphs import chain, problem
-from tests.planners.cases import random_problem
+from tests.support.graphs import chain, problem
+from tests.support.problems import random_problem
 
 GRAPHPIPE = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())
 SEQUENTIAL = Strategy(name="sequential", planner=Sequential(), schedule=OneFOneB())

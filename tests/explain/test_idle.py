@@ -14,8 +14,8 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.timeline import Event, Metrics, Timeline
-from tests.graphs import chain, problem
-from tests.planners.cases import random_problem
+from tests.support.graphs import chain, problem
+from tests.support.problems import random_problem
 
 STRATEGIES = [
     Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB()),

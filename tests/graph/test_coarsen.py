@@ -6,7 +6,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.coarsen.coarsen import coarsen, coarsening_loss
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from tests.operations import calls
+from tests.support.operations import calls
 
 
 class Model:

@@ -9,7 +9,7 @@ import pytest
 
 from gpp.errors import InvalidConfig
 from gpp.graph.profiles import read_profile
-from tests.planners.published import PROFILES, profile
+from tests.support.published import PROFILES, profile
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpp.graph.series_parallel import (
     signature,
     to_series_parallel,
 )
-from tests.operations import calls
+from tests.support.operations import calls
 
 
 def graph(num_ops, edges, seconds=None):

@@ -8,7 +8,7 @@ from gpp.loggers.base import AbstractLogger, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.loggers.none import NoLogger
 from gpp.loggers.wandb import Wandb
-from tests.conf import option
+from tests.support.conf import option
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.models.base import TensorSpec
-from tests.conf import model_named, network_named
+from tests.support.conf import model_named, network_named
 
 SPECS = """
 import sys

@@ -7,8 +7,8 @@ import torch
 
 from gpp.graph.series_parallel import Parallel, Series, decompose
 from gpp.models.networks.convnet import SMALLEST
-from tests.conf import model_named
-from tests.runtime.inprocess import captured_named
+from tests.support.conf import model_named
+from tests.support.inprocess import captured_named
 
 NAMES = {"alexnet": "alexnet", "vgg": "vgg_small", "resnet": "resnet_small", "googlenet": "googlenet"}
 

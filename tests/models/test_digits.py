@@ -8,7 +8,7 @@ import torch
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.sampler import minibatch
 from gpp.models.losses import loss, metric
-from tests.conf import model_named
+from tests.support.conf import model_named
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ import pytest
 
 from gpp.data.digits import Digits
 from gpp.optimizers import SGD, LearningRate
-from tests.conf import model_named
-from tests.models.training import trained
-from tests.runtime.inprocess import captured_named
+from tests.support.conf import model_named
+from tests.support.inprocess import captured_named
+from tests.support.training import trained
 
 
 def test_a_linear_layer_for_each_stage() -> None:

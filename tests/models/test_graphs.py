@@ -10,8 +10,8 @@ from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.graph.series_parallel import Parallel, Series, decompose
 from gpp.models.networks.clip import contrastive_loss, pair_loss
 from gpp.models.networks.inception import heads_loss
-from tests.conf import model_named
-from tests.runtime.inprocess import captured_named
+from tests.support.conf import model_named
+from tests.support.inprocess import captured_named
 
 
 def graph_of(name: str, *overrides: str) -> OpGraph:

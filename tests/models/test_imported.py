@@ -7,7 +7,7 @@ from torch import nn
 from gpp.errors import InvalidConfig
 from gpp.models import dotted
 from gpp.models.imported import Imported
-from tests.conf import model_named
+from tests.support.conf import model_named
 
 SPECS = {"input_specs": {"input": {"shape": [4]}}, "target_specs": {"y": {"shape": [], "dtype": "int", "high": 3}}}
 

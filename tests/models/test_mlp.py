@@ -7,8 +7,8 @@ from hydra.errors import InstantiationException
 
 from gpp.errors import InvalidConfig
 from gpp.graph.series_parallel import Parallel, Series, decompose
-from tests.conf import model_named
-from tests.runtime.inprocess import captured_named
+from tests.support.conf import model_named
+from tests.support.inprocess import captured_named
 
 
 def test_blocks_are_equal_and_in_a_row() -> None:

@@ -10,7 +10,7 @@ import torch
 from gpp.models.base import describe
 from gpp.models.dotted import construct
 from gpp.models.losses import loss, loss_terms, metric
-from tests.conf import CONF, model_named
+from tests.support.conf import CONF, model_named
 
 # Graphs without a network have tests of their own: test_random_graph.py, test_profile.py.
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem not in ("base", "random", "profile"))

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from gpp.errors import InvalidConfig
 from gpp.models.profile import Profile
-from tests.conf import CONF
-from tests.planners.published import PROFILES
-
-ROOT = CONF.parent
+from tests.support.cli import Finished, run
+from tests.support.published import PROFILES
 
 
-def story(tmp_path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "run.py", "model=profile", f"model.path={PROFILES / 'b2x16.piper.json'}", "logger=none", *words]
-    return subprocess.run([*command, f"hydra.run.dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+def story(tmp_path: Path, *words: str) -> Finished:
+    return run(tmp_path, "model=profile", f"model.path={PROFILES / 'b2x16.piper.json'}", "logger=none", *words)
 
 
 def test_plans_and_simulates_from_the_command_line(tmp_path):
     words = ("cluster=flat", "strategy=piper", "strategy.planner.compatible=true", "mode=plan", "minibatch_size=64")
     done = story(tmp_path, *words)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "0.0642287 s a sample" in done.stdout
+    assert done.code == 0, done.out
+    assert "0.0642287 s a sample" in done.out
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok" and result["plan"]["num_ops"] == 36
-    assert result["model"] == "b2x16" and "one sample is one micro-batch of the profile" in done.stdout
+    assert result["model"] == "b2x16" and "one sample is one micro-batch of the profile" in done.out
 
 
 def test_training_is_refused_before_anything_starts(tmp_path):
     done = story(tmp_path, "cluster=local")
-    assert done.returncode == 2 and not (tmp_path / "job").exists()
-    assert "is a profile" in done.stdout + done.stderr and "mode=plan" in done.stdout + done.stderr
+    assert done.code == 2 and not (tmp_path / "job").exists()
+    assert "is a profile" in done.out and "mode=plan" in done.out
 
 
 def test_settings_are_checked():

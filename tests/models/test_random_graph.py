@@ -4,7 +4,7 @@ import pytest
 
 from gpp.errors import InvalidConfig
 from gpp.models.random_graph import RandomGraph
-from tests.conf import model_named
+from tests.support.conf import model_named
 
 
 @pytest.mark.parametrize("kind", ["series_parallel", "dag", "towers"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from gpp.optimizers import Adam
-from tests.conf import model_named, option
-from tests.models.training import trained
-from tests.runtime.inprocess import captured_named
+from tests.support.conf import model_named, option
+from tests.support.inprocess import captured_named
+from tests.support.training import trained
 
 
 def test_every_decoder_layer_reads_the_end_of_the_encoder() -> None:

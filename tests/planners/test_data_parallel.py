@@ -8,8 +8,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.planners.chains.data_parallel import DataParallel
-
-from .cases import cluster, towers
+from tests.support.problems import cluster, towers
 
 PROBLEM = Problem(graph=towers(2, 4), cluster=cluster(4), cost=Constant(), minibatch_size=32)
 

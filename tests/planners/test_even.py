@@ -6,9 +6,8 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.planners.chains.even import Even, even_cut
-
-from ..graphs import chain
-from .cases import cluster, run, towers
+from tests.support.graphs import chain
+from tests.support.problems import cluster, run, towers
 
 
 def test_cut():

@@ -13,9 +13,8 @@ from gpp.plan.build import make_plan
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive, convex_partitions, exchangeable
-
-from ..graphs import chain, diamond
-from .cases import cluster, random_problem, run, towers
+from tests.support.graphs import chain, diamond
+from tests.support.problems import cluster, random_problem, run, towers
 
 
 def test_partitions_of_known_graphs():

@@ -19,9 +19,8 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.strategy import Strategy
-from tests.operations import calls
-
-from .cases import Rate, cluster, run, towers
+from tests.support.operations import calls
+from tests.support.problems import Rate, cluster, run, towers
 
 
 def test_in_flight_samples_of_figure_5():

@@ -19,11 +19,10 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
-from tests.operations import calls
 from tests.oracle.exhaustive import Exhaustive
-
-from ..graphs import chain
-from .cases import Rate, cluster, random_problem, run, uneven
+from tests.support.graphs import chain
+from tests.support.operations import calls
+from tests.support.problems import Rate, cluster, random_problem, run, uneven
 
 
 def check(problem: Problem, planners: tuple) -> list[float]:
@@ -53,11 +52,11 @@ def test_below_the_optimum_of_small_problems(block):
     assert statistics.median(gaps) < 0.35
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_below_every_plan_of_larger_problems(block):
+def test_below_every_plan_of_larger_problems():
+    """A sample; `tests.check_planners --what validate` tries thousands."""
     planners = (GraphPipe(max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
-    for seed in range(1000 + 12 * block, 1012 + 12 * block):
+    for seed in range(1000, 1012):
         problem = random_problem(seed, max_ops=24, max_devices=8)
         gaps += check(uneven(problem, seed) if seed % 3 == 0 else problem, planners)[:1]
         if problem.cluster.num_devices <= problem.graph.num_ops:

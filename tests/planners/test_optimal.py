@@ -13,9 +13,8 @@ from gpp.planners.bounds.optimal import Optimal
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.serialization import to_json
 from tests.oracle.exhaustive import Exhaustive
-
-from ..graphs import chain
-from .cases import Rate, cluster, random_problem, run, towers, uneven
+from tests.support.graphs import chain
+from tests.support.problems import Rate, cluster, random_problem, run, towers, uneven
 
 
 def proven_s(plan) -> float:

@@ -19,7 +19,7 @@ from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.partition_search import NONE, Lanes, PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
-from tests.planners.cases import cluster, random_problem, towers
+from tests.support.problems import cluster, random_problem, towers
 
 
 @pytest.mark.parametrize("seed", range(30))

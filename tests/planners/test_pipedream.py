@@ -14,10 +14,9 @@ from gpp.planners.chains.downsets import Budget, all_states, linear_states
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.published.pipedream import published_plan
 from gpp.planners.chains.sequential import Sequential
-
-from ..graphs import chain, diamond, two_towers
-from .cases import cluster, random_problem, run, towers
-from .published import PIPEDREAM, PIPEDREAM_BRANCHES, agrees, pipedream_s, profile
+from tests.support.graphs import chain, diamond, two_towers
+from tests.support.problems import cluster, random_problem, run, towers
+from tests.support.published import PIPEDREAM, PIPEDREAM_BRANCHES, agrees, pipedream_s, profile
 
 
 @pytest.mark.parametrize(("name", "machines"), [(name, k) for name, row in PIPEDREAM.items() for k in row])

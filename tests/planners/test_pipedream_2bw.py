@@ -18,10 +18,9 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
-from tests.operations import calls
-
-from ..graphs import chain, two_towers
-from .cases import cluster, random_problem, uneven
+from tests.support.graphs import chain, two_towers
+from tests.support.operations import calls
+from tests.support.problems import cluster, random_problem, uneven
 
 EVERY = PipeDream2BW(max_candidates=100_000)
 

@@ -17,10 +17,9 @@ from gpp.planners.chains.published.piper import published_plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-
-from ..graphs import chain
-from .cases import cluster, random_problem, run, towers
-from .published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
+from tests.support.graphs import chain
+from tests.support.problems import cluster, random_problem, run, towers
+from tests.support.published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
 
 BERT = {"memory_bytes": 8 * GIB, "bandwidth": 25 * GIB, "num_microbatches": 1920}
 BRANCHES = {"memory_bytes": 16e9, "bandwidth": 25e9, "num_microbatches": 64}

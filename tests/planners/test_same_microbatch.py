@@ -6,8 +6,7 @@ from gpp.cost.problem import Problem
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.same_microbatch import SameMicrobatch
-
-from .cases import Rate, cluster, run, towers
+from tests.support.problems import Rate, cluster, run, towers
 
 
 @pytest.mark.parametrize("devices", [4, 6])

@@ -13,9 +13,8 @@ from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-
-from ..graphs import chain, diamond, two_towers
-from .cases import cluster, random_problem, run, towers
+from tests.support.graphs import chain, diamond, two_towers
+from tests.support.problems import cluster, random_problem, run, towers
 
 
 def test_order_finishes_a_branch_before_the_next():

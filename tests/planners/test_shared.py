@@ -14,8 +14,8 @@ from gpp.planners.graphpipe.colocate import independent, split_stages
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.graphs import diamond, problem, two_towers
-from tests.planners.cases import random_problem
+from tests.support.graphs import diamond, problem, two_towers
+from tests.support.problems import random_problem
 
 
 def strategy(planner) -> Strategy:

@@ -5,8 +5,7 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.planners.chains.single import Single
-
-from .cases import cluster, towers
+from tests.support.problems import cluster, towers
 
 
 @pytest.mark.parametrize("imposed", [None, 4])

@@ -37,9 +37,8 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-
-from ..graphs import chain, diamond, two_towers
-from .cases import Rate, cluster, random_problem, towers
+from tests.support.graphs import chain, diamond, two_towers
+from tests.support.problems import Rate, cluster, random_problem, towers
 
 PLANNERS = (Even(), Sequential(), GraphPipe(max_candidates=200), PipeDream(), Piper(recompute=False), PipeDream2BW())
 POLICIES = (

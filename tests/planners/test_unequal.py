@@ -16,10 +16,9 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.heterogeneous_chain import KindLine
 from gpp.planners.graphpipe.unequal import average, everywhere
-
-from ..graphs import chain
-from .cases import cluster, run, towers
-from .mixed import mixed_problem, optimum_s
+from tests.support.graphs import chain
+from tests.support.mixed import mixed_problem, optimum_s
+from tests.support.problems import cluster, run, towers
 
 
 def with_devices(base, *changes):

@@ -16,8 +16,7 @@ from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, _States
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
-
-from .cases import cluster, random_problem, run, towers
+from tests.support.problems import cluster, random_problem, run, towers
 
 
 def figure_5(memory_samples: float) -> Problem:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_runs import make_run
 
 from gpp.report.run.record import RunRecord
+from tests.support.fake_runs import make_run
 
 
 @pytest.fixture(scope="session", params=[4, 7, 16])

@@ -21,8 +21,10 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.runtime.asynchronous import HELD_OUT, MINIBATCH, STEPS, make_job
-from tests.runtime.crew import Trained, train_all
+from tests.support.asynchronous import HELD_OUT, MINIBATCH, STEPS, make_job
+from tests.support.crew import Trained, train_all
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("async_equality")]
 
 POLICIES: dict[str, AbstractWeights] = {
     "naive": Naive(),
@@ -138,7 +140,6 @@ def check_equal(real: Trained, loop: Trained, steps: int) -> None:
         assert torch.equal(tensor, loop.state[name]), name
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", MATRIX)
 def test_processes_compute_what_the_table_says(name: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
     job, weights = jobs[name]
@@ -147,7 +148,6 @@ def test_processes_compute_what_the_table_says(name: str, jobs: dict[str, Case],
     assert losses[-1] < losses[0] and not torch.equal(next(iter(state.values())), weights[next(iter(state))])
 
 
-@pytest.mark.dist
 def test_policies_differ(real: dict[str, Trained]) -> None:
     """Else their equality with the loop would prove little."""
     ends = {policy: real[f"chain, {policy}, adamw"].losses[-1] for policy in POLICIES}
@@ -157,7 +157,6 @@ def test_policies_differ(real: dict[str, Trained]) -> None:
     assert len(set(drained.values())) == 2
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     "what",
     ["drains", "cosine", "dropout", "batch norm", "rmsprop", "plain sgd", "unequal", "clipped", "double", "vertical", "flush"],
@@ -170,7 +169,6 @@ def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[s
         check_equal(real[name], followed(*jobs[name]), OTHER_STEPS)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", ["three replicas", "norm of the model"])
 def test_sums_over_more_than_two_devices_are_equal_up_to_rounding(
     name: str, jobs: dict[str, Case], real: dict[str, Trained]

@@ -32,8 +32,8 @@ from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime import inprocess
 from tests.runtime.test_in_process import data_of, random_partition
+from tests.support import inprocess
 
 STEPS, MINIBATCH = 6, 16
 RATE = LearningRate(shape="cosine", warmup_steps=2)

@@ -38,11 +38,11 @@ from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-from tests.cli import run, start
 from tests.cost.test_variants import split_plan, split_problem
-from tests.planners.cases import random_problem, uneven
-from tests.runtime import inprocess
 from tests.runtime.test_in_process import random_partition
+from tests.support import inprocess
+from tests.support.cli import run, start
+from tests.support.problems import random_problem, uneven
 
 
 def frozen(graph: OpGraph, count: int, rng: random.Random) -> OpGraph:

@@ -23,8 +23,8 @@ from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime import inprocess
-from tests.runtime.small import Small
+from tests.support import inprocess
+from tests.support.small import Small
 
 STEPS, MINIBATCH = 2, 16
 DATA = Synthetic(num_samples=48, num_test_samples=8)

@@ -21,10 +21,10 @@ from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import read_state
 from gpp.runtime.job import Job
-from tests.cli import ROOT, start, workers_of
-from tests.runtime.machines import Machine, two_machines, why_not
+from tests.support.cli import ROOT, start, workers_of
+from tests.support.machines import Machine, two_machines, why_not
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("hangs")]
 
 COMMON = [
     "logger=none",

@@ -17,7 +17,7 @@ from gpp.plan.build import make_plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime import inprocess
+from tests.support import inprocess
 
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
 ONCE = [

@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.transport.interfaces import address_of, check_interface
 from gpp.runtime.transport.network import clock_offset_s, interface_of, meet, open_store
-from tests.runtime.inprocess import in_threads
+from tests.support.inprocess import in_threads
 
 
 def job(launch: str = "external", interface: str = "lo", startup_timeout_s: float = 5.0) -> Any:

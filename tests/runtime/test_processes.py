@@ -16,9 +16,9 @@ from gpp.optimizers import Adam
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.state import load_final
 from gpp.serialization import from_json
-from tests.cli import Finished, run
-from tests.conf import model_named
-from tests.runtime import inprocess
+from tests.support import inprocess
+from tests.support.cli import Finished, run
+from tests.support.conf import model_named
 
 STEPS, MINIBATCH = 20, 48
 COMMON = [

@@ -34,9 +34,9 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.cli import run
-from tests.runtime import inprocess
-from tests.runtime.asynchronous import DATA, MINIBATCH, STEPS, captured, make_job
+from tests.support import inprocess
+from tests.support.asynchronous import DATA, MINIBATCH, STEPS, captured, make_job
+from tests.support.cli import run
 
 DEPTH = 4
 SGDM = SGD(lr=0.1, momentum=0.9)

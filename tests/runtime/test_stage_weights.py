@@ -27,7 +27,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.runtime import inprocess
+from tests.support import inprocess
 
 DEPTH, STEPS = 4, 17
 POLICIES: list[AbstractWeights] = [

@@ -27,10 +27,11 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
-from tests.cli import run
-from tests.graphs import DEVICE
-from tests.runtime import inprocess, test_emulate
+from tests.runtime import test_emulate
 from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
+from tests.support import inprocess
+from tests.support.cli import run
+from tests.support.graphs import DEVICE
 from tests.test_turns import random_plan
 
 OPTIMIZER = SGD(lr=0.2, momentum=0.9)

@@ -17,7 +17,7 @@ from gpp.runtime.hang_detection.status import ENDED, TRAINING, Status, status_pa
 from gpp.runtime.hang_detection.watchdog import Watchdog
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
-from tests.graphs import chain, problem
+from tests.support.graphs import chain, problem
 
 TIMEOUT_S = 1.0
 

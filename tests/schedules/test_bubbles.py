@@ -26,7 +26,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.graphs import chain, problem, two_towers
+from tests.support.graphs import chain, problem, two_towers
 
 PER_MICROBATCH = 3.0
 """Seconds of a forward (1) and a backward (2) of one sample at a stage."""

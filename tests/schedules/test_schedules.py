@@ -15,8 +15,8 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.passes import lower
 from gpp.simulate.simulator import simulate
-from tests.graphs import chain, diamond, graph, problem, two_towers
-from tests.operations import calls
+from tests.support.graphs import chain, diamond, graph, problem, two_towers
+from tests.support.operations import calls
 
 SCHEDULES = [OneFOneB(), GPipe()]
 

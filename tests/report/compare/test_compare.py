@@ -4,7 +4,6 @@ import io
 from dataclasses import replace
 
 import pytest
-from page_check import parse
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
@@ -23,7 +22,8 @@ from gpp.report.run.result import result_dict
 from gpp.report.run.terminal import show_plan
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.report.fake_runs import branches_of, branchy_graph, plan_of
+from tests.support.fake_runs import branches_of, branchy_graph, plan_of
+from tests.support.page_check import parse
 
 STRATEGIES = [Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB()) for p in (GraphPipe(), Sequential(), Even())]
 REASON = "no plan fits the 16.0 GB of a device: " + "every stage needs more. " * 8

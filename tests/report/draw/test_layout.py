@@ -2,10 +2,10 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from fake_runs import branchy_graph, plan_of
 
 from gpp.report.draw.layout import Layout, layers_of, layout, separate
 from gpp.report.draw.stage_graph import LABEL_HEIGHT, LABEL_WIDTH, _with_room
+from tests.support.fake_runs import branchy_graph, plan_of
 
 
 def segments(place: Layout) -> list[tuple[tuple[float, float], tuple[float, float], tuple[int, int]]]:

@@ -3,10 +3,10 @@ import sys
 
 import jinja2
 import pytest
-from page_check import parse
 
 from gpp.report.draw.page import Cell, Column, Table, render
 from gpp.report.draw.svg import Drawing
+from tests.support.page_check import parse
 
 PAGE = {
     "title": "<t>",

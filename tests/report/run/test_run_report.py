@@ -1,14 +1,14 @@
 from dataclasses import replace
 
 import pytest
-from fake_runs import make_run, unplanned_run
-from page_check import parse
 
 from gpp.report.draw.palette import INK, MUTED, REDUCE, TRUNK, UPDATE, contrast, tone
 from gpp.report.run.page import run_report
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status
 from gpp.timeline import Event, Timeline
+from tests.support.fake_runs import make_run, unplanned_run
+from tests.support.page_check import parse
 
 
 def test_page_is_well_formed_and_complete(any_run: RunRecord) -> None:

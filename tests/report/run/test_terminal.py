@@ -2,7 +2,6 @@ import io
 from dataclasses import replace
 
 import pytest
-from fake_runs import unplanned_run
 from rich.console import Console
 
 from gpp.report.run.console import PIPE_WIDTH, StepProgress, make_console
@@ -10,6 +9,7 @@ from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.sweep.terminal import results_table
+from tests.support.fake_runs import unplanned_run
 
 
 def printed(width: int, *shows: object) -> str:

@@ -1,10 +1,9 @@
 import json
 
-from fake_runs import branchy_graph, fake_timeline, plan_of
-
 from gpp.report.run.record import RunRecord
 from gpp.report.run.trace import build_trace, check_trace
 from gpp.timeline import Event, Timeline
+from tests.support.fake_runs import branchy_graph, fake_timeline, plan_of
 
 
 def both(run: RunRecord) -> list[tuple[str, Timeline]]:

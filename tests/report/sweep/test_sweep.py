@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_check import parse
 
 from gpp.report.run.record import RunRecord
 from gpp.report.sweep.files import summarise, write_sweep
 from gpp.report.sweep.jobs import Job, parse_overrides, read_jobs
+from tests.support.page_check import parse
 
 
 def put(directory: Path, name: str, overrides: list[str], result: dict[str, Any] | str | None) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from page_check import parse
 
 from gpp.errors import InvalidConfig
 from gpp.report.sweep.figure import FigureData, Key, SweepFigure
@@ -18,6 +17,7 @@ from gpp.report.sweep.figure_chart import figure_svg
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.files import write_sweep
 from gpp.report.sweep.jobs import Job
+from tests.support.page_check import parse
 
 DECLARED: dict[str, Any] = {
     "title": "Throughput & <more>",

@@ -1,6 +1,6 @@
 """Many short jobs on one set of real processes: four workers that start once and join one process group.
 
-`python -m tests.runtime.crew FOLDER` reads the jobs FOLDER/*/job, forks, and runs one after the other, each through the worker's
+`python -m tests.support.crew FOLDER` reads the jobs FOLDER/*/job, forks, and runs one after the other, each through the worker's
 own `run`: evaluations, logs and final weights are those of a run by itself.
 """
 
@@ -46,7 +46,7 @@ def train_all(jobs: dict[str, tuple[Job, dict[str, Tensor]]], folder: Path) -> d
     for name, (job, weights) in jobs.items():
         job.save(folder / name, weights)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "tests.runtime.crew", str(folder)], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.support.crew", str(folder)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: _read(job, folder / name) for name, (job, _) in jobs.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hydra.utils import instantiate
 
 from gpp.models.network import Network
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def option(group: str, name: str, *overrides: str) -> Any:
@@ -21,8 +22,9 @@ def option(group: str, name: str, *overrides: str) -> Any:
     return instantiate(cfg[group], _convert_="all")
 
 
+@cache
 def model_named(name: str, *overrides: str) -> Any:
-    """The model that `model=name` builds."""
+    """The model that `model=name` builds; composed once, since nobody can change it."""
     return option("model", name, *overrides)
 
 

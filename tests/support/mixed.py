@@ -17,8 +17,7 @@ from gpp.planners.chains.even import Even
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import convex_partitions
-
-from .cases import Rate, cluster
+from tests.support.problems import Rate, cluster
 
 INTER = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 
 DEVICE = Device(kind="cpu", memory_bytes=1e15, peak_flop_per_s={"float32": 1}, memory_bandwidth_bytes_per_s=1)
 
@@ -35,6 +37,12 @@ def two_towers(length: int) -> OpGraph:
     """Two chains of `length` operators without a common source, joined by one operator."""
     edges = [(i, i + 1) for i in range(length - 1)] + [(length + i, length + i + 1) for i in range(length - 1)]
     return graph(2 * length + 1, [*edges, (length - 1, 2 * length), (2 * length - 1, 2 * length)])
+
+
+def with_weights(of: OpGraph) -> OpGraph:
+    """A parameter for every operator, so that replicas meet before each update."""
+    ops = tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(of.ops))
+    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=8 + i) for i in range(of.num_ops)))
 
 
 def cluster(num_devices: int, memory_bytes: float = 1e15) -> Cluster:

@@ -319,7 +319,7 @@ class Small(AbstractModel):
     """One of `NETWORKS`."""
 
     name: str = "small"
-    loss: str = "tests.runtime.small.squares"
+    loss: str = "tests.support.small.squares"
     kind: str
 
     def build(self) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
 from gpp.data.sampler import minibatch
-from gpp.graph.captured import Captured, is_loss
+from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
 from gpp.models.losses import loss, loss_terms
@@ -35,7 +36,7 @@ from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.base import AbstractSchedule
 from gpp.strategy import Strategy
-from tests.conf import model_named
+from tests.support.conf import model_named
 
 CPU = Device(
     kind="cpu", memory_bytes=1e12, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10, kernel_latency_s=5e-6
@@ -275,7 +276,13 @@ def staged_reference(
 
 
 def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tuple[Captured, dict[str, torch.Tensor]]:
-    captured = capture_model(model, dtype=dtype)
+    """The captured model, from the session's cache if another test captured it before, and its initial weights."""
+    key, folder = capture_key({**model.key(), "dtype": dtype}), os.environ.get("GPP_CACHE")
+    captured = load_cached(key, Path(folder) / "graphs") if folder else None
+    if captured is None:
+        captured = capture_model(model, dtype=dtype)
+        if folder:
+            store(key, captured, Path(folder) / "graphs")
     return captured, initial_weights(model, captured, seed=seed, dtype=dtype)
 
 

@@ -1,0 +1,222 @@
+"""`run.py` and its workers without their imports: a process that has imported everything once, and forks.
+
+Starting Python, torch and what a capture needs costs a worker three to five seconds of computing, more than most runs
+that are tested. `python -m tests.support.warm` reads requests and runs each in a fork of its own; the workers of that
+run are forks of it in turn, so they have the same parent, folders, environment and log files as processes have.
+
+What is about processes themselves (their start, kills, signals, command lines) is tested on real ones: `cli.start`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 240.0
+IMPORTS = (
+    "torch.export",
+    "torch.distributed.elastic.multiprocessing",
+    "gpp.app.cli",
+    "gpp.app.experiment",
+    "gpp.app.recording",
+    "gpp.report",
+    "gpp.runtime.controller.controller",
+    "gpp.runtime.worker",
+)
+
+
+class Warm:
+    """The client's side: one such process, which ends with this one."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm"],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+        )
+        atexit.register(self.close)
+
+    def run(self, words: list[str], env: dict[str, str], out: Path) -> int:
+        """Run `run.py` with `words` to its end, its output in the file `out`; returns its exit code."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"words": words, "env": env, "out": str(out)}) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the warm process is gone"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End it: it ends when nothing more can be asked."""
+        if self._process.poll() is None:
+            self._process.communicate()
+
+
+@cache
+def warm() -> Warm:
+    """This process's own."""
+    return Warm()
+
+
+def _fork(run: Callable[[], object], out: str, err: str | None = None) -> int:
+    """Run a function in a child as a program of its own, with its output in files; returns the child's process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        files = [os.open(os.devnull, os.O_RDONLY)]
+        files += [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in (out, err or out)]
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
+        try:
+            run()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+@dataclass
+class _Failure:
+    exitcode: int
+
+
+@dataclass
+class _Result:
+    """As `RunProcsResult` of torch."""
+
+    failures: dict[int, _Failure]
+    stderrs: dict[int, str]
+
+    def is_failed(self) -> bool:
+        return bool(self.failures)
+
+
+class _Forks:
+    """As `PContext` of torch: started workers."""
+
+    def __init__(self, name: str, entrypoint: str, args: dict[int, tuple[str, ...]], envs: dict[int, dict[str, str]], logs: Any):
+        files = logs.reify(envs)
+        self._stderrs: dict[int, str] = files.stderrs
+        self._running = {rank: self._start(args[rank], env, files.stdouts[rank], files.stderrs[rank]) for rank, env in envs.items()}
+        self._pids = dict(self._running)
+        self._codes: dict[int, int] = {}
+
+    @staticmethod
+    def _start(words: tuple[str, ...], env: dict[str, str], out: str, err: str) -> int:
+        def work() -> None:
+            os.environ.update(env)
+            _, module, *rest = words
+            sys.argv = [module, *rest]
+            with warnings.catch_warnings():
+                # It is imported already, and runs once more as the main module.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                runpy.run_module(module, run_name="__main__")
+
+        return _fork(work, out, err)
+
+    def pids(self) -> dict[int, int]:
+        return self._pids
+
+    def wait(self, timeout: float, period: float) -> _Result | None:
+        """All have ended, or one has failed, which ends the others; None after the timeout."""
+        end = time.monotonic() + timeout
+        while True:
+            self._reap()
+            failures = {rank: _Failure(code) for rank, code in self._codes.items() if code}
+            if failures or not self._running:
+                self.close(signal.SIGTERM, 5)
+                return _Result(failures, self._stderrs)
+            if time.monotonic() >= end:
+                return None
+            time.sleep(min(period, 0.02))
+
+    def _reap(self) -> None:
+        for rank, pid in list(self._running.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._codes[rank] = os.waitstatus_to_exitcode(status)
+                del self._running[rank]
+
+    def close(self, number: signal.Signals, timeout: float) -> None:
+        """Ask those that run to end; after the timeout, make them."""
+        for attempt, limit_s in ((number, timeout), (signal.SIGKILL, 60.0)):
+            for pid in self._running.values():
+                os.kill(pid, attempt)
+            end = time.monotonic() + limit_s
+            while self._running and time.monotonic() < end:
+                self._reap()
+                time.sleep(0.01)
+
+
+def _run(request: dict[str, Any]) -> None:
+    import gpp.runtime.controller.controller as controller
+
+    os.environ.clear()
+    os.environ.update(request["env"])
+    controller.start_processes = _Forks  # pyright: ignore[reportAttributeAccessIssue]
+    sys.argv = ["run.py", *request["words"]]
+    runpy.run_path("run.py", run_name="__main__")
+
+
+def _answer(request: dict[str, Any]) -> int:
+    pid, end = _fork(lambda: _run(request), request["out"]), time.monotonic() + TIMEOUT_S
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            end = float("inf")
+        time.sleep(0.01)
+
+
+def _serve() -> NoReturn:
+    """Answer requests from standard input, one a line, with exit codes, until there are no more."""
+    # What is imported must not write between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(1)
+    for name in IMPORTS:
+        importlib.import_module(name)
+    while line := sys.stdin.readline():
+        answers.write(f"{_answer(json.loads(line))}\n")
+        answers.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,146 @@
+"""Generated programs: what `lower` makes runs, what `check_program` accepts runs, and what is written is read back."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpp.errors import MalformedProgram
+from gpp.program.program import WORLD, Program, ReduceGroup, check_program, message_key
+from gpp.simulate.simulator import max_in_flight
+from tests.support.generated import Lowered, lowered, mutated, programs
+
+
+def runs(program: Program, groups: Sequence[ReduceGroup]) -> bool:
+    """Whether it runs to its end: every device in turn does its next action if that need not wait, again and again.
+
+    A compute action waits for the messages whose receives its device has posted for it, a sum for all its members.
+    """
+    if not channels_agree(program):
+        return False
+    members = {g: set(group.devices) for g, group in enumerate(groups)} | {WORLD: set(program.actions)}
+    at, sent = dict.fromkeys(program.actions, 0), set()
+    posted, arrived = defaultdict(list), Counter()
+    meets: dict[int, tuple[int, int]] = {}
+    while True:
+        moved = False
+        for device, actions in program.actions.items():
+            if at[device] == len(actions):
+                continue
+            action = actions[at[device]]
+            if action.kind in ("R", "N"):
+                group = WORLD if action.kind == "N" else action.microbatch
+                if device not in meets:
+                    arrived[device, group] += 1
+                    meets[device] = group, arrived[device, group]
+                    moved = True
+                if any(arrived[other, group] < meets[device][1] for other in members.get(group, {None})):
+                    continue
+                del meets[device]
+            elif action.kind in ("SF", "SB"):
+                sent.add(message_key(action, device))
+            elif action.kind in ("RF", "RB"):
+                posted[device, action.kind[1], action.stage, action.microbatch].append(message_key(action, device))
+            elif action.kind in ("F", "B") and not sent.issuperset(posted[device, action.kind, action.stage, action.microbatch]):
+                continue
+            at[device], moved = at[device] + 1, True
+        if not moved:
+            return all(at[device] == len(actions) for device, actions in program.actions.items())
+
+
+def channels_agree(program: Program) -> bool:
+    """Every channel's messages leave and arrive in one order."""
+    sends, receives = defaultdict(list), defaultdict(list)
+    for device, actions in program.actions.items():
+        for action in actions:
+            if len(action.kind) == 2:
+                *channel, _ = message_key(action, device)
+                (sends if action.kind[0] == "S" else receives)[tuple(channel)].append((action.lo, action.hi))
+    return sends == receives
+
+
+@given(lowered())
+def test_what_is_lowered_runs(found: Lowered):
+    assert runs(found.program, found.groups)
+    check_program(found.program, found.groups)
+
+
+@given(lowered())
+def test_every_replica_does_its_share_of_every_micro_batch_once(found: Lowered):
+    total = found.program.num_samples
+    for s, stage in enumerate(found.plan.stages):
+        # A replica that has no sample of a micro-batch walks through it like the others.
+        count, n = -(-total // stage.microbatch_size), len(stage.devices)
+        wanted = Counter((d, m) for m in range(count) for d in ([stage.devices[m % n]] if stage.round_robin else stage.devices))
+        for kind in "FB":
+            done = Counter(
+                (d, a.microbatch) for d, own in found.program.actions.items() for a in own if (a.kind, a.stage) == (kind, s)
+            )
+            assert done == wanted
+
+
+@given(lowered())
+def test_messages_leave_after_they_are_made_and_are_posted_before_they_are_needed(found: Lowered):
+    for own in found.program.actions.values():
+        at: dict[tuple[str, int, int], int] = {}
+        for i, action in enumerate(own):
+            at.setdefault((action.kind, action.stage, action.microbatch), i)
+        for i, action in enumerate(own):
+            if action.kind in ("SF", "SB"):
+                assert at[action.kind[1], action.stage, action.microbatch] < i, action
+            if action.kind in ("RF", "RB"):
+                assert i < at[action.kind[1], action.stage, action.microbatch], action
+            if action.kind == "B":
+                assert at["F", action.stage, action.microbatch] < i
+
+
+@given(lowered())
+def test_every_sample_crosses_every_edge_once_each_way(found: Lowered):
+    everything = list(range(found.program.num_samples))
+    for s, t in found.plan.edges:
+        for kind, stage, peer in (("SF", s, t), ("RF", t, s), ("SB", t, s), ("RB", s, t)):
+            moved = [
+                a for own in found.program.actions.values() for a in own if (a.kind, a.stage, a.peer_stage) == (kind, stage, peer)
+            ]
+            carried = any(
+                (s, t) == (a.stage, a.peer_stage) for own in found.program.actions.values() for a in own if a.kind == "SF"
+            )
+            assert not carried or sorted(i for a in moved for i in range(a.lo, a.hi)) == everything
+
+
+@given(lowered())
+def test_no_stage_holds_more_than_its_plan_says(found: Lowered):
+    held = max_in_flight(found.program, found.plan)
+    if not found.plan.shares_devices:
+        assert all(held[s] <= stage.in_flight for s, stage in enumerate(found.plan.stages))
+
+
+@given(mutated())
+def test_a_changed_program_is_accepted_if_and_only_if_it_runs(found: tuple[Lowered, Program]):
+    before, after = found
+    try:
+        check_program(after, before.groups)
+        accepted = True
+    except MalformedProgram:
+        accepted = False
+    assert accepted == runs(after, before.groups)
+
+
+@given(st.one_of(programs(), lowered().map(lambda found: found.program)))
+def test_what_is_written_is_read_back(program: Program):
+    assert Program.from_text(program.to_text()) == program
+
+
+@given(st.text("sFBRNUd0123456789.@<>[:] -+x", min_size=1, max_size=24))
+def test_a_word_is_an_action_or_refused(word: str):
+    if any(character.isspace() for character in word):
+        word = word.replace(" ", "_")
+    try:
+        program = Program.from_text(f"samples 1 minibatches 1\n{word}\n")
+    except MalformedProgram as error:
+        assert repr(word) in str(error)
+    else:
+        assert Program.from_text(program.to_text()) == program
