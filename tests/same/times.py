@@ -16,10 +16,11 @@ from tests.same.record import Server
 PLAN = "engine=simulate cost=analytical logger=none mode=plan explain_s=0"
 CLUSTERS = ("summit_1x4", "summit_2x4", "summit_8x4")
 SMALL_GRAPHS = tuple(
-    f"model=random model.kind={kind} model.num_ops={num_ops} model.graph_seed={seed} cluster=summit_8x4"
-    for kind in ("series_parallel", "dag")
-    for num_ops, seed in ((13, 0), (13, 1), (20, 0), (32, 0))
+    f"model=random model.kind={kind} model.graph_seed={seed} graph.max_ops={max_ops} cluster=summit_8x4"
+    for kind in ("series_parallel", "dag", "towers")
+    for max_ops, seed in ((13, 0), (13, 1), (20, 0), (32, 0))
 )
+"""Fewer operators than devices, or as many: most stages are replicated."""
 CHAIN = (
     "model=mlp model.num_blocks=32 model.width=64 graph.max_ops=32 cluster=summit_8x4 strategy=even minibatch_size=512 "
     f"microbatch_size=1 {PLAN}"
@@ -62,7 +63,8 @@ def once(server: Server, case: str, into: Timed) -> dict[str, Any]:
         result = json.loads(file.read_text()) if file.exists() else {}
     into.cpu_s.append(answer["cpu_s"])
     if result.get("plan"):
-        into.search_s.append(result["plan"]["search_s"])
+        if server.timing:
+            into.search_s.append(result["plan"]["search_s"])
         into.predicted_s = (result["predicted"] or {}).get("iteration_s")
     if result.get("measured"):
         into.step_s.append(result["measured"]["iteration_s"])
@@ -113,6 +115,11 @@ def in_turn(
     return found
 
 
+def _label(case: str) -> str:
+    """A case without what all have in common."""
+    return case.removesuffix(PLAN).removeprefix(RUNTIME).strip()
+
+
 def _line(case: str, pair: list[Timed]) -> str:
     texts = []
     for name, values in (
@@ -126,7 +133,7 @@ def _line(case: str, pair: list[Timed]) -> str:
     before, after = (timed.predicted_s for timed in pair)
     if before and after:
         texts.append(f"predicted x{after / before:.6f}")
-    return f"{' '.join(case.split()[:6])[:96]:<96} {'; '.join(texts) or 'no plan'}"
+    return f"{_label(case):<84} {'; '.join(texts) or 'no plan'}"
 
 
 def summary(found: dict[str, list[Timed]], *, least_s: float = 0.0) -> list[str]:
@@ -147,10 +154,10 @@ def summary(found: dict[str, list[Timed]], *, least_s: float = 0.0) -> list[str]
             total = sum(ratio * old for ratio, old, _ in ratios) / sum(old for _, old, _ in ratios)
             lines.append(
                 f"{what}: {len(ratios)} cases, median after/before {median(r for r, *_ in ratios):.3f}, "
-                f"sum over sum {total:.3f}, largest {worst[0]:.3f} ({worst[1]:.3f} s before): {worst[2]}"
+                f"sum over sum {total:.3f}, largest {worst[0]:.3f} ({worst[1]:.3f} s before): {_label(worst[2])}"
             )
             lines += [
-                f"    above 1.1: {ratio:.3f} ({old:.3f} s before): {case}"
+                f"    above 1.1: {ratio:.3f} ({old:.3f} s before): {_label(case)}"
                 for ratio, old, case in sorted(ratios)[::-1]
                 if ratio > 1.1
             ][:10]
@@ -163,7 +170,7 @@ def summary(found: dict[str, list[Timed]], *, least_s: float = 0.0) -> list[str]
         worst_case = max(predicted)
         lines.append(
             f"predicted iteration_s: {len(predicted)} cases, mean after/before {mean(r for r, _ in predicted):.6f}, "
-            f"largest {worst_case[0]:.6f}: {worst_case[1]}"
+            f"largest {worst_case[0]:.6f}: {_label(worst_case[1])}"
         )
     lost = [case for case, (before, after) in found.items() if (before.predicted_s is None) != (after.predicted_s is None)]
-    return lines + [f"a plan in one checkout only: {case}" for case in lost]
+    return lines + [f"a plan in one checkout only: {_label(case)}" for case in lost]
