@@ -22,5 +22,5 @@ class Stash(AbstractRing):
     def __post_init__(self) -> None:
         check_accumulation(self.accumulation)
 
-    def lag(self, place: PipelinePosition) -> int:
-        return place.warmup
+    def lag(self, position: PipelinePosition) -> int:
+        return position.warmup

@@ -24,5 +24,5 @@ class VerticalSync(AbstractRing):
     def __post_init__(self) -> None:
         check_accumulation(self.accumulation)
 
-    def lag(self, place: PipelinePosition) -> int:
-        return place.depth - 1
+    def lag(self, position: PipelinePosition) -> int:
+        return position.depth - 1
