@@ -46,7 +46,7 @@ def run_words(stage: Stage) -> str:
 
 def device_words(stage: Stage) -> str:
     """Its devices, and whether they take micro-batches in turn."""
-    return text.ranges(stage.devices, "d") + " in turn" * (stage.turns > 1)
+    return text.ranges(stage.devices, "d") + " in turn" * (stage.round_robin_degree > 1)
 
 
 def edge_bytes(plan: Plan, graph: OpGraph) -> dict[tuple[int, int], float | None]:

@@ -17,6 +17,7 @@ from gpp.planners.chains.published.piper import published_plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.bills import peak_bytes
 
 from ..graphs import chain
 from .cases import cluster, random_problem, run, towers
@@ -146,7 +147,7 @@ def _value(problem, graph, parts, counts, b, count, link):
     worst = 0.0
     for s, (ops, r) in enumerate(zip(parts, counts, strict=True)):
         held = min(len(parts) - s, count) * b
-        if problem.stage_memory(ops, b, r, held) > problem.memory_limit_bytes:
+        if peak_bytes(problem, ops, b, r, held) > problem.memory_limit_bytes:
             return None
         forward, backward = problem.stage_times(ops, b, tuple(range(r)))
         moved = 0.0

@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpp.cost.stage import stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import bits, mask_of
 from gpp.plan.build import make_plan
@@ -149,7 +150,7 @@ class _States:
             return None
         devices = self.problem.cluster.devices
         for stage in plan.stages:
-            need = self.problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            need = stage_bytes(self.problem, stage).peak(stage.ahead)
             if need > min(devices[d].memory_bytes for d in stage.devices):
                 return None
         return plan

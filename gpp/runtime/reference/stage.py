@@ -95,7 +95,9 @@ class Table:
     def forward(self, number: int) -> Values:
         """What the forward of a micro-batch, counted from the start of the run, computes with; called once for each."""
         values = self._of.pop(number)
-        self.staleness = max(self.staleness, self.position.batch(number) - self.policy.forward_version(self.position, number, self.start))
+        self.staleness = max(
+            self.staleness, self.position.batch(number) - self.policy.forward_version(self.position, number, self.start)
+        )
         if self.policy.backward == "same" or values is self._own:
             return values
         # The backward writes into this memory, and other micro-batches may use the same values.
