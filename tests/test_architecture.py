@@ -25,6 +25,7 @@ LEVELS: list[set[str]] = [
 ]
 SAME_LEVEL = {
     ("plan", "cost"),
+    ("cost", "plan"),  # `plan.stage` alone, which knows no cost
     ("plan", "routing"),
     ("data", "models"),
     ("capture", "models"),

@@ -42,7 +42,7 @@ from tests.planners.cases import random_problem
 
 def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, round_robin: bool | list[bool] = True) -> Plan:
     """A plan for a pipeline that does not drain: stage s is operator s."""
-    asynchronous = replace(prob, weights=Stash(accumulation=None))
+    asynchronous = replace(prob, regime=Regime(weights=Stash(accumulation=None)))
     return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=round_robin, ordered=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = {
     "model": "Models",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpp.cluster import Link, uniform
+from gpp.cost.regime import Regime
 from gpp.data.sampler import minibatch
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
@@ -63,7 +64,7 @@ def test_replicas_in_turn_equal_one_device(network: str, counts: list[int], sche
 def endless_job(policy: AbstractWeights, counts: list[int], count: int, steps: int = STEPS) -> Job:
     """Three stages of `Chain` whose replicas take turns, `count` micro-batches a mini-batch of 12 samples."""
     model, found, _ = captured("Chain")
-    problem = replace(problem_of(found, NoFlush(), sum(counts)), weights=policy, minibatch_size=12)
+    problem = replace(problem_of(found, NoFlush(), sum(counts)), regime=Regime(weights=policy), minibatch_size=12)
     parts, b = list(zip(parts_of(found.graph), counts, strict=True)), 12 // count
     plan = make_plan(problem, "test", parts, b, ordered=True, round_robin=True)
     strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=policy)
