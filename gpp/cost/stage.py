@@ -105,6 +105,12 @@ def pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosit
     return forward + more[0], backward + more[1]
 
 
+def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:
+    """Seconds after the last backward of a mini-batch: the gradients' all-reduce over a stage's devices, and the update."""
+    update_s = problem.cost.update_s(trainable_bytes, problem.cluster.devices[devices[0]])
+    return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
+
+
 def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:
     accumulation = max(problem.accumulation(stage.microbatch_size) // stage.round_robin_degree, 1)
     return PipelinePosition(warmup=max(stage.ahead, 1) - 1, depth=depth or max(stage.ahead, 1), accumulation=accumulation)

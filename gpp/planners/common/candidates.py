@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpp.cost.stage import finish_s
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan, topological_order
@@ -319,11 +320,7 @@ class Assessor:
         key = (mask, devices)
         found = self._updates.get(key)
         if found is None:
-            trainable = self.costs.trainable_bytes(mask)
-            found = self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
-            if len(devices) > 1 and trainable:
-                found += self.cluster.allreduce_s(trainable, devices)
-            self._updates[key] = found
+            found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
 
 

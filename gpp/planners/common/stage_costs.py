@@ -13,6 +13,7 @@ import numpy as np
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
+from gpp.cost.stage import finish_s
 from gpp.graph.op_graph import bits
 
 UNLIMITED = 1 << 30
@@ -126,8 +127,7 @@ class StageCosts:
         """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
         key = (trainable_bytes, num_replicas)
         if key not in self._finish:
-            reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
-            once = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
+            once = finish_s(self.problem, trainable_bytes, tuple(range(num_replicas)))
             self._finish[key] = once * self.problem.regime.minibatches
         return self._finish[key]
 
