@@ -74,7 +74,7 @@ class Amounts(NamedTuple):
 
     def take(self, index: Any) -> Amounts:
         """Those of some stages, where the amounts are arrays."""
-        return Amounts(*(a[index] for a in self))
+        return Amounts(self.trainable[index], self.static[index], self.kept[index], self.once[index])
 
 
 def static_bytes(trainable: Any, frozen: Any, optimizer_state_factor: float) -> Any:

@@ -34,4 +34,4 @@ class Regime:
 
     def held(self, depth: int, most: int) -> int:
         """Micro-batches in flight at a stage from which `depth` stages lead to the sink, itself included, of `most` in all."""
-        return most if self.keeps_all else min(depth, most)
+        return most if self.in_flight == "all" or most < depth else depth

@@ -219,6 +219,8 @@ class Plan:
 
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:
         """What every stage costs, in order."""
+        if problem.regime.weights.flushes:
+            return tuple(StageCost.of(problem, stage) for stage in self.stages)
         return tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:

@@ -7,7 +7,7 @@ smallest device's memory; a finished candidate is judged on its own devices (see
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class StageCosts:
         self._finish: dict[tuple[float, int], float] = {}
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
+        self._held: dict[tuple[int, int], StageBytes] = {}
 
     def labels(self) -> list[tuple[float, ...]]:
         """What tells operators apart in time: their column of the tables."""
@@ -115,9 +116,13 @@ class StageCosts:
             depth -= 1
         return depth
 
-    def held(self, mask: int, samples: Any) -> StageBytes:
+    def held(self, mask: int, samples: int) -> StageBytes:
         """Bytes of a set as a stage, with so many samples of a micro-batch on a device."""
-        return self.problem.amounts(mask).held(samples, self.problem.regime.assumed_copies)
+        found = self._held.get((mask, samples))
+        if found is None:
+            found = self.problem.amounts(mask).held(samples, self.problem.regime.assumed_copies)
+            self._held[mask, samples] = found
+        return found
 
     def trainable_bytes(self, mask: int) -> float:
         """Bytes of trainable parameters that a set reads."""

@@ -96,10 +96,10 @@ class PartitionSearch:
         most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
         rows = [costs.row(b // r) if b % r == 0 else 0 for b in sizes]
         prefix = table.prefix_s[rows][:, at]
-        grads = table.grads[box]
-        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
-        seconds += costs.finish_array_s(table.trainable[box], r) / most
-        memory, whole = table.held(box, samples), costs.problem.regime.keeps_all
+        amounts = table.amounts.take(box)
+        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], amounts.once * (samples / costs.link.bandwidth_bytes_per_s))
+        seconds += costs.finish_array_s(amounts.trainable, r) / most
+        memory, whole = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.keeps_all
         deepest = most if whole else np.clip(np.minimum(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
         depth = None
         if not (memory.peak(deepest) <= costs.limit_bytes).all():
@@ -313,7 +313,8 @@ class _Packing:
         for chain, members in zip(block.chains, block.members, strict=True):
             by_size = {b: search.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
             seconds.append(np.array([by_size[b] for b in lanes.sizes.tolist()]))
-            memory.append(costs.held(members[0], lanes.sizes).peak(in_flight))
+            held = costs.problem.amounts(members[0]).held(lanes.sizes, costs.problem.regime.assumed_copies)
+            memory.append(held.peak(in_flight))
         self.small = [((s <= limits) & (m <= room)).astype(np.int32) for s, m in zip(seconds, memory, strict=True)]
         branches = [(c, m) for c, members in enumerate(block.members) for m in range(len(members))]
         branches.sort(key=lambda branch: (-float(np.mean(np.minimum(seconds[branch[0]], 1e30))), branch))
