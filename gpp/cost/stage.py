@@ -50,8 +50,8 @@ class StageCost:
             return known
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
-        forward, backward = pass_s(problem, stage, stage.microbatch_size, position)
-        last = pass_s(problem, stage, rest, position) if rest else (forward, backward)
+        forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
+        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
         memory = stage_bytes(problem, stage, depth)
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
@@ -96,7 +96,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     )
 
 
-def pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
+def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
     """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included."""
     forward, backward = problem.stage_times(
         stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree

@@ -110,7 +110,7 @@ def problem_of(found: Captured, schedule: AbstractSchedule, num_devices: int) ->
     base = inprocess.problem_of(found, num_devices, MINIBATCH, regime=Regime(in_flight=schedule.in_flight))
     # As captured: a coarser graph would not keep the submodules apart.
     return Problem(
-        **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "in_flight")}, "graph": found.graph}
+        **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "regime")}, "graph": found.graph}
     )
 
 
