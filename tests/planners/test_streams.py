@@ -150,7 +150,7 @@ def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed:
     problem = random_problem(seed, max_ops=10, max_devices=6)
     of = strategy(Even(), weights)
     rng = random.Random(seed)
-    for _, asked in list(of._asked(problem))[:1]:
+    for asked in of._questions(of.posed(problem))[:1]:
         assessor = Assessor(StageCosts(asked))
         n, most = problem.graph.num_ops, min(problem.graph.num_ops, problem.cluster.num_devices)
         for b in asked.microbatch_sizes():
