@@ -27,6 +27,7 @@ SAME_LEVEL = {
     ("settings", "setting_types"),
     ("setting_types", "errors"),
     ("plan", "cost"),
+    ("cost", "plan"),  # `plan.stage` alone, which knows no cost
     ("plan", "routing"),
     ("data", "models"),
     ("capture", "models"),
