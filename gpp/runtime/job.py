@@ -199,9 +199,9 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
+        program=strategy.lower(plan, replace(problem, global_norm=optimizer.clips_model)),
         costs=stage_costs(strategy.posed(problem), plan),
-        evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
+        evaluation=strategy.lower_evaluation(plan, problem, held_out) if held_out else None,
     )
 
 

@@ -26,7 +26,6 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.simulator import _Run
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -37,6 +36,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from tests.programs import lower
 
 from ..graphs import chain, diamond, two_towers
 from .cases import Rate, cluster, random_problem, towers

@@ -12,8 +12,8 @@ from gpp.program.program import COMPUTE, RECEIVES, SENDS, Program, message_key
 from gpp.runtime.hang_detection.diagnosis import Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import FINISHING, STARTING, TRAINING, RankState
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.graphs import chain, graph, problem
+from tests.programs import lower
 
 PASSES = 2
 

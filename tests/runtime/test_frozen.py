@@ -20,10 +20,10 @@ from gpp.runtime.worker.messages import most_sends
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.graphs import chain, problem
+from tests.programs import lower
 from tests.runtime import inprocess
 from tests.runtime.test_equality import captured, parts_of, problem_of
 

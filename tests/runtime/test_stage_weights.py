@@ -17,7 +17,6 @@ from gpp.program.steady_state import of_length
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -27,6 +26,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from tests.programs import lower
 from tests.runtime import inprocess
 
 DEPTH, STEPS = 4, 17

@@ -27,8 +27,8 @@ from gpp.runtime.hang_detection.status import (
 )
 from gpp.runtime.hang_detection.watch import Look, Watch, process
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.graphs import chain, problem
+from tests.programs import lower
 
 TIMEOUT, STARTUP = 10.0, 100.0
 WAITING = RankState(phase=TRAINING, passes=3, index=4, waiting=True)

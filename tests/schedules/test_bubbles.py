@@ -16,7 +16,6 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.simulator import _Run, simulate
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -27,6 +26,7 @@ from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.graphs import chain, problem, two_towers
+from tests.programs import lower
 
 PER_MICROBATCH = 3.0
 """Seconds of a forward (1) and a backward (2) of one sample at a stage."""
@@ -113,7 +113,7 @@ def pass_s(weights: AbstractWeights, plan: Plan, prob: Problem, minibatches: int
     """Seconds of a whole pass, and device seconds of its forwards and backwards."""
     of = asynchronous(weights)
     of.check(plan, prob)
-    known = of.lower(plan, prob.graph)
+    known = of.lower(plan, prob)
     program = Program(
         num_samples=minibatches * plan.minibatch_size,
         actions={device: tuple(of_length(known, plan, device, minibatches)) for device in known.actions},

@@ -14,9 +14,9 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.simulator import simulate
 from tests.graphs import chain, diamond, graph, problem, two_towers
+from tests.programs import lower
 
 SCHEDULES = [OneFOneB(), GPipe()]
 
