@@ -64,21 +64,23 @@ def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:
 
 def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, Slots]:
     """Receives to post before, and sends to start after, every pass over so many samples."""
-    before: dict[tuple[int, Task], list[Action]] = defaultdict(list)
-    after: dict[tuple[int, Task], list[Action]] = defaultdict(list)
+    before: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
+    after: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     returning = plan.returning(graph)
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     forward, backward = PASS[FORWARD], PASS[BACKWARD]
     send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
+    new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
     for s, t in plan.edges:
+        back = (s, t) in returning
         for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
             for src, dst in copies(group_of[s][src_first], group_of[t][dst_first]):
-                after[src, Task(s, forward, src_mb)].append(Action(send, s, src_mb, t, dst, lo, hi))
-                before[dst, Task(t, forward, dst_mb)].append(Action(receive, t, dst_mb, s, src, lo, hi))
-                if (s, t) in returning:
-                    after[dst, Task(t, backward, dst_mb)].append(Action(give_back, t, dst_mb, s, src, lo, hi))
-                    before[src, Task(s, backward, src_mb)].append(Action(take_back, s, src_mb, t, dst, lo, hi))
+                after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
+                before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
+                if back:
+                    after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
+                    before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
     return before, after
 
 

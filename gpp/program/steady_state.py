@@ -13,6 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.kinds import SUMS, UPDATES
 from gpp.program.program import Action, Program
 from gpp.weights.base import AbstractWeights
 
@@ -66,9 +67,9 @@ def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: 
     out: list[Action] = []
     sums: list[Action] = []
     for action in actions:
-        if action.kind in ("R", "N"):
+        if action.kind in SUMS:
             sums.append(action)  # they belong to the update that follows
-        elif action.kind == "U":
+        elif action.kind in UPDATES:
             out += [*sums, action] if action.microbatch < minibatches else []
             sums = []
         elif action.microbatch < minibatches * counts[action.stage]:
@@ -80,7 +81,7 @@ def _longer(
     actions: Sequence[Action], counts: Mapping[int, int], minibatch_size: int, known: int, minibatches: int
 ) -> Iterator[Action]:
     middle = known // 2
-    ends = [i + 1 for i, action in enumerate(actions) if action.kind == "U"]
+    ends = [i + 1 for i, action in enumerate(actions) if action.kind in UPDATES]
     before, start, stop, after = ends[middle - 1], ends[middle], ends[middle + 1], ends[middle + 1 :]
     body = actions[start:stop]
     if not after or [_moved(a, counts, minibatch_size, 1) for a in actions[before:start]] != list(body):
@@ -96,9 +97,9 @@ def _longer(
 def _moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
     """The same action, `by` mini-batches later."""
     kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-    if kind == "R" or kind == "N":
+    if kind in SUMS:
         return action
-    if kind == "U":
+    if kind in UPDATES:
         return Action(kind, stage, microbatch + by)
     samples = by * minibatch_size if peer_stage >= 0 else 0
     return Action(kind, stage, microbatch + by * counts[stage], peer_stage, peer_device, lo + samples, hi + samples)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -28,7 +28,7 @@ from gpp.errors import MalformedProgram
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Role
 
 if TYPE_CHECKING:
-    from gpp.program.program import Action, Task
+    from gpp.program.program import Action
 
 Channel = tuple[Direction | None, int, int, int, int]
 """Direction, source stage, destination stage, source device, destination device."""
@@ -89,8 +89,8 @@ class Waits:
         actions: device -> its actions.
 
     Raises:
-        MalformedProgram: both sides of a channel disagree, or actions wait for each other or for what never comes: names the blocked
-            ones and prints the grid around them.
+        MalformedProgram: both sides of a channel disagree, or actions wait for each other or for what never comes: names the
+            blocked ones and prints the grid around them.
     """
 
     def __init__(self, actions: Mapping[int, Sequence[Action]]) -> None:
@@ -128,9 +128,10 @@ class Waits:
     @cached_property
     def counts(self) -> Counter[int]:
         """How many actions have each label."""
-        out: Counter[int] = Counter()
-        for does, _, _, label, needs, _ in self.order:
-            out[label] += len(needs) if does == MEET else 1
+        out = Counter([step[3] for step in self.order])
+        for does, _, _, label, needs, _ in self.order if self.meetings else ():
+            if does == MEET:
+                out[label] += len(needs) - 1
         return out
 
     @cached_property
@@ -256,7 +257,8 @@ class Waits:
         for device, posted in zip(self.devices, self._posted, strict=True):
             if posted:
                 direction, stage, microbatch = next(iter(posted))
-                raise MalformedProgram(f"d{device} posts a receive for {direction}{microbatch} of stage {stage}, which it does not run")
+                found = next(a for a in self.actions[device] if _is_receive(a, direction, stage, microbatch))
+                raise MalformedProgram(f"{found.text(device)} is posted for a pass that does not come after it on its device")
 
     def _advance(self, resource: int, node: int, ready: list[int]) -> int:
         """Run one device until it waits; returns the node where it does, or its end.
@@ -268,41 +270,41 @@ class Waits:
         passes, posted, channels, order = self._passes[resource], self._posted[resource], self.channels, self.order
         rows, labels, base = _ROWS, self._label_of, self.first[device]
         actions, end = self.actions[device], self._firsts[resource + 1]
-        made: _Pass = (None, -1, -1)  # the latest pass
+        latest: _Pass | None = None
         while node < end:
             kind, stage, microbatch, peer_stage, peer_device, lo, hi = actions[node - base]
             role, direction = rows[kind]
+            what = (direction, stage, microbatch)
             if role == _RECEIVE:
-                what = (direction, stage, microbatch)
-                if what in passes:
-                    return node  # the pass that needs it is over
                 channel = (direction, peer_stage, stage, peer_device, device)
                 ends = channels.get(channel) or self._open(channel)
-                wanted = ends, len(ends.received)
-                ends.received.append((lo, hi))
-                if what in posted:
-                    posted[what].append(wanted)
+                received = ends.received
+                wanted = posted.get(what)
+                if wanted is None:
+                    posted[what] = [(ends, len(received))]
                 else:
-                    posted[what] = [wanted]
+                    wanted.append((ends, len(received)))
+                received.append((lo, hi))
             elif role == _COMPUTE:
-                made = what = (direction, stage, microbatch)
-                if what in passes or (direction == BACKWARD and (FORWARD, stage, microbatch) not in passes):
-                    return node
-                needs: list[int] = []
-                for ends, place in posted.get(what, ()):
-                    if place >= len(ends.sends):
-                        ends.waiting = resource
-                        return node
-                    needs.append(ends.sends[place])
-                if needs:
+                wanted, needs = posted.get(what), ()
+                if wanted is not None:
+                    for ends, place in wanted:
+                        if place >= len(ends.sends):
+                            ends.waiting = resource
+                            return node
+                    needs = tuple([ends.sends[place] for ends, place in wanted])
                     del posted[what]
-                passes[what] = len(order)
+                if direction == BACKWARD and (FORWARD, stage, microbatch) not in passes:
+                    return node
+                if passes.setdefault(what, len(order)) != len(order):
+                    return node  # it has run already
+                latest = what
                 label = labels.get((kind, stage))
                 if label is None:
                     label = self._label((kind, stage), device, node - base)
-                order.append((OCCUPY, node, resource, label, tuple(needs), resource))
+                order.append((OCCUPY, node, resource, label, needs, resource))
             elif role == _SEND:
-                if made != (direction, stage, microbatch) and (direction, stage, microbatch) not in passes:
+                if what != latest and what not in passes:
                     return node  # nothing has made it yet
                 channel = (direction, stage, peer_stage, device, peer_device)
                 ends = channels.get(channel) or self._open(channel)
@@ -390,6 +392,11 @@ class Waits:
         return "\n".join(lines)
 
 
+def _is_receive(action: Action, direction: Direction | None, stage: int, microbatch: int) -> bool:
+    row = KINDS[action.kind]
+    return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
+
+
 class _Rows(dict[str, tuple[int, Direction | None]]):
     """Role, as a small number, and direction of each kind; an unknown one is refused."""
 
@@ -403,11 +410,11 @@ _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE = range(5)
 _CODES = {Role.COMPUTE: _COMPUTE, Role.SEND: _SEND, Role.RECEIVE: _RECEIVE, Role.SUM: _SUM, Role.UPDATE: _UPDATE}
 _ROWS = _Rows()
 
-Slots = Mapping[tuple[int, "Task"], Sequence["Action"]]
-"""(device, pass) -> the messages around it."""
+Slots = Mapping[tuple[int, tuple[int, str, int]], Sequence["Action"]]
+"""(device, pass) -> the messages around it; a pass as in `gpp.program.program.Task`."""
 
 
-def pass_waits(before: Slots, after: Slots) -> dict[tuple[int, Task], set[tuple[int, Task]]]:
+def pass_waits(before: Slots, after: Slots) -> dict[tuple[int, tuple[int, str, int]], set[tuple[int, tuple[int, str, int]]]]:
     """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
 
     Args:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS
 from gpp.report import text
 from gpp.report.record import RunRecord
-from gpp.timeline import COMPUTE, Metrics, Timeline
+from gpp.timeline import Metrics, Timeline
 
 WORTH_SAYING = 0.03
 """Share by which an emulated step is longer than its virtual time, from which on the user is told what helps."""
@@ -77,14 +78,15 @@ def emulation_words(run: RunRecord) -> str:
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
-    """Mean seconds of one forward ("F") and one whole backward ("B": B, or I plus W) of a micro-batch, by stage."""
+    """Mean seconds of one forward and one whole backward of a micro-batch, by stage and direction; a backward may be split."""
     total: dict[tuple[int, str], float] = defaultdict(float)
     count: dict[tuple[int, str], int] = defaultdict(int)
     for event in timeline.events if timeline else ():
         if event.kind in COMPUTE:
-            key = (event.stage, "F" if event.kind == "F" else "B")
+            row = KINDS[event.kind]
+            key = (event.stage, FORWARD if row.direction == FORWARD else BACKWARD)
             total[key] += event.end_s - event.start_s
-            count[key] += event.kind != "W"
+            count[key] += row.holds or row.returns
     return {key: total[key] / count[key] for key in total if count[key]}
 
 

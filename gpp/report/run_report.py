@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.report import text
 from gpp.report.charts import grouped_bars, line_chart
 from gpp.report.comparison import certificate
@@ -239,8 +240,8 @@ def _stage_table(run: RunRecord) -> str:
                 device_words(stage),
                 str(stage.microbatch_size),
                 str(stage.in_flight),
-                text.seconds(passes.get((s, "F"))),
-                text.seconds(passes.get((s, "B"))),
+                text.seconds(passes.get((s, FORWARD))),
+                text.seconds(passes.get((s, BACKWARD))),
                 text.num_bytes(used),
                 text.percent(text.quotient(used, limit)),
                 text.ranges(run.plan.successors[s], "s") or "–",

@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.report import text
 from gpp.report.comparison import certificate
 from gpp.report.figures import emulation_words, pass_seconds, run_figures, stage_memory
@@ -73,9 +74,9 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
     for s, stage in enumerate(run.plan.stages):
         used, limit = stage_memory(run, s, run.predicted)
         names = module_names(run.plan, run.graph, s)
-        times = [text.seconds(passes.get((s, k))) for k in ("F", "B")]
+        times = [text.seconds(passes.get((s, k))) for k in (FORWARD, BACKWARD)]
         if not wide:
-            times = ["/".join(text.significant(passes[s, k] * 1e3) if (s, k) in passes else "–" for k in ("F", "B"))]
+            times = ["/".join(text.significant(passes[s, k] * 1e3) if (s, k) in passes else "–" for k in (FORWARD, BACKWARD))]
         row = [
             f"s{s}",
             _names(names, room),

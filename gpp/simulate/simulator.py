@@ -138,10 +138,13 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
         held = most = 0
         keeps = False
         for action in program.actions[stage.devices[0]]:
-            if action.stage == s and action.kind in COMPUTE:
+            if action.kind in COMPUTE and action.stage == s:
                 row = KINDS[action.kind]
-                held += row.holds - row.frees
-                most, keeps = max(most, held), keeps or row.frees
+                if row.holds:
+                    held += 1
+                    most = max(most, held)
+                if row.frees:
+                    held, keeps = held - 1, True
         out[s] = (most if keeps else 1) * stage.microbatch_size * stage.turns
     return out
 

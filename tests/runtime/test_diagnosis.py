@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpp.plan.build import make_plan
-from gpp.program.program import COMPUTE, RECEIVES, SENDS, Program, message_key
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.program import Action, Program, channel_of
 from gpp.runtime.hang_detection.diagnosis import Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import FINISHING, STARTING, TRAINING, RankState
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -16,6 +17,11 @@ from tests.graphs import chain, graph, problem
 from tests.programs import lower
 
 PASSES = 2
+
+
+def key_of(action: Action, device: int) -> tuple[object, int]:
+    """A message: its channel and its first sample."""
+    return channel_of(action, device), action.lo
 
 
 @dataclass
@@ -46,7 +52,7 @@ class Walk:
         if step > PASSES or self.frozen == (device, step, index):
             return False
         if index == len(actions):
-            sends = {message_key(a, device) for a in actions if a.kind in SENDS}
+            sends = {key_of(a, device) for a in actions if a.kind in SENDS}
             self.waits[device] = any((key, step) not in self.posted for key in sends)
             if self.waits[device]:
                 return False
@@ -55,13 +61,13 @@ class Walk:
         action = actions[index]
         waits = False
         if action.kind in RECEIVES:
-            self.posted.add((message_key(action, device), step))
+            self.posted.add((key_of(action, device), step))
         elif action.kind in SENDS:
-            if self.lost != (message_key(action, device), step):
-                self.sent.add((message_key(action, device), step))
+            if self.lost != (key_of(action, device), step):
+                self.sent.add((key_of(action, device), step))
         elif action.kind in COMPUTE:
             needs = [
-                message_key(a, device)
+                key_of(a, device)
                 for a in actions
                 if a.kind == f"R{action.kind}" and (a.stage, a.microbatch) == (action.stage, action.microbatch)
             ]
@@ -113,7 +119,7 @@ def test_the_rank_that_stays_behind_is_named(seed: int) -> None:
 def test_a_lost_message_is_named_with_its_sender(seed: int) -> None:
     program, rng = random_program(seed)
     device, action = rng.choice([(d, a) for d, actions in program.actions.items() for a in actions if a.kind in SENDS])
-    states = Walk(program, lost=(message_key(action, device), rng.randint(1, PASSES))).run()
+    states = Walk(program, lost=(key_of(action, device), rng.randint(1, PASSES))).run()
     programs = Programs(sorted(program.actions), program)
     found = diagnose(programs, {rank: Sight(state=state, quiet_s=5.0) for rank, state in states.items()})
     assert f"{action.text(device)} of rank {programs.devices.index(device)}" in found.why, found.reason

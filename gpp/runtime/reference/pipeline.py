@@ -20,8 +20,8 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
-from gpp.runtime.passes import pass_at
 from gpp.runtime.reference.stage import FollowedStage, Kept, Table, after_step
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -139,7 +139,7 @@ class Pipeline:
         """First step and number of steps of each pass; between two of them the pipeline is empty."""
         step = self.job.settings.first_step
         while step < self.job.settings.steps:
-            first, count = pass_at(self.job, step)
+            first, count = stretch_at(self.job, step)
             yield first, count
             step = first + count
 

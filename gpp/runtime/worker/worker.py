@@ -19,13 +19,14 @@ from safetensors import safe_open
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
+from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import Slices, save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.passes import pass_at
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.gradients import Gradients
@@ -175,7 +176,7 @@ class Worker:
                 turns=stage.turns,
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
-                train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
+                train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
                 synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
                 weights=self.weights.get(s) if train else None,
@@ -365,7 +366,7 @@ class Worker:
             runner.meter = meter
         step = settings.first_step
         while step < settings.steps:
-            first, count = pass_at(self.job, step)
+            first, count = stretch_at(self.job, step)
             self.train(first, count, partial(write_line, out))
             step = done = first + count
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
