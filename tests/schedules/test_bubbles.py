@@ -10,13 +10,14 @@ from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.program.kinds import COMPUTE
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.simulate.simulator import _Run, simulate
+from gpp.simulate.simulator import Costs, simulate
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -120,6 +121,7 @@ def pass_s(weights: AbstractWeights, plan: Plan, prob: Problem, minibatches: int
         minibatches=minibatches,
     )
     check_program(program, reduce_groups(plan, prob.graph))
-    run = _Run(program, plan, of.posed(prob), False)
-    run.advance_all()
-    return max(run.clock.values()), sum(run.busy.values())
+    costs = Costs.of(program, plan, of.posed(prob))
+    times, waits = program.waits.times(costs.seconds, costs.late), program.waits
+    busy = sum(count * costs.seconds[label] for label, count in waits.counts.items() if waits.labels[label][1].kind in COMPUTE)
+    return max(times.free_s[: len(waits.devices)]), busy

@@ -14,8 +14,9 @@ Notation: a *choice* of an operator is the (b, r) of its stage; M = B / b micro-
 F and G are an operator's forward and backward seconds for q samples on the fastest device, and E what follows the last
 backward: the optimizer's step and the ring all-reduce of the parameters, 2 (r - 1) / r of their bytes over the fastest
 link that r devices can have between them. A parameter that several operators read is charged to one of them. A(o), the way
-around, is the longest way of F + G over differentiable tensors that ends at operator o, o itself included, and the E of the operator
-that it begins at; U(o) the longest way of F + G behind o. Sums over a stage S hold for each of its devices; F(S) is the sum of F.
+around, is the longest way of F + G over differentiable tensors that ends at operator o, o itself included, and the E of the
+operator that it begins at; U(o) is the longest way of F + G behind o. Sums over a stage S hold for each of its devices; F(S) is
+the sum of F.
 
 Arguments (each is a necessary condition for a plan whose period is T seconds, so the first T that breaks none is a lower bound):
 1. One operator: its device does M (F + G), then E, in every period. Where a way leads to it, the device at the beginning of the
