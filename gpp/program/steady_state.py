@@ -1,7 +1,7 @@
-"""Pipelines that do not drain: one program of a few mini-batches stands for a pass of any length.
+"""Pipelines that do not drain: one program of a few mini-batches stands for a stretch of any length.
 
 Once the pipeline is full, a device does the same for every mini-batch, with other numbers: micro-batches, samples and updates
-move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer pass repeats
+move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer stretch repeats
 its middle, a shorter one leaves out what belongs to mini-batches that do not come.
 """
 
@@ -44,10 +44,10 @@ def accumulation(plan: Plan, stage: int) -> int:
 
 
 def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> Iterator[Action]:
-    """A device's actions in a pass over so many mini-batches.
+    """A device's actions in a stretch of so many mini-batches.
 
     Args:
-        program: of at least `window` mini-batches, or of one, which is what every pass of it has.
+        program: of at least `window` mini-batches, or of one, which is what every stretch of it has.
 
     Raises:
         MalformedProgram: it does not repeat itself.
@@ -57,7 +57,7 @@ def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> It
     if minibatches == known:
         return iter(actions)
     if known == 1:
-        raise MalformedProgram(f"a program of one mini-batch has no pass of {minibatches}")
+        raise MalformedProgram(f"a program of one mini-batch has no stretch of {minibatches}")
     if minibatches < known:
         return iter(_shorter(actions, counts, minibatches))
     return _longer(actions, counts, plan.minibatch_size, known, minibatches)

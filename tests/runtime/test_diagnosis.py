@@ -85,9 +85,9 @@ class Walk:
     def _state(self, device: int) -> RankState:
         step, index = self.at[device]
         if step > PASSES:
-            return RankState(phase=FINISHING, passes=PASSES, index=len(self.program.actions[device]), waiting=True)
+            return RankState(phase=FINISHING, runs=PASSES, index=len(self.program.actions[device]), waiting=True)
         frozen = self.frozen is not None and self.frozen[0] == device
-        return RankState(phase=TRAINING, passes=step, step=step - 1, index=index, waiting=self.waits[device] and not frozen)
+        return RankState(phase=TRAINING, runs=step, step=step - 1, index=index, waiting=self.waits[device] and not frozen)
 
 
 def random_program(seed: int) -> tuple[Program, random.Random]:
@@ -137,11 +137,11 @@ def chain_of_three() -> Programs:
 def test_what_is_said_of_every_rank() -> None:
     programs = chain_of_three()
     at = {text: i for i, text in enumerate(a.text(1) for a in programs.actions(1, RankState(phase=TRAINING)))}
-    waiting = RankState(phase=TRAINING, passes=7, step=6, index=0, waiting=True, host="a", pid=11)
+    waiting = RankState(phase=TRAINING, runs=7, step=6, index=0, waiting=True, host="a", pid=11)
     first = next(i for i, a in enumerate(programs.actions(2, RankState(phase=TRAINING))) if a.kind == "F")
     states = {
-        0: RankState(phase=TRAINING, passes=7, step=6, index=len(programs.actions(0, RankState(phase=TRAINING))) - 2, waiting=True),
-        1: RankState(phase=TRAINING, passes=7, step=6, index=at["s1.F0@d1"]),
+        0: RankState(phase=TRAINING, runs=7, step=6, index=len(programs.actions(0, RankState(phase=TRAINING))) - 2, waiting=True),
+        1: RankState(phase=TRAINING, runs=7, step=6, index=at["s1.F0@d1"]),
         2: RankState(**{**{name: getattr(waiting, name) for name in waiting.__slots__}, "index": first}),
     }
     found = diagnose(programs, {r: Sight(state=s, quiet_s=5.04) for r, s in states.items()})
@@ -152,7 +152,7 @@ def test_what_is_said_of_every_rank() -> None:
 
 def test_who_cannot_run_is_the_cause_before_who_waits() -> None:
     programs = chain_of_three()
-    state = RankState(phase=TRAINING, passes=1, index=0)
+    state = RankState(phase=TRAINING, runs=1, index=0)
     sights = {rank: Sight(state=state, out="stopped by a signal" if rank else None, quiet_s=9.0) for rank in range(3)}
     found = diagnose(programs, sights)
     assert found.rank == 1

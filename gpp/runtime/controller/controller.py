@@ -229,8 +229,8 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
     if job.streams:
         # Neither while the pipeline fills nor while it drains.
-        ahead, whole, passes = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
-        took = {step: whole[step] for step, (first, count) in passes.items() if ahead < step - first < count - ahead} or whole
+        ahead, whole, stretches = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
+        took = {step: whole[step] for step, (first, count) in stretches.items() if ahead < step - first < count - ahead} or whole
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
@@ -293,14 +293,14 @@ def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period
     """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
 
     Args:
-        typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
+        typical: the record to look at, where a record is of several mini-batches (the emulator's), not a step.
 
     Returns:
         The events; of one mini-batch, over all devices: seconds of computing, and bytes sent.
     """
-    passes = "virtual_updates" in devices[0]["steps"][0]
-    of_device = [[r for r in device["steps"] if not passes or r["step"] == typical] for device in devices]
-    count = job.program.minibatches if passes else len(of_device[0])
+    several = "virtual_updates" in devices[0]["steps"][0]
+    of_device = [[r for r in device["steps"] if not several or r["step"] == typical] for device in devices]
+    count = job.program.minibatches if several else len(of_device[0])
     seen = [[Event(*event) for record in records for event in record["events"]] for records in of_device]
     events = [event for found in seen for event in found]
     busy_s = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE) / count

@@ -138,7 +138,7 @@ class Programs:
         device, position = waits.place(node)
         rank = self._rank[device]
         reached = states[rank]
-        past = reached is not None and (reached.passes, reached.index + there) > (state.passes, position)
+        past = reached is not None and (reached.runs, reached.index + there) > (state.runs, position)
         return Want(rank, waits.text(node), past)
 
     def _unread(self, nodes: Iterable[int], waits: Waits, state: RankState, states: Sequence[RankState | None]) -> list[Want]:

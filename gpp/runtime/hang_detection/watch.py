@@ -59,7 +59,7 @@ class _Seen:
 
     def update(self, look: Look, now_s: float, gap_s: float, slice_s: float) -> None:
         state = look.state
-        key = state and (state.phase, state.passes, state.index, state.waiting)
+        key = state and (state.phase, state.runs, state.index, state.waiting)
         self.quiet_s = self.quiet_s + gap_s if key == self.key else 0.0
         self.stopped_s = self.stopped_s + gap_s if look.stopped else 0.0
         beat = state.beat_ns if state else 0

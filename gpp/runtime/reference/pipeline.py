@@ -135,8 +135,8 @@ class Pipeline:
             stage.settle()
         return {s: stage.modules[0].state_dict() for s, stage in enumerate(self.stages)}
 
-    def passes(self) -> Iterator[tuple[int, int]]:
-        """First step and number of steps of each pass; between two of them the pipeline is empty."""
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """First step and number of steps of each stretch; between two of them the pipeline is empty."""
         step = self.job.settings.first_step
         while step < self.job.settings.steps:
             first, count = stretch_at(self.job, step)
@@ -144,7 +144,7 @@ class Pipeline:
             step = first + count
 
     def train(self, first: int, count: int) -> Iterator[dict[str, float]]:
-        """One pass; yields the results of each step, as means over the mini-batch."""
+        """One stretch; yields the results of each step, as means over the mini-batch."""
         settings = self.job.settings
         for stage in self.stages:
             if stage.table:
@@ -289,7 +289,7 @@ class Pipeline:
 def run_reference(job: Job, weights: Mapping[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
     """Train a job here and now, without files or evaluations; returns the loss of every step and the final tensors by name."""
     pipeline = Pipeline(job, weights)
-    losses = [sum(found.values()) for first, count in pipeline.passes() for found in pipeline.train(first, count)]
+    losses = [sum(found.values()) for first, count in pipeline.stretches() for found in pipeline.train(first, count)]
     return losses, {name: tensor for state in pipeline.final_state().values() for name, tensor in state.items()}
 
 
