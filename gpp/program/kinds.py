@@ -19,12 +19,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
 from gpp.errors import MalformedProgram
 
-Direction = Literal["F", "B"]
-"""Along the data, or back along the gradients: of a pass, and of the messages that it makes."""
+Direction = str
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither."""
 
 FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
@@ -53,7 +53,7 @@ class Kind:
         text: how it is written, in programs and in events.
         meaning: what it does, for readers of traces and reports.
         role: what it does, occupies and waits for.
-        direction: of a pass that takes and makes messages, and of a message; None for what has nothing to do with any.
+        direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
         holds: whether a micro-batch's activations are held from its end on.
         frees: whether they are freed at its end.
         returns: whether it makes the gradients of a stage's inputs.
@@ -65,7 +65,7 @@ class Kind:
     text: str
     meaning: str
     role: Role
-    direction: Direction | None = None
+    direction: Direction = ""
     holds: bool = False
     frees: bool = False
     returns: bool = False
@@ -116,7 +116,7 @@ def _texts(role: Role) -> frozenset[str]:
     return frozenset(kind.text for kind in KINDS.values() if kind.role is role)
 
 
-def _only(role: Role, direction: Direction | None = None, *, everyone: bool = False) -> str:
+def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
     (found,) = [
         kind.text
         for kind in KINDS.values()
@@ -169,4 +169,4 @@ def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
     if arrow != _ARROW.get(KINDS[kind].role):
         raise MalformedProgram(f"{word!r} is not an action: messages name their peer, sends behind '>' and receives behind '<'")
     peer = (int(peer_stage), int(peer_device), int(lo), int(hi)) if arrow else (-1, -1, 0, 0)
-    return int(device), (kind, int(stage), int(microbatch), *peer)
+    return int(device), (kind, int(stage), int(microbatch), peer[0], peer[1], peer[2], peer[3])

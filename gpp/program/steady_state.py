@@ -1,8 +1,8 @@
 """Pipelines that do not drain: one program of a few mini-batches stands for a stretch of any length.
 
 Once the pipeline is full, a device does the same for every mini-batch, with other numbers: micro-batches, samples and updates
-move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer stretch repeats
-its middle, a shorter one leaves out what belongs to mini-batches that do not come.
+move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer stretch
+repeats its middle, a shorter one leaves out what belongs to mini-batches that do not come.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SUMS, TRANSFERS, Directi
 if TYPE_CHECKING:
     from gpp.program.program import Action
 
-Channel = tuple[Direction | None, int, int, int, int]
+Channel = tuple[Direction, int, int, int, int]
 """Direction, source stage, destination stage, source device, destination device."""
 
 
@@ -48,7 +48,7 @@ all members of a meeting; the resource that it occupies, which is a channel's fo
 it apart.
 """
 
-_Pass = tuple[Direction | None, int, int]
+_Pass = tuple[Direction, int, int]
 """Direction, stage, micro-batch."""
 
 
@@ -344,7 +344,7 @@ class Waits:
                 if microbatch > last.get(stage, -1):
                     last[stage] = microbatch
         for own in self._passes:
-            for stage, direction in product({stage for _, stage, _ in own}, (FORWARD, BACKWARD, None)):
+            for stage, direction in product({stage for _, stage, _ in own}, (FORWARD, BACKWARD, "")):
                 at = own.get((direction, stage, last[stage]))
                 if at is not None:
                     does, node, resource, _, needs, occupied = self.order[at]
@@ -392,15 +392,15 @@ class Waits:
         return "\n".join(lines)
 
 
-def _is_receive(action: Action, direction: Direction | None, stage: int, microbatch: int) -> bool:
+def _is_receive(action: Action, direction: Direction, stage: int, microbatch: int) -> bool:
     row = KINDS[action.kind]
     return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
 
 
-class _Rows(dict[str, tuple[int, Direction | None]]):
+class _Rows(dict[str, tuple[int, Direction]]):
     """Role, as a small number, and direction of each kind; an unknown one is refused."""
 
-    def __missing__(self, kind: str) -> tuple[int, Direction | None]:
+    def __missing__(self, kind: str) -> tuple[int, Direction]:
         row = KINDS[kind]
         self[kind] = _CODES[row.role], row.direction
         return self[kind]
@@ -410,11 +410,14 @@ _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE = range(5)
 _CODES = {Role.COMPUTE: _COMPUTE, Role.SEND: _SEND, Role.RECEIVE: _RECEIVE, Role.SUM: _SUM, Role.UPDATE: _UPDATE}
 _ROWS = _Rows()
 
-Slots = Mapping[tuple[int, tuple[int, str, int]], Sequence["Action"]]
-"""(device, pass) -> the messages around it; a pass as in `gpp.program.program.Task`."""
+DevicePass = tuple[int, tuple[int, str, int]]
+"""A device, and a pass as in `gpp.program.program.Task`."""
+
+Slots = Mapping[DevicePass, Sequence["Action"]]
+"""The messages around each pass."""
 
 
-def pass_waits(before: Slots, after: Slots) -> dict[tuple[int, tuple[int, str, int]], set[tuple[int, tuple[int, str, int]]]]:
+def pass_waits(before: Slots, after: Slots) -> dict[DevicePass, set[DevicePass]]:
     """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
 
     Args:

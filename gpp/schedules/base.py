@@ -59,6 +59,7 @@ class AbstractSchedule(ABC):
         """The passes of each device of a stage of `count` micro-batches."""
         stage, backward = plan.stages[s], plan.runs_backward(s, graph)
         out: dict[int, list[Task]] = {}
+        order: list[Task] = []
         for r, replica in enumerate(stage.replicas):
             if stage.turns > 1 or r == 0:
                 own = range(r, count, stage.turns)

@@ -18,7 +18,7 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.program.lower import communication
 from gpp.program.program import Task
-from gpp.program.waits import pass_waits
+from gpp.program.waits import DevicePass, pass_waits
 
 
 def merge(
@@ -38,14 +38,14 @@ def merge(
         MalformedProgram: the stages' orders wait for each other.
     """
     needs = pass_waits(*communication(plan, graph, num_samples))
-    users: dict[tuple[int, Task], list[int]] = defaultdict(list)
+    users: dict[DevicePass, list[int]] = defaultdict(list)
     for (device, _), found in needs.items():
         for need in found:
             users[need].append(device)
     queues = {device: [list(reversed(orders[s][device])) for s in stages] for device, stages in plan.stages_of_device.items()}
     out: dict[int, list[Task]] = {device: [] for device in queues}
-    done: set[tuple[int, Task]] = set()
-    nothing: set[tuple[int, Task]] = set()
+    done: set[DevicePass] = set()
+    nothing: set[DevicePass] = set()
     running: dict[int, Task] = {}
     wakes = [(0.0, device) for device in sorted(queues)]
     while wakes:

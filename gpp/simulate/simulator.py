@@ -149,7 +149,7 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
     return out
 
 
-def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction | None, int, int], tuple[float, float]]:
+def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
     for (s, t), tensors in plan.edge_tensors(graph).items():

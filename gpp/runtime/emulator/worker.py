@@ -129,7 +129,8 @@ class EmulatedWorker:
             done = self.step()
             opened = float("inf") if self.clock.opened_s is None else self.clock.opened_s
             own = [(before, opened, self.clock.virtual_s), *(c for runner in self.runners.values() for c in runner.channels())]
-            found = spans(*zip(*own, strict=True), self.clock.virtual_s)
+            free, first, after = zip(*own, strict=True)
+            found = spans(free, first, after, self.clock.virtual_s)
             low, high, end = self.agree([-found.low, found.high, found.end_s])
             seconds = period.after(Spans(-low, high, end))
             if seconds is not None:
