@@ -26,7 +26,7 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.simulate.simulator import _Run
+from gpp.simulate.simulator import Costs
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -251,7 +251,7 @@ def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) ->
     """Seconds of a mini-batch in the second half of a pass, less its drain, which is the same for both."""
     ends = []
     for count in (minibatches, 2 * minibatches):
-        run = _Run(lower(plan, problem.graph, of.schedule, minibatches=count), plan, of.posed(problem), False)
-        run.advance_all()
-        ends.append(max(run.clock.values()))
+        program = lower(plan, problem.graph, of.schedule, minibatches=count)
+        costs = Costs.of(program, plan, of.posed(problem))
+        ends.append(max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices]))
     return (ends[1] - ends[0]) / minibatches
