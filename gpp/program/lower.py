@@ -9,8 +9,13 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
 from gpp.program.program import Action, Program, Task, reduce_groups
-from gpp.program.waits import Slots
 from gpp.routing import copies, messages
+
+DevicePass = tuple[int, tuple[int, str, int]]
+"""A device, and a pass as in `gpp.program.program.Task`."""
+
+Slots = Mapping[DevicePass, Sequence[Action]]
+"""The messages around each pass."""
 
 POSTED_AHEAD = 2
 """Passes before the one that needs a message at which its receive is posted.
@@ -82,6 +87,24 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
                     after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
                     before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
     return before, after
+
+
+def pass_waits(before: Slots, after: Slots) -> dict[DevicePass, set[DevicePass]]:
+    """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
+
+    Args:
+        before: the receives of each pass.
+        after: the sends of each pass.
+    """
+    maker = {
+        (KINDS[send.kind].direction, send.stage, send.peer_stage, device, send.peer_device, send.lo): (device, task)
+        for (device, task), sends in after.items()
+        for send in sends
+    }
+    return {
+        (device, task): {maker[KINDS[a.kind].direction, a.peer_stage, a.stage, a.peer_device, device, a.lo] for a in receives}
+        for (device, task), receives in before.items()
+    }
 
 
 def _interleave(

@@ -409,27 +409,3 @@ class _Rows(dict[str, tuple[int, Direction]]):
 _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE = range(5)
 _CODES = {Role.COMPUTE: _COMPUTE, Role.SEND: _SEND, Role.RECEIVE: _RECEIVE, Role.SUM: _SUM, Role.UPDATE: _UPDATE}
 _ROWS = _Rows()
-
-DevicePass = tuple[int, tuple[int, str, int]]
-"""A device, and a pass as in `gpp.program.program.Task`."""
-
-Slots = Mapping[DevicePass, Sequence["Action"]]
-"""The messages around each pass."""
-
-
-def pass_waits(before: Slots, after: Slots) -> dict[DevicePass, set[DevicePass]]:
-    """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
-
-    Args:
-        before: the receives of each pass.
-        after: the sends of each pass.
-    """
-    maker = {
-        (KINDS[send.kind].direction, send.stage, send.peer_stage, device, send.peer_device, send.lo): (device, task)
-        for (device, task), sends in after.items()
-        for send in sends
-    }
-    return {
-        (device, task): {maker[KINDS[a.kind].direction, a.peer_stage, a.stage, a.peer_device, device, a.lo] for a in receives}
-        for (device, task), receives in before.items()
-    }

@@ -16,9 +16,8 @@ from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.program.lower import communication
+from gpp.program.lower import DevicePass, communication, pass_waits
 from gpp.program.program import Task
-from gpp.program.waits import DevicePass, pass_waits
 
 
 def merge(

@@ -14,7 +14,7 @@ Planners score many candidates. Three things make this some ten to hundred times
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -216,12 +216,7 @@ def _run(
     """
     n = len(stages)
     warmup = [min(w, count) for _, _, w, _ in stages]
-    # A channel: source, seconds on the wire, latency, when the wire is free again.
-    into = [[[[src, wire, late, 0.0] for src, wire, late in each[way]] for each in incoming] for way in (FORWARD, BACKWARD)]
-    forwards, backwards = into
-    wires = [channel for way in into for channels in way for channel in channels]
-    for channel, when in zip(wires, held or (), strict=False):
-        channel[3] = when
+    forwards, backwards, wires = _wires(incoming, held or [])
     done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards
     clock, last = start[:] if start else [0.0] * n, [0.0] * n
     for c in range(n):
@@ -288,6 +283,19 @@ def _run(
     sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
     first = [when - row[0] for when, row in zip(begun, stages, strict=True)]
     return _Step(clock, first, [channel[3] for channel in wires], sent)
+
+
+Wire = list[Any]
+"""Of a channel: source, seconds on the wire, latency, when the wire is free again."""
+
+
+def _wires(incoming: list[Channels], held: list[float]) -> tuple[list[list[Wire]], list[list[Wire]], list[Wire]]:
+    """The channels of forwards and of backwards by class, and all of them; taken until `held` where that is given."""
+    into = [[[[src, wire, late, 0.0] for src, wire, late in each[way]] for each in incoming] for way in (FORWARD, BACKWARD)]
+    wires = [channel for way in into for channels in way for channel in channels]
+    for channel, when in zip(wires, held, strict=False):
+        channel[3] = when
+    return into[0], into[1], wires
 
 
 def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
