@@ -242,7 +242,7 @@ def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: 
     plan = planned(Even(), weights, problem)
     if plan is None:
         return
-    program = of._program(plan, problem.graph, False)
+    program = of._program(plan, problem)
     long = long_pass_s(of, plan, problem, 20 * program.minibatches)
     assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(long, rel=2e-3)
 
