@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpp.graph.captured import is_loss
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.transport.channels import AbstractTransport, Handle
 from gpp.runtime.worker.messages import Border, Layout
 from gpp.runtime.worker.meter import MemoryMeter
@@ -127,7 +128,7 @@ class StageRunner:
         self._posted[direction, microbatch].append(_Incoming(handle, buffer, peer_stage, lo, hi))
 
     def _layouts_in(self, direction: str) -> dict[int, Layout]:
-        return self.boundary.incoming if direction == "F" else self.boundary.returning_in
+        return self.boundary.incoming if direction == FORWARD else self.boundary.returning_in
 
     def arrive(self, direction: str, microbatch: int) -> None:
         """Wait for the messages of a compute action."""
@@ -173,7 +174,7 @@ class StageRunner:
             return None
         lo, hi = piece
         leaves: dict[str, torch.Tensor] = {}
-        for name, tensor in self._arrived("F", microbatch):
+        for name, tensor in self._arrived(FORWARD, microbatch):
             spec = self._specs[name]
             leaf = tensor.movedim(0, spec.batch_dim) if spec.batch_dim else tensor
             leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
@@ -206,7 +207,7 @@ class StageRunner:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self._made["F", microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
+        self._made[FORWARD, microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
         return start, end
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
@@ -238,7 +239,7 @@ class StageRunner:
             return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
-        for name, grad in self._arrived("B", microbatch):
+        for name, grad in self._arrived(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
         roots: list[torch.Tensor] = []
         seeds: list[torch.Tensor | None] = []
@@ -261,7 +262,7 @@ class StageRunner:
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()
-        self._made["B", microbatch] = {
+        self._made[BACKWARD, microbatch] = {
             name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
@@ -272,7 +273,7 @@ class StageRunner:
 
     def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
         """Send samples [lo, hi) of what `microbatch` made; `last` frees it. Returns the bytes sent."""
-        lay = (self.boundary.outgoing if direction == "F" else self.boundary.returning_out)[peer_stage]
+        lay = (self.boundary.outgoing if direction == FORWARD else self.boundary.returning_out)[peer_stage]
         piece = self._piece(microbatch)
         assert piece is not None
         made, start = self._made[direction, microbatch], piece[0]
