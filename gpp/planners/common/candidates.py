@@ -1,4 +1,4 @@
-"""Finished candidates: a lower bound on their iteration time, and the best one so far.
+"""Finished candidates: whether they fit, and a lower bound on their iteration time.
 
 The bound holds for synchronous schedules that keep no more than the plan's samples in flight and do a
 whole backward at a time (GPipe, 1F1B). Under other schedules it only decides which candidates are
@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
-from gpp.plan.build import make_plan, topological_order
-from gpp.plan.plan import Plan
-from gpp.planners.base import Predict
-from gpp.planners.common.placement import Kinds, Placement, Placer
+from gpp.plan.build import topological_order
+from gpp.planners.common.placement import DeviceTypes, Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
 
-Parts = tuple[tuple[int, int], ...]
-"""(operator mask, number of devices) for each stage, in stage order."""
+Part = tuple[int, int]
+"""A stage: operator mask and number of devices."""
 
-MARGIN = 1 - 1e-9
-"""A candidate must be better than the best by more than rounding."""
+Parts = tuple[Part, ...]
+"""All stages of a partition."""
 
 
 class Candidate(NamedTuple):
@@ -78,19 +76,25 @@ class Assessor:
 
     def assess(
         self,
-        parts: Sequence[tuple[int, int]],
+        parts: Sequence[Part],
         microbatch_size: int,
         *,
         chain: bool = False,
         placement: Sequence[tuple[int, ...]] | None = None,
-        kinds: Sequence[Kinds] | None = None,
+        types: Sequence[DeviceTypes] | None = None,
+        below_s: float = math.inf,
     ) -> Candidate | Shortage | None:
         """A candidate; what it lacks, if it does not fit; None if its stages form a cycle or there are too few devices.
 
         Args:
             parts: in any order, or for a chain in the chain's order.
-            placement: devices of each part; kinds: what kind of devices each part gets; None for the placer's choice.
+            placement: devices of each part; types: the types of the devices of each part; None for the placer's choice.
+            below_s: where a stage alone takes that long, on equal devices, the verdict is None without a closer look.
         """
+        if self._homogeneous and math.isfinite(below_s):
+            count = self.problem.minibatch_size // microbatch_size
+            if any(count * sum(self._stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
+                return None
         arranged = self._arranged(parts, chain)
         if arranged is None:
             return None
@@ -98,8 +102,8 @@ class Assessor:
         if placement is not None:
             given = {mask: devices for (mask, _), devices in zip(parts, placement, strict=True)}
             placed: Placement | None = tuple(given[mask] for mask, _ in ordered)
-        elif kinds is not None:
-            asked = {mask: kind for (mask, _), kind in zip(parts, kinds, strict=True)}
+        elif types is not None:
+            asked = {mask: own for (mask, _), own in zip(parts, types, strict=True)}
             placed = self.placer.near([asked[mask] for mask, _ in ordered], self._between(ordered, microbatch_size, nexts))
         else:
             placed = self._place(ordered, microbatch_size, nexts, depth)
@@ -115,7 +119,7 @@ class Assessor:
             placement,
         )
 
-    def slow_parts(self, parts: Sequence[tuple[int, int]], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
+    def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
 
         Those that alone keep it at `share` of its bound or more, and those on the way in and out of the slowest one.
@@ -133,13 +137,21 @@ class Assessor:
         index = {part: i for i, part in enumerate(parts)}
         return {index[ordered[s]] for s in slow}
 
-    def stage_bounds_s(self, parts: Sequence[tuple[int, int]], microbatch_size: int) -> list[float] | None:
+    def depths(self, parts: Sequence[Part], *, chain: bool) -> list[int]:
+        """Stages on the longest way from each part to the end, itself included; the parts form no cycle."""
+        arranged = self._arranged(parts, chain)
+        assert arranged is not None, "a plan has no cycle"
+        ordered, _, depth = arranged
+        known = dict(zip(ordered, depth, strict=True))
+        return [known[part] for part in parts]
+
+    def stage_bounds_s(self, parts: Sequence[Part], microbatch_size: int) -> list[float] | None:
         """What every stage alone bounds the iteration by, in stage order; None if there is a cycle or a lack of devices."""
         walked = self._walk_parts(parts, microbatch_size, False)
         return walked and walked[1][0]
 
     def _walk_parts(
-        self, parts: Sequence[tuple[int, int]], b: int, chain: bool
+        self, parts: Sequence[Part], b: int, chain: bool
     ) -> tuple[Parts, tuple[list[float], list[int], list[int]]] | None:
         arranged = self._arranged(parts, chain)
         if arranged is None:
@@ -148,7 +160,7 @@ class Assessor:
         placement = self._place(ordered, b, nexts, depth)
         return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
 
-    def _arranged(self, parts: Sequence[tuple[int, int]], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
+    def _arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
         edges = self._edges(parts)
         if chain:
@@ -183,7 +195,7 @@ class Assessor:
         if self._homogeneous:
             return self.placer.equal(counts)
         placer = self.placer
-        seconds = [[sum(self._stage_s(mask, b, (kind,) * count)) for kind in placer.kinds] for mask, count in parts]
+        seconds = [[sum(self._stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self._need_bytes(mask, count, b, d) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
@@ -196,7 +208,7 @@ class Assessor:
             for t in nexts[s]
         }
 
-    def _edges(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _edges(self, parts: Sequence[Part]) -> list[tuple[int, int]]:
         edges = []
         for q, (mask, _) in enumerate(parts):
             inputs = self._inputs.get(mask)
@@ -225,10 +237,10 @@ class Assessor:
         _, need, have, mask = max(short)
         return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
 
-    def _stage_s(self, mask: int, b: int, devices: tuple[int, ...]) -> tuple[float, float]:
+    def _stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         if key not in self._times:
-            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, devices)
+            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
         return self._times[key]
 
     def _crossing(self, first: int, second: int) -> tuple[float, float]:
@@ -325,72 +337,3 @@ class Assessor:
                 found += self.cluster.allreduce_s(trainable, devices)
             self._updates[key] = found
         return found
-
-
-class Search:
-    """The best plan so far, by predicted iteration time; ties go to the one that was tried first."""
-
-    def __init__(self, assessor: Assessor, planner: str, predict: Predict) -> None:
-        self.assessor, self.planner, self.predict = assessor, planner, predict
-        self.best: Plan | None = None
-        self.best_s = float("inf")
-        self.num_simulated = 0
-        self._seen: set[tuple[int, bool, Parts, Placement]] = set()
-        self._by_size: dict[int, tuple[Plan, float]] = {}
-
-    def worth(self, bound_s: float) -> bool:
-        """Whether something that takes `bound_s` at least could still win."""
-        return bound_s < self.best_s * MARGIN
-
-    def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
-        """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.
-
-        Args:
-            below_s: what it has to beat; None for the best plan.
-        """
-        key = (candidate.microbatch_size, candidate.chain, candidate.parts, candidate.placement)
-        beat = self.best_s if below_s is None else below_s
-        if candidate.bound_s >= beat * MARGIN or key in self._seen:
-            return None
-        self._seen.add(key)
-        plan = make_plan(
-            self.assessor.problem,
-            self.planner,
-            candidate.parts,
-            candidate.microbatch_size,
-            chain=candidate.chain,
-            ordered=True,
-            placement=candidate.placement,
-        )
-        seconds = self.predict(plan).metrics.iteration_s
-        self.num_simulated += 1
-        b = candidate.microbatch_size
-        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
-            self._by_size[b] = plan, seconds
-        if seconds < self.best_s * MARGIN:
-            self.best, self.best_s = plan, seconds
-        return plan, seconds
-
-    def offer(self, plan: Plan) -> None:
-        """Keep another planner's plan if it is the best."""
-        seconds = self.predict(plan).metrics.iteration_s
-        if seconds < self.best_s * MARGIN:
-            self.best, self.best_s = replace(plan, planner=self.planner, explanation=()), seconds
-
-    def best_by_size(self) -> list[tuple[Plan, float]]:
-        """The best plan of each micro-batch size and its seconds, best first."""
-        return [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
-
-    def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
-        """Simulate candidates by ascending bound until none can win.
-
-        Args:
-            limit: end after so many simulations without a better plan; None for no end.
-        """
-        left = limit
-        for candidate in sorted(candidates):
-            if not self.worth(candidate.bound_s) or left == 0:
-                break
-            before = self.best_s
-            if self.simulate(candidate) is not None and left is not None:
-                left = limit if self.best_s < before else left - 1
