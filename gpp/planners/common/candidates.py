@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpp.cost.amounts import StageBytes
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.build import topological_order
@@ -67,7 +68,9 @@ class Assessor:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.graph, self.cluster = costs, costs.problem, costs.graph, costs.cluster
         self._homogeneous = costs.cluster.homogeneous
-        self._inputs: dict[int, int] = {}
+        self._ops: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._edge_s: dict[tuple[int, tuple[int, ...], int, tuple[int, ...], int], tuple[float, float]] = {}
+        self._held: dict[tuple[int, int], StageBytes] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -89,7 +92,7 @@ class Assessor:
         Args:
             parts: in any order, or for a chain in the chain's order.
             placement: devices of each part; types: the types of the devices of each part; None for the placer's choice.
-            below_s: where a stage alone takes that long, on equal devices, the verdict is None without a closer look.
+            below_s: a candidate whose bound is not below that is None, too.
         """
         if self._homogeneous and math.isfinite(below_s):
             count = self.problem.minibatch_size // microbatch_size
@@ -109,15 +112,11 @@ class Assessor:
             placed = self._place(ordered, microbatch_size, nexts, depth)
         if placed is None:
             return None
-        placement = placed
-        return self._shortage(ordered, placement, microbatch_size, depth) or Candidate(
-            max(self._walk(ordered, placement, microbatch_size, nexts, depth)[0]),
-            max(depth),
-            microbatch_size,
-            chain,
-            ordered,
-            placement,
-        )
+        short = self._shortage(ordered, placed, microbatch_size, depth)
+        if short is not None:
+            return short
+        bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
 
     def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
@@ -162,30 +161,29 @@ class Assessor:
 
     def _arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
-        edges = self._edges(parts)
-        if chain:
-            order = list(range(len(parts)))
-        else:
-            succ: list[set[int]] = [set() for _ in parts]
-            for a, b in edges:
-                succ[a].add(b)
-            try:
-                order = topological_order(succ, key=[(mask & -mask).bit_length() for mask, _ in parts])
-            except InvalidPlan:
-                return None
-        ordered = tuple(parts[p] for p in order)
-        position = {p: s for s, p in enumerate(order)}
-        nexts: list[list[int]] = [[] for _ in parts]
-        for a, b in edges:
-            nexts[position[a]].append(position[b])
+        succ, order = self._edges(parts), range(len(parts))
         if chain:
             for s in range(len(parts) - 1):
-                if s + 1 not in nexts[s]:
-                    nexts[s].append(s + 1)
+                succ[s].add(s + 1)
+        else:
+            keys = [mask & -mask for mask, _ in parts]
+            if all(keys[p] < keys[q] for p, nexts in enumerate(succ) for q in nexts):
+                order = sorted(order, key=keys.__getitem__)  # the topological order by these keys
+            else:
+                try:
+                    order = topological_order(succ, key=keys)
+                except InvalidPlan:
+                    return None
+        position = [0] * len(parts)
+        for s, p in enumerate(order):
+            position[p] = s
+        nexts = [sorted(position[q] for q in succ[p]) for p in order]
         depth = [1] * len(parts)
         for s in reversed(range(len(parts))):
-            depth[s] += max((depth[t] for t in nexts[s]), default=0)
-        return ordered, nexts, depth
+            for t in nexts[s]:
+                if depth[t] >= depth[s]:
+                    depth[s] = depth[t] + 1
+        return tuple([parts[p] for p in order]), nexts, depth
 
     def _place(self, parts: Parts, b: int, nexts: list[list[int]], depth: list[int]) -> Placement | None:
         """Devices of every stage; None if there are not enough."""
@@ -208,21 +206,31 @@ class Assessor:
             for t in nexts[s]
         }
 
-    def _edges(self, parts: Sequence[Part]) -> list[tuple[int, int]]:
-        edges = []
-        for q, (mask, _) in enumerate(parts):
-            inputs = self._inputs.get(mask)
-            if inputs is None:
+    def _edges(self, parts: Sequence[Part]) -> list[set[int]]:
+        """The parts that each part sends to."""
+        owner, reads = [0] * self.graph.num_ops, []
+        for p, (mask, _) in enumerate(parts):
+            found = self._ops.get(mask)
+            if found is None:
                 inputs = 0
                 for op in bits(mask):
                     inputs |= self.graph.predecessors[op]
-                inputs = self._inputs[mask] = inputs & ~mask
-            edges += [(p, q) for p, (other, _) in enumerate(parts) if inputs & other]
-        return edges
+                found = self._ops[mask] = tuple(bits(mask)), tuple(bits(inputs & ~mask))
+            for op in found[0]:
+                owner[op] = p
+            reads.append(found[1])
+        succ: list[set[int]] = [set() for _ in parts]
+        for q, inputs in enumerate(reads):
+            for op in inputs:
+                succ[owner[op]].add(q)
+        return succ
 
     def _need_bytes(self, mask: int, count: int, b: int, depth: int) -> float:
         """Memory of a stage on one device with the depth's micro-batches in flight."""
-        return self.costs.held(mask, b // count).peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
+        held = self._held.get((mask, b // count))
+        if held is None:
+            held = self._held[mask, b // count] = self.costs.held(mask, b // count)
+        return held.peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
@@ -239,9 +247,10 @@ class Assessor:
 
     def _stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
-        if key not in self._times:
-            self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
-        return self._times[key]
+        found = self._times.get(key)
+        if found is None:
+            found = self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
+        return found
 
     def _crossing(self, first: int, second: int) -> tuple[float, float]:
         """Bytes per sample over an edge, forwards and backwards; what never comes back counts as minus infinity."""
@@ -253,26 +262,26 @@ class Assessor:
         return self._bytes[key]
 
     def _transfers_s(
-        self, a: tuple[int, tuple[int, ...]], b: tuple[int, tuple[int, ...]], microbatch_size: int
+        self, first: int, senders: tuple[int, ...], second: int, receivers: tuple[int, ...], microbatch_size: int
     ) -> tuple[float, float]:
         """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
 
         An edge of data without gradients has no way back: minus infinity.
         """
-        forward, backward = self._crossing(a[0], b[0])
-        key = (a[1], b[1])
-        found = self._routes.get(key)
-        if found is None:
-            found = self._routes[key] = self._route(*key)
-        share, links = found
-        samples = microbatch_size * share
-        if len(links) == 1:
-            late, slow = links[0]
-            return late + forward * samples * slow, late + backward * samples * slow
-        return (
-            min(late + forward * samples * slow for late, slow in links),
-            min(late + backward * samples * slow for late, slow in links),
-        )
+        edge = (first, senders, second, receivers, microbatch_size)
+        times = self._edge_s.get(edge)
+        if times is None:
+            forward, backward = self._crossing(first, second)
+            route = self._routes.get((senders, receivers))
+            if route is None:
+                route = self._routes[senders, receivers] = self._route(senders, receivers)
+            share, links = route
+            samples = microbatch_size * share
+            times = self._edge_s[edge] = (
+                min(late + forward * samples * slow for late, slow in links),
+                min(late + backward * samples * slow for late, slow in links),
+            )
+        return times
 
     def _route(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, list[tuple[float, float]]]:
         """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the links that it may take."""
@@ -285,7 +294,7 @@ class Assessor:
         return share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
 
     def _walk(
-        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]
+        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int], below_s: float = math.inf
     ) -> tuple[list[float], list[int], list[int]]:
         """No iteration is shorter than any of these, one for each stage: the way in, all micro-batches, the way out, the update.
 
@@ -293,33 +302,35 @@ class Assessor:
 
         Its micro-batches take their compute time, or as many round trips to the farthest sink as its
         samples in flight force one after the other. Also the stage before each on its longest way in, and on its longest way
-        out, which leads back over its predecessors; -1 at its end.
+        out, which leads back over its predecessors; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
         """
-        problem, count = self.problem, len(parts)
-        num_microbatches = problem.minibatch_size // b
-        times = [self._stage_s(mask, b, devices[s]) for s, (mask, _) in enumerate(parts)]
-        moves = [
-            [self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b) for t in nexts[s]] for s in range(count)
-        ]
-        trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
-        came_from, went_to = [-1] * count, [-1] * count
-        for s in reversed(range(count)):
-            longest = 0.0
-            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
-                longest = max(longest, trip[t] + ahead + back)
+        regime, count, num_microbatches = self.problem.regime, len(parts), self.problem.minibatch_size // b
+        times = [self._stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
+        trip, moves = [forward + backward for forward, backward in times], []
+        for s in range(count - 1, -1, -1):
+            mask, own, longest, sent = parts[s][0], devices[s], 0.0, []
+            for t in nexts[s]:
+                ahead, back = self._transfers_s(mask, own, parts[t][0], devices[t], b)
+                sent.append((t, ahead, back))
+                if trip[t] + ahead + back > longest:
+                    longest = trip[t] + ahead + back
             trip[s] += longest
+            moves.append(sent)
+        moves.reverse()
+        way_in, way_out, came_from, went_to = [0.0] * count, [0.0] * count, [-1] * count, [-1] * count
         bounds = []
-        for s in range(count):
-            in_flight = problem.regime.held(depth[s], num_microbatches)
-            forward, backward = times[s]
+        for s, (forward, backward) in enumerate(times):
+            in_flight = regime.held(depth[s], num_microbatches)
             busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
-            if problem.regime.minibatches == 1:
+            if regime.minibatches == 1:
                 trips = -(-num_microbatches // in_flight) * trip[s]
                 bounds.append(way_in[s] + max(busy, trips) + max(way_out[s], update))
             else:
                 # In a steady state nothing fills or drains, and an update holds the stage up every time.
-                bounds.append(max(busy + problem.regime.minibatches * update, num_microbatches / in_flight * trip[s]))
-            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
+                bounds.append(max(busy + regime.minibatches * update, num_microbatches / in_flight * trip[s]))
+            if bounds[-1] >= below_s:
+                break
+            for t, ahead, back in moves[s]:
                 if way_in[s] + forward + ahead > way_in[t]:
                     way_in[t], came_from[t] = way_in[s] + forward + ahead, s
                 if way_out[s] + backward + back > way_out[t]:

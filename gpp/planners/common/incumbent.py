@@ -16,15 +16,10 @@ MARGIN = 1 - 1e-9
 
 
 class Incumbent:
-    """The best plan so far, by predicted iteration time; ties go to the one that was tried first.
+    """The best plan so far, by predicted iteration time; ties go to the one that was tried first."""
 
-    Args:
-        max_candidates: neighbours of plans that a local search may judge; None for no end.
-    """
-
-    def __init__(self, assessor: Assessor, planner: str, predict: Predict, max_candidates: int | None = None) -> None:
+    def __init__(self, assessor: Assessor, planner: str, predict: Predict) -> None:
         self.assessor, self.planner, self.predict = assessor, planner, predict
-        self._left = max_candidates
         self.best: Plan | None = None
         self.best_s = float("inf")
         self.num_simulated = 0
@@ -34,13 +29,6 @@ class Incumbent:
     def worth(self, bound_s: float) -> bool:
         """Whether something that takes `bound_s` at least could still win."""
         return bound_s < self.best_s * MARGIN
-
-    def may_judge(self) -> bool:
-        """Whether one more neighbour may be judged; counts it."""
-        if self._left is None:
-            return True
-        self._left -= 1
-        return self._left >= 0
 
     def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
         """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.

@@ -10,12 +10,13 @@ the best one and starts again there. What is searched differs by hill alone:
 `repair` takes the same moves from a partition that does not fit in memory to one that does.
 
 Complexity: a step bounds every neighbour, of which a plan of S stages has O(S (replicas + operators)), and simulates
-`patience` of them in a row that gain nothing; all steps of a search bound no more than its `max_candidates`.
+`patience` of them in a row that gain nothing; `steps` of them in a row that gain nothing end the search.
 Deterministic: ties go to the neighbour that was named first.
 """
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from typing import Generic, TypeVar, final
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.incumbent import MARGIN, Incumbent
-from gpp.planners.common.moves import ANY_STAGES, Around, Move, Point, is_chain
+from gpp.planners.common.moves import ANY_STAGES, Around, Move, Point
 
 State = TypeVar("State")
 
@@ -59,36 +60,46 @@ class Hill(ABC, Generic[State]):
 
 def climb(
     hill: Hill[State],
-    state: State,
-    seconds: float,
+    starts: Sequence[tuple[State, float]],
     *,
     patience: int | None = None,
+    steps: int = 1,
     least_gain: float = 0.0,
     margin: float = MARGIN,
 ) -> tuple[State, float]:
-    """The top of the hill that a state stands on, and its predicted seconds.
+    """The best state that is found from some, and its predicted seconds.
+
+    The next step starts from the best state that none has started from yet, first of all from the best one known.
 
     Args:
-        seconds: the state's own.
+        starts: states, and the predicted seconds of each.
         patience: predictions without a better state that end a step; None for no end.
-        least_gain: relative gain of a step below which there is no further one.
+        steps: those without a better state that end the search.
+        least_gain: relative gain of a step below which it counts as none.
         margin: factor on the best seconds below which a prediction counts as better.
     """
-    before = float("inf")
-    while seconds < before * (1 - least_gain):
+    waiting = [(seconds, number, state) for number, (state, seconds) in enumerate(starts)]
+    heapq.heapify(waiting)
+    seconds, _, best = waiting[0]
+    in_vain, number = 0, len(waiting)
+    while waiting and in_vain < steps:
+        _, _, state = heapq.heappop(waiting)
         before, left = seconds, patience
-        found = [(bound, number, other) for number, (bound, other) in enumerate(hill.neighbours(state, seconds))]
+        found = [(bound, at, other) for at, (bound, other) in enumerate(hill.neighbours(state, seconds))]
         for bound, _, other in sorted(found, key=itemgetter(0, 1)):
             if left == 0 or bound >= seconds * margin:
                 break
             took = hill.seconds(other, seconds)
             if took is None:
                 continue
+            heapq.heappush(waiting, (took, number, other))
+            number += 1
             if took < seconds * margin:
-                state, seconds, left = other, took, patience
+                best, seconds, left = other, took, patience
             elif left is not None:
                 left -= 1
-    return state, seconds
+        in_vain = 0 if seconds < before * (1 - least_gain) else in_vain + 1
+    return best, seconds
 
 
 @final
@@ -123,8 +134,6 @@ class EqualMicrobatches(Hill[Candidate]):
         )
         around = Around(assessor=assessor, hot=hot, order=self.order)
         for other in dict.fromkeys(other for move in self.moves for other in move(around, point)):
-            if not self.incumbent.may_judge():
-                return
             found = assess(assessor, other, below_s)
             if isinstance(found, Candidate) and found.bound_s < below_s:
                 yield found.bound_s, found
@@ -133,17 +142,12 @@ class EqualMicrobatches(Hill[Candidate]):
         found = self.incumbent.simulate(state, below_s=below_s)
         return None if found is None else found[1]
 
-    def climb_from(self, plan: Plan, seconds: float, patience: int, least_gain: float = ENOUGH) -> None:
-        """Climb from a plan; the incumbent remembers the top."""
-        start = Candidate(
-            bound_s=0.0,
-            depth=plan.depth,
-            microbatch_size=plan.stages[0].microbatch_size,
-            chain=is_chain(plan, self.incumbent.assessor.graph),
-            parts=Point.of(plan, self.incumbent.assessor.graph).parts,
-            placement=tuple(stage.devices for stage in plan.stages),
-        )
-        climb(self, start, seconds, patience=patience, least_gain=least_gain)
+    def start(self, plan: Plan) -> Candidate:
+        """A plan as a state."""
+        graph = self.incumbent.assessor.graph
+        point = Point.of(plan, graph)
+        assert point.devices is not None
+        return Candidate(0.0, plan.depth, point.sizes[0], point.chain, point.parts, point.devices)
 
 
 def assess(assessor: Assessor, point: Point, below_s: float = float("inf")) -> Candidate | Shortage | None:
@@ -158,11 +162,13 @@ def climb_best(
     moves: tuple[Move, ...] = ANY_STAGES,
     order: Sequence[int] | None = None,
     starts: int = 1,
+    steps: int = 1,
 ) -> None:
     """Climb from the incumbent's best plans, one for each of the `starts` micro-batch sizes with the best ones."""
     hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order)
-    for plan, seconds in incumbent.best_by_size()[:starts]:
-        hill.climb_from(plan, seconds, patience)
+    found = [(hill.start(plan), seconds) for plan, seconds in incumbent.best_by_size()[:starts]]
+    if found:
+        climb(hill, found, patience=patience, steps=steps, least_gain=ENOUGH)
 
 
 def repair(incumbent: Incumbent, parts: Parts, microbatch_size: int, moves: tuple[Move, ...] = ANY_STAGES) -> None:

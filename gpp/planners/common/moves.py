@@ -14,6 +14,12 @@ from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Part, Parts
 from gpp.planners.common.placement import Placement
 
+FEW_STAGES = 8
+"""Plans of at most so many stages are tried with their devices dealt out anew at every step."""
+
+FEW_OPS = 6
+"""Of the operators at either end of a stage any number up to this may move together, beyond it powers of two."""
+
 EIGHTHS = 8
 """A stage of more operators is cut at multiples of an eighth of them only."""
 
@@ -150,6 +156,44 @@ def splits(around: Around, point: Point) -> Iterator[Point]:
                 yield replace(point, parts=parts, sizes=(point.sizes[0], *point.sizes), ks=(point.ks[0], *point.ks))
 
 
+def redealt(around: Around, point: Point) -> Iterator[Point]:
+    """The stages of `boundaries`, `merges` and `splits`, and the point's own, with all devices dealt out anew.
+
+    Of plans of few stages only: a change of the stages often pays with other numbers of replicas alone.
+    """
+    if len(point.parts) > FEW_STAGES:
+        return
+    allowed = around.replicas(point.sizes[0])
+    changed = {move_to.parts: move_to for move in (boundaries, merges, splits) for move_to in move(around, point)}
+    seen = set()
+    for other in (point, *changed.values()):
+        masks = tuple(mask for mask, _ in other.parts)
+        if masks not in seen:
+            seen.add(masks)
+            for counts in _deals(around, masks, allowed, point.sizes[0]):
+                yield replace(other, parts=tuple(zip(masks, counts, strict=True)), devices=None)
+
+
+def _deals(around: Around, masks: Sequence[int], allowed: Sequence[int], b: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of replicas: the slowest stage gets the next larger number as long as there are devices; ever slower ones do not."""
+    costs, counts = around.assessor.costs, [1] * len(masks)
+    idle = around.assessor.cluster.num_devices - len(masks)
+
+    def seconds(s: int) -> float:
+        return costs.compute_s(masks[s], b // counts[s])
+
+    open_stages = set(range(len(masks)))
+    while open_stages and idle >= 0:
+        s = max(open_stages, key=lambda s: (seconds(s), -s))
+        more = next((x for x in allowed if x > counts[s]), None)
+        if more is None or more - counts[s] > idle:
+            yield tuple(counts)
+            open_stages.discard(s)
+            continue
+        idle -= more - counts[s]
+        counts[s] = more
+
+
 def heads(mask: int) -> Iterator[int]:
     """The first operators of a stage, by number: any few of a small stage, eighths of a large one."""
     ops = list(bits(mask))
@@ -186,9 +230,9 @@ def _boundary(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
         chunk, size = 0, 2
         for count, op in enumerate(reversed(ops) if forwards else ops, 1):
             chunk |= 1 << op
-            if count == size:
+            if count == size or 1 < count <= FEW_OPS:
                 ends.append(chunk)
-                size *= 2
+                size *= 2 if count == size else 1
         yield from (_moved(point, p, q, chunk) for chunk in ends if chunk != mask)
 
 

@@ -30,7 +30,7 @@ def split_stages(plan: Plan, problem: Problem, predict: Predict) -> Plan:
 
     Complexity: at most a prediction for each stage and each stage cut.
     """
-    best, _ = climb(_Cuts(problem, predict), plan, predict(plan).metrics.iteration_s, margin=1 - WORTH)
+    best, _ = climb(_Cuts(problem, predict), [(plan, predict(plan).metrics.iteration_s)], margin=1 - WORTH)
     return best
 
 

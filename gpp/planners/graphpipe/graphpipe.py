@@ -64,10 +64,11 @@ from gpp.planners.common.infeasible import explain
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.planners.common.local_search import climb_best, repair
-from gpp.planners.common.moves import ANY_STAGES, is_chain
+from gpp.planners.common.moves import ANY_STAGES, is_chain, redealt
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
 from gpp.planners.graphpipe.colocate import split_stages
+from gpp.planners.graphpipe.complete import complete
 from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.rebalance import rebalance
@@ -87,9 +88,11 @@ REPAIRS = 8
 IMPROVED = 3
 """Micro-batch sizes whose best plans get their idle devices dealt out and their boundaries cut again."""
 
-STARTS, CLIMB_PATIENCE = 5, 12
-"""Climbs of the local search, from the best plans of so many micro-batch sizes, and simulations that end a step in vain."""
+STARTS = 5
+"""Plans that the local search starts from: the best ones of so many micro-batch sizes."""
 
+STEPS, STEPS_IF_SMALL = 2, 4
+"""Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
 DEPTH_SCALES = (0.0, 0.5, 1.0)
 """Depths of a line that memory is reckoned with, in units of its stages: none, half of them, all."""
@@ -121,7 +124,7 @@ class GraphPipe(AbstractPlanner):
     Args:
         replication: whether a stage may be replicated.
         patience: simulations without a better plan after which a step of the search goes on to the next.
-        max_candidates: neighbours of plans that the local search may judge; 0 leaves it out.
+        max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         share_devices: whether a stage may be cut in two on its own devices, so that a branch does not wait for the join it
             shares them with; of use where there are few devices. The paper's stages have devices of their own.
@@ -142,21 +145,25 @@ class GraphPipe(AbstractPlanner):
             return self._shared(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
         shape = _Shape.of(costs)
-        incumbent = Incumbent(Assessor(costs), "graphpipe", predict, self.max_candidates)
-        if problem.graph.num_ops * problem.cluster.num_devices <= SMALL:
+        incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
+        small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
+        if small:
             self._chains(incumbent)
         self._partitions(incumbent, shape)
         for improve in (spread, recut):
             for best, _ in incumbent.best_by_size()[:IMPROVED]:
                 improve(incumbent, best)
-        climb_best(incumbent, CLIMB_PATIENCE, moves=(*ANY_STAGES, all_boundaries), starts=STARTS)
+        moves = (*ANY_STAGES, redealt, all_boundaries) if small else (*ANY_STAGES, all_boundaries)
+        patience, steps = (2 * self.patience, STEPS_IF_SMALL) if small else (self.patience, STEPS)
+        climb_best(incumbent, patience, moves=moves, starts=STARTS, steps=steps)
         if not problem.cluster.homogeneous:
             rebalance(incumbent)
+        completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
-        return replace(incumbent.best, explanation=_explanation(incumbent, shape))
+        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
 
     def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
@@ -234,10 +241,15 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(incumbent: Incumbent, shape: _Shape) -> tuple[str, ...]:
+def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool) -> tuple[str, ...]:
     graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
-    lines = [f"a dynamic program over bottlenecks, then a local search; best of {incumbent.num_simulated} simulated"]
+    how = (
+        "every partition of the planner's space was considered"
+        if completed
+        else "too many partitions to list: a dynamic program over bottlenecks, then a local search"
+    )
+    lines = [f"{how}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
     if added:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpp.cluster import Cluster
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.interval_program import all_boundaries
-from gpp.planners.common.local_search import EqualMicrobatches, climb_best
+from gpp.planners.common.local_search import EqualMicrobatches, climb, climb_best
 from gpp.planners.common.moves import Around, Point, boundaries
 from gpp.planners.common.placement import Placement
 
@@ -32,10 +32,10 @@ def rebalance(incumbent: Incumbent) -> None:
     moves = (exchanges, placed_anew, resized, moved_boundaries, all_boundaries)
     hill = EqualMicrobatches(incumbent=incumbent, moves=moves, keeps_devices=True, all_stages=ALL_STAGES)
     for plan, seconds in incumbent.best_by_size()[:REBALANCED]:
-        hill.climb_from(plan, seconds, PATIENCE, least_gain=0.0)
+        climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
     climb_best(incumbent, PATIENCE)
     for plan, seconds in incumbent.best_by_size()[:1]:
-        hill.climb_from(plan, seconds, PATIENCE, least_gain=0.0)
+        climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
 
 
 def placed_anew(around: Around, point: Point) -> Iterator[Point]:

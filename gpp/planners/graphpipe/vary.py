@@ -61,7 +61,7 @@ def vary(incumbent: Incumbent) -> int:
         return 0
     hill = PerStage(incumbent)
     for plan, seconds in incumbent.best_by_size()[:STARTS]:
-        climb(hill, Point.of(plan, incumbent.assessor.graph), seconds, patience=PATIENCE)
+        climb(hill, [(Point.of(plan, incumbent.assessor.graph), seconds)], patience=PATIENCE)
     return hill.simulated
 
 
