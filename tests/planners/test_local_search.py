@@ -50,7 +50,7 @@ def test_climbs_to_the_next_top_and_with_more_steps_over_a_ridge() -> None:
 
 def test_starts_from_the_best_of_several_and_asks_for_nothing_twice() -> None:
     hill = Numbers([5.0, 4.0, 3.0, 9.0, 9.0, 9.0, 2.0, 7.0])
-    assert climb(hill, [(0, 5.0), (7, 7.0)], steps=3) == (6, 2.0)
+    assert climb(hill, [(0, 5.0), (7, 7.0)]) == (6, 2.0)
     assert len(hill.asked) == len(set(hill.asked))
 
 

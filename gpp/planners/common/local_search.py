@@ -17,8 +17,9 @@ Deterministic: ties go to the neighbour that was named first.
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, TypeVar, final
@@ -69,22 +70,21 @@ def climb(
 ) -> tuple[State, float]:
     """The best state that is found from some, and its predicted seconds.
 
-    The next step starts from the best state that none has started from yet, first of all from the best one known.
+    From each start the search climbs as long as a step gains enough. Then it takes steps from the best states that were predicted
+    but not left yet, and these count only if they beat everything.
 
     Args:
         starts: states, and the predicted seconds of each.
         patience: predictions without a better state that end a step; None for no end.
-        steps: those without a better state that end the search.
+        steps: those without a better state that end the search, the last one of a climb included.
         least_gain: relative gain of a step below which it counts as none.
         margin: factor on the best seconds below which a prediction counts as better.
     """
-    waiting = [(seconds, number, state) for number, (state, seconds) in enumerate(starts)]
-    heapq.heapify(waiting)
-    seconds, _, best = waiting[0]
-    in_vain, number = 0, len(waiting)
-    while waiting and in_vain < steps:
-        _, _, state = heapq.heappop(waiting)
-        before, left = seconds, patience
+    seen: list[tuple[float, int, State]] = []
+
+    def step(state: State, seconds: float) -> tuple[State, float]:
+        """The best neighbour that takes less than `seconds`, or the state itself."""
+        left = patience
         found = [(bound, at, other) for at, (bound, other) in enumerate(hill.neighbours(state, seconds))]
         for bound, _, other in sorted(found, key=itemgetter(0, 1)):
             if left == 0 or bound >= seconds * margin:
@@ -92,14 +92,33 @@ def climb(
             took = hill.seconds(other, seconds)
             if took is None:
                 continue
-            heapq.heappush(waiting, (took, number, other))
-            number += 1
+            heapq.heappush(seen, (took, len(seen), other))
             if took < seconds * margin:
-                best, seconds, left = other, took, patience
+                state, seconds, left = other, took, patience
             elif left is not None:
                 left -= 1
-        in_vain = 0 if seconds < before * (1 - least_gain) else in_vain + 1
-    return best, seconds
+        return state, seconds
+
+    left_already, tops = set(), []
+    for state, seconds in starts:
+        before = math.inf
+        while seconds < before * (1 - least_gain):
+            left_already.add(state)
+            before = seconds
+            state, seconds = step(state, seconds)
+        tops.append((state, seconds))
+    best, best_s = min(tops, key=itemgetter(1))
+    in_vain = 1
+    while seen and in_vain < steps:
+        _, _, state = heapq.heappop(seen)
+        if state not in left_already:
+            left_already.add(state)
+            before = best_s
+            found, best_s = step(state, best_s)
+            if best_s < before * margin:
+                best = found
+            in_vain = 0 if best_s < before * (1 - least_gain) else in_vain + 1
+    return best, best_s
 
 
 @final
@@ -120,7 +139,7 @@ class EqualMicrobatches(Hill[Candidate]):
     keeps_devices: bool = False
     all_stages: int = ALL_STAGES
 
-    def neighbours(self, state: Candidate, below_s: float) -> Iterator[tuple[float, Candidate]]:
+    def neighbours(self, state: Candidate, below_s: float) -> list[tuple[float, Candidate]]:
         assessor, count, chain = self.incumbent.assessor, len(state.parts), state.chain or self.order is not None
         hot = frozenset(range(count))
         if count > self.all_stages:
@@ -133,10 +152,10 @@ class EqualMicrobatches(Hill[Candidate]):
             devices=state.placement if self.keeps_devices else None,
         )
         around = Around(assessor=assessor, hot=hot, order=self.order)
-        for other in dict.fromkeys(other for move in self.moves for other in move(around, point)):
-            found = assess(assessor, other, below_s)
-            if isinstance(found, Candidate) and found.bound_s < below_s:
-                yield found.bound_s, found
+        points = dict.fromkeys(other for move in self.moves for other in move(around, point))
+        found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
+        # Shallow ones first among equal bounds.
+        return [(candidate.bound_s, candidate) for candidate in sorted(found)]
 
     def seconds(self, state: Candidate, below_s: float) -> float | None:
         found = self.incumbent.simulate(state, below_s=below_s)

@@ -11,7 +11,6 @@ from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.placement import Placement
 from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
 
-
 LISTED = 5
 """Candidates for each partition that is listed, at least, or there is no hope to judge them all."""
 
@@ -24,7 +23,7 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         max_candidates: partitions that may be listed, and candidates judged.
 
     Returns:
-        False if that was too much; nothing is simulated then.
+        False if that was too much; what was judged until then is simulated, the best micro-batch sizes first.
     """
     costs, graph = incumbent.assessor.costs, incumbent.assessor.graph
     if 2 ** (graph.num_ops - 1) > max_candidates:  # as many chains alone
@@ -36,22 +35,27 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     linear = list(_intervals(lines[0]))
     for line in lines[1:]:
         aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
-    left, pool = max_candidates, []
-    for b in costs.microbatch_sizes:
+    left, best_first = max_candidates, [plan.stages[0].microbatch_size for plan, _ in incumbent.best_by_size()]
+    for b in dict.fromkeys((*best_first, *costs.microbatch_sizes)):
         spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
             ((tuple(sorted(p)), False) for p in aligned),
             ((p, False) for p in linear if frozenset(p) not in aligned),
             ((p, True) for p in linear),
         )
-        for masks, chain in spaces:
-            for counts in _device_splits(incumbent, masks, b):
-                for verdict in everywhere(incumbent.assessor, tuple(zip(masks, counts, strict=True)), b, chain, incumbent.best_s):
-                    left -= 1
-                    if left < 0:
-                        return False
-                    if isinstance(verdict, Candidate):
-                        pool.append(verdict)
-    incumbent.simulate_all(pool)
+        verdicts = (
+            verdict
+            for masks, chain in spaces
+            for counts in _device_splits(incumbent, masks, b)
+            for verdict in everywhere(incumbent.assessor, tuple(zip(masks, counts, strict=True)), b, chain, incumbent.best_s)
+        )
+        pool = []
+        for verdict in itertools.islice(verdicts, left + 1):
+            left -= 1
+            if isinstance(verdict, Candidate):
+                pool.append(verdict)
+        incumbent.simulate_all(pool)
+        if left < 0:
+            return False
     return True
 
 

@@ -88,8 +88,8 @@ REPAIRS = 8
 IMPROVED = 3
 """Micro-batch sizes whose best plans get their idle devices dealt out and their boundaries cut again."""
 
-STARTS = 5
-"""Plans that the local search starts from: the best ones of so many micro-batch sizes."""
+STARTS = 2
+"""Climbs of the local search: from the best plans of so many micro-batch sizes."""
 
 STEPS, STEPS_IF_SMALL = 2, 4
 """Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
