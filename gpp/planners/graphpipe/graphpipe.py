@@ -4,32 +4,33 @@ The mode that the paper evaluates: one micro-batch size b for all stages, swept;
 stage (`vary`).
 
 Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
-slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
+slowest stage's time per sample and prefers less memory; here that search makes candidate partitions, and the prediction decides.
 
 Constraints (paper, section 3):
 1. C1, C2: stages are convex and partition the operators, their edges are the tensors between them: `Assessor.assess`.
 2. C3: stages hold disjoint devices, inside one node first: `placement`.
 3. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
 4. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch: `PartitionSearch` by
-   depth, `Assessor` for the finished draft on its own devices.
+   depth, `Assessor` for the finished partition on its own devices.
 5. Bottleneck: no stage takes longer than a limit for a micro-batch: compute or its transfers, which overlap, and its share of
    the all-reduce and update at the end of the mini-batch (`PartitionSearch._stages`).
 
 Steps of `GraphPipe.plan`:
-1. graphs with few operators times devices: the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
-   data's edges only; and at the end everything once more for each of the best micro-batch sizes alone;
-2. drafts (`drafts`, `partition_search`): a dynamic program that finds the fewest devices for each depth below a limit, for many
-   limits and micro-batch sizes at once, over the series-parallel structure (`structure`) and over lines of operators; limits
-   narrow down on the attainable bottlenecks. What lacks memory is changed until it fits (`refine.repair`);
-3. drafts in the order of a lower bound on their iteration time, simulated until none can win;
-4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
-   of larger ones the best plans get their idle devices dealt out and their boundaries cut again finely (`polish`), then are
-   improved step by step (`refine`).
-On devices of unequal speed or memory, step 2 also drafts for average devices and kind by kind, and at the end the best plans'
-devices and boundaries are improved on the devices as they are (`unequal`).
+1. small problems (operators times devices): the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
+   data's edges only;
+2. candidate partitions (`candidate_partitions`, `partition_search`): a dynamic program finds the fewest devices for each depth
+   below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
+   linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
+   on their iteration time until none can win. A partition that lacks memory is changed until it fits (`local_search.repair`);
+3. the best plans get their idle devices dealt out and their boundaries cut again finely (`improve`);
+4. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
+5. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`).
+On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
+step 4 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
-branches of equal signature count once, and P is at most 256 however many operators there are.
+branches of equal signature count once, and P is at most 256 however many operators there are. Step 4 see `local_search`;
+step 5 judges at most `max_candidates`.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
@@ -37,7 +38,7 @@ Departures from the paper:
 * replicas: any divisor of b, not only powers of two; devices may stay idle; stages get devices, not counts;
 * small joins and forks are absorbed by merging light stages after the dynamic program, branches by packing them;
 * graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest critical path;
-  whole towers), and are cut along lines of operators too; the plan keeps the graph's own edges;
+  whole towers), and are cut along linear orders of operators too; the plan keeps the graph's own edges;
 * the depth counts the stage that holds the join, which the paper's case study does not.
 """
 
