@@ -18,7 +18,7 @@ FEW_STAGES = 8
 """Plans of at most so many stages are tried with their devices dealt out anew at every step."""
 
 FEW_OPS = 6
-"""Of the operators at either end of a stage any number up to this may move together, beyond it powers of two."""
+"""Operators at either end of a stage up to which any number may move together."""
 
 EIGHTHS = 8
 """A stage of more operators is cut at multiples of an eighth of them only."""
@@ -130,6 +130,12 @@ def boundaries(around: Around, point: Point) -> Iterator[Point]:
             yield from _boundary(around.graph, point, p, q)
 
 
+def finer_boundaries(around: Around, point: Point) -> Iterator[Point]:
+    """`boundaries` of stages of any shape, with any small number of operators moved together."""
+    for p, q in neighbours(around, point):
+        yield from _boundary(around.graph, point, p, q, FEW_OPS)
+
+
 def merges(around: Around, point: Point) -> Iterator[Point]:
     """Two neighbouring stages as one, on as many devices as they had or on the idle ones too."""
     allowed, idle = around.replicas(point.sizes[0]), around.idle(point)
@@ -157,14 +163,15 @@ def splits(around: Around, point: Point) -> Iterator[Point]:
 
 
 def redealt(around: Around, point: Point) -> Iterator[Point]:
-    """The stages of `boundaries`, `merges` and `splits`, and the point's own, with all devices dealt out anew.
+    """The stages of `finer_boundaries`, `merges` and `splits`, and the point's own, with all devices dealt out anew.
 
-    Of plans of few stages only: a change of the stages often pays with other numbers of replicas alone.
+    A change of the stages often pays only with other numbers of replicas. There are many such points, so only plans of few stages
+    have them.
     """
     if len(point.parts) > FEW_STAGES:
         return
     allowed = around.replicas(point.sizes[0])
-    changed = {move_to.parts: move_to for move in (boundaries, merges, splits) for move_to in move(around, point)}
+    changed = {move_to.parts: move_to for move in (finer_boundaries, merges, splits) for move_to in move(around, point)}
     seen = set()
     for other in (point, *changed.values()):
         masks = tuple(mask for mask, _ in other.parts)
@@ -175,7 +182,7 @@ def redealt(around: Around, point: Point) -> Iterator[Point]:
 
 
 def _deals(around: Around, masks: Sequence[int], allowed: Sequence[int], b: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of replicas: the slowest stage gets the next larger number as long as there are devices; ever slower ones do not."""
+    """Numbers of replicas: the slowest stage gets the next larger number; where devices lack for it, the next slowest one does."""
     costs, counts = around.assessor.costs, [1] * len(masks)
     idle = around.assessor.cluster.num_devices - len(masks)
 
@@ -221,8 +228,12 @@ def adjacent(graph: OpGraph, parts: Sequence[Part], chain: bool) -> Iterator[tup
                 yield p, q
 
 
-def _boundary(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
-    """Operators from the end of stage p to stage q, or from the start of q to p: any one, or the last or first few."""
+def _boundary(graph: OpGraph, point: Point, p: int, q: int, few: int = 1) -> Iterator[Point]:
+    """Operators from the end of stage p to stage q, or from the start of q to p: any one, or the last or first few.
+
+    Args:
+        few: any number of them up to this, beyond it powers of two.
+    """
     for mask, forwards in ((point.parts[p][0], True), (point.parts[q][0], False)):
         blocking = graph.successors if forwards else graph.predecessors
         ops = list(bits(mask))
@@ -230,7 +241,7 @@ def _boundary(graph: OpGraph, point: Point, p: int, q: int) -> Iterator[Point]:
         chunk, size = 0, 2
         for count, op in enumerate(reversed(ops) if forwards else ops, 1):
             chunk |= 1 << op
-            if count == size or 1 < count <= FEW_OPS:
+            if count == size or 1 < count <= few:
                 ends.append(chunk)
                 size *= 2 if count == size else 1
         yield from (_moved(point, p, q, chunk) for chunk in ends if chunk != mask)
@@ -256,6 +267,9 @@ def _moved(point: Point, p: int, q: int, chunk: int) -> Point:
 
 ANY_STAGES: tuple[Move, ...] = (sizes, replicas, boundaries, merges, splits)
 """The moves of plans of any stages on equal devices with one micro-batch size."""
+
+SMALL_PROBLEMS: tuple[Move, ...] = (*ANY_STAGES, finer_boundaries, redealt)
+"""More moves of these plans, for problems in which steps are quick."""
 
 CHAINS: tuple[Move, ...] = (sizes, replicas, boundaries, merges)
 """Those of chains of intervals of a linear order."""

@@ -65,7 +65,7 @@ from gpp.planners.common.infeasible import explain
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.planners.common.local_search import climb_best, repair
-from gpp.planners.common.moves import ANY_STAGES, is_chain, redealt
+from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
 from gpp.planners.graphpipe.colocate import split_stages
@@ -154,9 +154,10 @@ class GraphPipe(AbstractPlanner):
         for improve in (spread, recut):
             for best, _ in incumbent.best_by_size()[:IMPROVED]:
                 improve(incumbent, best)
-        moves = (*ANY_STAGES, redealt, all_boundaries) if small else (*ANY_STAGES, all_boundaries)
-        patience, steps = (2 * self.patience, STEPS_IF_SMALL) if small else (self.patience, STEPS)
-        climb_best(incumbent, patience, moves=moves, starts=STARTS, steps=steps)
+        moves, patience, steps = ANY_STAGES, self.patience, STEPS
+        if small:
+            moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
+        climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=STARTS, steps=steps)
         if not problem.cluster.homogeneous:
             rebalance(incumbent)
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
