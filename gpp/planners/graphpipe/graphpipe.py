@@ -89,10 +89,13 @@ REPAIRS = 8
 IMPROVED = 3
 """Micro-batch sizes whose best plans get their idle devices dealt out and their boundaries cut again."""
 
+FEW_DEVICES = 16
+"""Devices up to which small problems get more moves and steps: with more, there are too many ways to deal them out."""
+
 STARTS = 2
 """Climbs of the local search: from the best plans of so many micro-batch sizes."""
 
-STEPS, STEPS_IF_SMALL = 2, 4
+STEPS, STEPS_IF_SMALL = 2, 3
 """Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
 DEPTH_SCALES = (0.0, 0.5, 1.0)
@@ -155,7 +158,7 @@ class GraphPipe(AbstractPlanner):
             for best, _ in incumbent.best_by_size()[:IMPROVED]:
                 improve(incumbent, best)
         moves, patience, steps = ANY_STAGES, self.patience, STEPS
-        if small:
+        if small and problem.cluster.num_devices <= FEW_DEVICES:
             moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
         climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=STARTS, steps=steps)
         if not problem.cluster.homogeneous:
