@@ -95,7 +95,7 @@ FEW_DEVICES = 16
 STARTS = 2
 """Climbs of the local search: from the best plans of so many micro-batch sizes."""
 
-STEPS, STEPS_IF_SMALL = 2, 3
+STEPS, STEPS_IF_SMALL = 1, 3
 """Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
 DEPTH_SCALES = (0.0, 0.5, 1.0)
