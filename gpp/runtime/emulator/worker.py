@@ -19,7 +19,15 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from gpp.runtime.emulator.emulated import Clock, EmulatedRunner, EmulatedSums, ring_sizes, sharpen_timer, sleep_until
+from gpp.runtime.emulator.emulated import (
+    Clock,
+    EmulatedMailbox,
+    EmulatedRunner,
+    EmulatedSums,
+    ring_sizes,
+    sharpen_timer,
+    sleep_until,
+)
 from gpp.runtime.emulator.forked import fork_workers
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus, NoStatus
@@ -54,22 +62,23 @@ class EmulatedWorker:
         self.status = status or NoStatus()
         rates = message_rates(plan, graph)
         self.virtual_updates: dict[int, list[float]] = {}
+        mailboxes = {
+            s: EmulatedMailbox(stage=s, device_id=device_id, transport=transport, rates=rates, cluster=cluster, clock=self.clock)
+            for s in plan.stages_of_device[device_id]
+        }
         self.runners = {
             s: EmulatedRunner(
-                stage=s,
-                device_id=device_id,
                 cost=job.costs[s],
                 last=-(-job.program.num_samples // plan.stages[s].microbatch_size) - 1,
-                rates=rates,
-                cluster=cluster,
-                transport=transport,
+                mailbox=mailbox,
                 clock=self.clock,
             )
-            for s in plan.stages_of_device[device_id]
+            for s, mailbox in mailboxes.items()
         }
         self.interpreter = Interpreter(
             job.program.actions[device_id],
             self.runners,
+            mailboxes,
             transport,
             device_id=device_id,
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from gpp.program.program import COMPUTE, RECEIVES, SENDS, Action
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.mailbox import AbstractMailbox
 from gpp.runtime.worker.stage import Span
 from gpp.timeline import Event
 
@@ -16,11 +17,8 @@ from gpp.timeline import Event
 class Runner(Protocol):
     """A stage on a device, as the interpreter sees it; `gpp.runtime.worker.stage.StageRunner` has the contract."""
 
-    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None: ...
-    def arrive(self, direction: str, microbatch: int) -> None: ...
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
-    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int: ...
 
 
 class Sums(Protocol):
@@ -39,6 +37,7 @@ class Interpreter(Generic[R]):
 
     Args:
         runners: stage -> who runs it, for the stages of this device.
+        mailboxes: stage -> its messages.
         update: (stage, mini-batch of the pass) -> its optimizer step.
         updated: called after each of them, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
@@ -49,6 +48,7 @@ class Interpreter(Generic[R]):
         self,
         actions: Iterable[Action],
         runners: Mapping[int, R],
+        mailboxes: Mapping[int, AbstractMailbox],
         transport: AbstractTransport,
         *,
         device_id: int,
@@ -58,7 +58,8 @@ class Interpreter(Generic[R]):
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,
     ) -> None:
-        self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
+        self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
+        self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
         self.events: list[Event] = []
         self.waited_s = 0.0
@@ -110,12 +111,12 @@ class Interpreter(Generic[R]):
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, kind = self.runners[action.stage], action.kind
-        self._wait(runner.arrive, kind, action.microbatch)
+        self._wait(self.mailboxes[action.stage].arrive, kind, action.microbatch)
         return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
 
     def _receive(self, action: Action, last: bool) -> None:
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        self.runners[stage].post(kind[1], microbatch, peer_stage, peer_device, lo, hi)
+        self.mailboxes[stage].post(kind[1], microbatch, peer_stage, peer_device, lo, hi)
 
     def _send(self, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
@@ -124,7 +125,7 @@ class Interpreter(Generic[R]):
             self.status.waiting(False)
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
         # Handed over in memory, nothing was sent.
-        return self.runners[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
+        return self.mailboxes[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None

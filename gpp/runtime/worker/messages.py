@@ -84,12 +84,12 @@ def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
+class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
 
     Args:
-        incoming, outgoing: of forward messages, from predecessors and to successors.
-        returning_in, returning_out: of gradients, from successors and to predecessors.
+        incoming, outgoing: layouts of forward messages, from predecessors and to successors.
+        returning_in, returning_out: layouts of gradients, from successors and to predecessors.
     """
 
     incoming: dict[int, Layout]
@@ -97,10 +97,15 @@ class Border:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
 
+    def specs(self) -> dict[str, TensorSpec]:
+        """Every tensor that the stage receives or sends forward, by name."""
+        lays = [*self.incoming.values(), *self.outgoing.values()]
+        return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Border:
+
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Boundary:
     """The boundary of `stage`, whose module is `module`."""
-    out = Border(incoming={}, outgoing={}, returning_in={}, returning_out={})
+    out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
             specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
@@ -110,7 +115,7 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Bor
     return out
 
 
-def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Border]) -> dict[Channel, RingSize]:
+def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
     """The room that each channel of `device` needs for one pass over its actions.
 
     Args:

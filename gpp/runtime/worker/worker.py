@@ -30,6 +30,7 @@ from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, write_line
@@ -85,9 +86,11 @@ class Worker:
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
         )
+        mailboxes = self._mailboxes(self.modules)
         self.training = Interpreter(
             job.program.actions[device_id],
-            self._runners(self.modules, job.program, train=True),
+            self._runners(self.modules, mailboxes, job.program, train=True),
+            mailboxes,
             transport,
             device_id=device_id,
             gradients=self.gradients,
@@ -156,8 +159,24 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _runners(self, modules: Mapping[int, StageModule], program: Program, *, train: bool) -> dict[int, StageRunner]:
-        plan, settings, handover = self.job.plan, self.job.settings, {}
+    def _mailboxes(self, modules: Mapping[int, StageModule]) -> dict[int, Mailbox]:
+        handover: Handover = {}
+        return {
+            s: Mailbox(
+                stage=s,
+                device_id=self.device_id,
+                transport=self.transport,
+                device=self.device,
+                boundary=boundary(self.job.plan, self.job.graph, module, s),
+                handover=handover,
+            )
+            for s, module in modules.items()
+        }
+
+    def _runners(
+        self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
+    ) -> dict[int, StageRunner]:
+        plan, settings = self.job.plan, self.job.settings
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
@@ -165,11 +184,8 @@ class Worker:
             out[s] = StageRunner(
                 module,
                 stage=s,
-                device_id=self.device_id,
                 device=self.device,
-                transport=self.transport,
-                boundary=boundary(plan, self.job.graph, module, s),
-                handover=handover,
+                mailbox=mailboxes[s],
                 pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
                 accumulation=-(-num_samples // stage.microbatch_size),
                 turns=stage.turns,
@@ -186,10 +202,12 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
+        mailboxes = self._mailboxes(modules)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
-            self._runners(modules, program, train=False),
+            self._runners(modules, mailboxes, program, train=False),
+            mailboxes,
             self.transport,
             device_id=self.device_id,
             # Of small micro-batches, as many as a large one is waiting for.
@@ -202,7 +220,7 @@ class Worker:
         out: dict[Channel, RingSize] = {}
         for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
             if program and interpreter:
-                boundaries = {s: runner.boundary for s, runner in interpreter.runners.items()}
+                boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
                 for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, boundaries).items():
                     out[channel] = size.merged(out.get(channel, size))
         return out
