@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from gpp.timeline import Emulation, Timeline, Versions
 
 OnStep = Callable[[int, float | None, float | None], None]
-"""(steps done, loss, samples per second); None for what there is not."""
+"""(steps done, loss, samples per second); None for a value that is unknown."""
+
+VERSIONS = "versions.json"
+"""File in `ranks/` with the weight versions and the staleness of each stage, from an engine whose one process runs all stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,10 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
+from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
-
-VERSIONS = "versions.json"
-"""What the process leaves in `ranks/`, of the weights of each stage."""
 
 
 @final

@@ -157,7 +157,7 @@ class Mailbox(AbstractMailbox):
 
         Args:
             lo: their first sample.
-            tensors: by name, detached; the batch dimension lies where the stage's module has it. The mailbox owns them from here on.
+            tensors: by name, detached; the batch dimension lies where the stage's module has it. The mailbox keeps the mapping.
         """
         if not self._layouts_out[direction]:
             return
