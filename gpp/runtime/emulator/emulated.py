@@ -1,9 +1,9 @@
 """An emulated device: it occupies time instead of computing, and its messages carry clocks instead of tensors.
 
 Two clocks run side by side. The virtual one is exact: an operator starts at the later of the device's clock and its
-messages' arrivals, and takes what the cost model says. The other one is this machine's monotonic clock, which all
+messages' arrivals, and takes as long as the cost model says. The other one is this machine's monotonic clock, which all
 processes share, stretched by a time scale: an operator sleeps, and a message says before when it must not be used.
-What the second has beyond the first is the runtime's own doing.
+The time of the second beyond the first is the runtime's overhead.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Clock:
 
 @final
 class EmulatedMailbox(AbstractMailbox):
-    """Messages that say when they arrive. What this device itself hands over takes no time.
+    """Messages that say when they arrive. A hand-over between stages of this device takes no time.
 
     Args:
-        rates: of messages, see `gpp.simulate.simulator.message_rates`.
+        rates: bytes of messages, see `gpp.simulate.simulator.message_rates`.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class EmulatedRunner:
     """A stage on an emulated device: it occupies the device for as long as its cost says.
 
     Args:
-        cost: of the stage.
-        last: its last micro-batch.
+        cost: times and bytes of the stage.
+        last: the stage's last micro-batch of a step.
     """
 
     def __init__(self, *, cost: StageCost, last: int, mailbox: EmulatedMailbox, clock: Clock) -> None:
@@ -164,7 +164,7 @@ class EmulatedRunner:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """By the plan's own reckoning, of as many micro-batches as were in flight at a time; one where none goes back."""
+        """Peak by the plan's own formula for the most micro-batches in flight at a time; for one of them without backwards."""
         return self.cost.resident_bytes + self.cost.microbatch_bytes * (self.most_in_flight if self.keeps else 1)
 
 

@@ -38,10 +38,10 @@ from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, w
 from gpp.simulate.simulator import message_rates
 
 Agree = Callable[[list[float]], list[float]]
-"""The largest value of each place over all workers; returns to all of them."""
+"""Function that gives every worker the largest value at each place over all workers."""
 
 SETTLE_S = 0.05
-"""From the agreement on a step to its common start: every worker has heard of it by then."""
+"""Seconds from the agreement on a step to its common start: every worker has heard of it by then."""
 
 
 class EmulatedWorker:
@@ -51,7 +51,7 @@ class EmulatedWorker:
         device_id: the device of the plan that this worker is.
         transport: messages to the other devices.
         agree: an agreement of all workers.
-        status: is told what it does.
+        status: is told the worker's actions.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
 
 def _main(run_dir: Path) -> None:
     job = Job.load(run_dir)
-    # What is loaded by now is shared with the workers as long as nobody writes to it.
+    # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()
 
     def worker(rank: int) -> None:

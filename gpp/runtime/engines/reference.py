@@ -1,7 +1,7 @@
-"""The engine of one process: what the plan's pipeline computes, micro-batch by micro-batch, without the pipeline.
+"""Engine of one process: it computes the results of the plan's pipeline, micro-batch by micro-batch, without the pipeline.
 
 Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real run, and a
-pipeline of any depth learns on one core. What it takes is another matter: such a run says nothing of a pipeline's time.
+pipeline of any depth learns on one core. The time of such a run says nothing of a pipeline's time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpp.timeline import Versions
 class Reference(AbstractEngine):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 
-    It saves, and goes on, with an empty pipeline only: of a checkpoint of a full one, what was in flight is forgotten.
+    It saves and resumes with an empty pipeline only: it ignores the micro-batches in flight of another engine's checkpoint.
     """
 
     own_runtime: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class Reference(AbstractEngine):
 
 
 def _refuse(plan: Plan) -> None:
-    """What this engine cannot follow.
+    """Refuse a plan that this engine cannot follow.
 
     Raises:
         UnsupportedPlan: names the stage.

@@ -1,4 +1,4 @@
-"""Who keeps a run from going on: the wait-for graph of the ranks, read off the program.
+"""Cause of a standstill: the wait-for graph of the ranks, read off the program.
 
 A rank that waits at an action waits for the ranks that have yet to send what the action needs, or to come to the
 same sum. Followed to its end, that leads to a rank that waits for nobody who is behind: it is the cause. Either it

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpp.data.base import Samples
 
 Rows = Callable[[int, int, Sequence[str]], dict[str, Tensor]]
-"""(lo, hi, names) -> user inputs and targets of those samples of a mini-batch or an evaluation."""
+"""Function (lo, hi, names) -> user inputs and targets of those samples of a mini-batch or an evaluation."""
 
 Parts = list[tuple[int, Tensor]]
 """A tensor of several pieces, batch first: (first sample, rows)."""
@@ -171,7 +171,7 @@ class Pipeline:
         return lambda lo, hi, names: {name: whole[name][lo:hi] for name in names}
 
     def _forward(self, chunk: Chunk, step: int, rows: Rows, results: dict[int, dict[str, Tensor]]) -> list[list[Kept]]:
-        """All stages' forwards on the samples of a chunk; adds to the results of each device."""
+        """The forwards of all stages on the samples of a chunk; adds to the results of each device."""
         plan, settings, made, kept = self.job.plan, self.job.settings, defaultdict[str, Parts](list), []
         for s, stage in enumerate(self.stages):
             kept.append([])
@@ -195,7 +195,7 @@ class Pipeline:
         return kept
 
     def _backward(self, chunk: Chunk, kept: list[list[Kept]]) -> None:
-        """All stages' backwards on what `_forward` kept."""
+        """The backwards of all stages, on the tensors that `_forward` kept."""
         made = defaultdict[tuple[int, str], Parts](list)
         for s in reversed(range(len(self.stages))):
             stage = self.stages[s]

@@ -22,7 +22,7 @@ class Runner(Protocol):
 
 
 class Sums(Protocol):
-    """What devices add up before the update; `gpp.runtime.worker.gradients.Gradients` has the contract."""
+    """Sums over devices before the update; `gpp.runtime.worker.gradients.Gradients` has the contract."""
 
     def reduce(self, group: int) -> int: ...
     def clip(self) -> int: ...
@@ -36,10 +36,10 @@ class Interpreter(Generic[R]):
     """Runs a device's actions of one program.
 
     Args:
-        runners: stage -> who runs it, for the stages of this device.
+        runners: stage -> its runner, for the stages of this device.
         mailboxes: stage -> its messages.
         update: (stage, mini-batch of the pass) -> its optimizer step.
-        updated: called after each of them, when its event is recorded.
+        updated: called after each optimizer step, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
     """
@@ -124,7 +124,7 @@ class Interpreter(Generic[R]):
             self.transport.flush(self.pending_limit)
             self.status.waiting(False)
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        # Handed over in memory, nothing was sent.
+        # Nothing was sent if it was handed over in memory.
         return self.mailboxes[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
@@ -136,7 +136,7 @@ class Interpreter(Generic[R]):
         return self._wait(self.gradients.clip)
 
     def _wait(self, call: Callable[..., T], *args: object) -> T:
-        """Call what waits for others: the status says so meanwhile, and `waited_s` how long it was."""
+        """Make a call that waits for other devices: the status says so meanwhile, and `waited_s` grows by its time."""
         self.status.waiting(True)
         start = time.perf_counter()
         out = call(*args)
@@ -150,7 +150,7 @@ class Interpreter(Generic[R]):
 
 
 def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:
-    """Each action, and whether it is the last send of what a compute action made, which frees it.
+    """Each action, and whether it is the last send of a compute action's tensors, which frees them.
 
     Those sends follow the action at once, so a look at the next one tells.
     """

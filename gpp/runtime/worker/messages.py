@@ -1,4 +1,4 @@
-"""What crosses the boundary of a stage: how the tensors of one message lie in one contiguous buffer.
+"""Layout of the messages that cross the boundary of a stage: the tensors of one message lie in one contiguous buffer.
 
 Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` says where the module has it).
 """
@@ -28,7 +28,7 @@ ALIGN = 16
 
 @dataclass(slots=True)
 class Layout:
-    """How the tensors of one message lie in its buffer."""
+    """Arrangement of the tensors of one message in its buffer."""
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
@@ -53,7 +53,7 @@ class Layout:
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
-        """An empty buffer; of an order-only edge, one byte."""
+        """An empty buffer; one byte for an order-only edge."""
         if not self.names:
             return torch.zeros(1, dtype=torch.uint8, device=device)
         if len(self.names) == 1:
@@ -119,7 +119,7 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     """The room that each channel of `device` needs for one pass over its actions.
 
     Args:
-        boundaries: of the device's stages.
+        boundaries: stage -> its boundary, for the device's stages.
     """
     largest: dict[Channel, int] = {}
     count: Counter[Channel] = Counter()

@@ -70,7 +70,7 @@ def _keep_alive(status: Status) -> None:
 
 
 def _note_end(ranks: Path, rank: int) -> None:
-    """Write down that the launcher ends this process (because another one failed), which tells it from one that was killed.
+    """Write down that the launcher ends this process (because another one failed), unlike a process that was killed.
 
     A handler alone would run when the backend's wait returns, which may be never: a thread reads of the signal.
     """
@@ -185,7 +185,7 @@ def check_world(job: Job, world: int) -> None:
 
 
 def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTransport, AbstractStatus]:
-    """What a worker of the project's own runtime begins with: its device of the plan, its messages, its status.
+    """Beginning of a worker of the project's own runtime: its device of the plan, its transport, its status.
 
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
@@ -207,7 +207,7 @@ def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTra
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:
-    """Run this process's share of a job and end the process; what goes wrong is written down for the controller.
+    """Run this process's share of a job and end the process; a failure is written down for the controller.
 
     Args:
         job: None to read it from `run_dir`.

@@ -42,7 +42,7 @@ class StageRunner:
 
     Args:
         module: the stage's module, or its evaluation twin.
-        mailbox: holds the tensors that arrived for a forward or backward, and takes those that it makes for other stages.
+        mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
         pieces: micro-batch of one mini-batch (or of an evaluation) -> the samples [lo, hi) that this device holds of it.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
         turns: replicas that take them in turn; each counts its own for its weights.
@@ -142,7 +142,7 @@ class StageRunner:
         return start, end
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
-        """Under what a forward runs: autocast, the meter's hooks (in the first step), both, or nothing."""
+        """Context of a forward: autocast, the meter's hooks (in the first step), both, or nothing."""
         meter, stage = self.meter if self.train else None, self.stage
         if not meter and not self.autocast:
             return nullcontext()
@@ -161,7 +161,7 @@ class StageRunner:
         results[name] = results[name] + value if name in results else value
 
     def backward(self, microbatch: int) -> Span | None:
-        """Backward of `microbatch`: gradients of the outputs in, of the received tensors out; None if it holds no samples."""
+        """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
         piece = self._piece(microbatch)
         if piece is None:
             return None
@@ -189,8 +189,11 @@ class StageRunner:
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()
-        leaves = {name: leaf for name, leaf in done.leaves.items() if leaf.requires_grad}
-        made = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+        made = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in done.leaves.items()
+            if leaf.requires_grad
+        }
         self.mailbox.put("B", microbatch, piece[0], made)
         if self.meter:
             self.meter.release(self.stage, microbatch)

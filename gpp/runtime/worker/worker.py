@@ -53,7 +53,7 @@ class Worker:
         device_id: the device of the plan that this worker is.
         device: the torch device.
         transport: messages to the other devices.
-        status: is told what the worker does.
+        status: is told the worker's actions.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Worker:
         return modules
 
     def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
-        """One for each stage that trains something; a weight that two stages of this device share belongs to the first."""
+        """An optimizer for each stage that trains something; a weight shared by two stages of this device belongs to the first."""
         out, taken = {}, set()
         for s, module in self.modules.items():
             own = [p for p in module.parameters() if p.requires_grad and p not in taken]
@@ -145,7 +145,7 @@ class Worker:
         return out
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
-        """What a policy other than flushing does, for each stage that trains something."""
+        """Weights under a policy other than flushing, for each stage that trains something."""
         if not self.job.streams:
             return {}
         policy, plan = restore(self.job.settings.weights), self.job.plan
@@ -210,7 +210,7 @@ class Worker:
             mailboxes,
             self.transport,
             device_id=self.device_id,
-            # Of small micro-batches, as many as a large one is waiting for.
+            # A large micro-batch waits for several small ones, all of which may be under way.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
             status=self.status,
         )

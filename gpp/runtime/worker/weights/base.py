@@ -1,4 +1,4 @@
-"""What carries a weight policy out on one stage of one device.
+"""Weights of one stage on one device, under a weight policy.
 
 The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the module's
 parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the masters. An in-place
@@ -59,7 +59,7 @@ class AbstractStageWeights(ABC):
     """The weights of one stage on one device.
 
     Args:
-        policy, place: what to do, and where the stage stands.
+        policy, place: the weight policy, and the stage's place in the pipeline.
         optimizer: of the masters.
         spec: its settings.
         rate: number of an update -> its learning rate.
@@ -115,7 +115,7 @@ class AbstractStageWeights(ABC):
         return self.scratch[-1]
 
     def extrapolate(self, into: Sequence[Tensor], horizon: int) -> None:
-        """Write the weights `horizon` updates ahead."""
+        """Write the weights predicted for `horizon` updates ahead."""
         assert self._predict is not None
         self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
@@ -181,7 +181,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """All that is there is the latest version."""
+        """Forget all versions but the latest."""
 
     def take_before(self) -> dict[str, Tensor]:
         """Buffers as the first forward after the last update found them, where that came before the update."""
