@@ -21,7 +21,7 @@ OnStep = Callable[[int, float | None, float | None], None]
 """(steps done, loss, samples per second); None for a value that is unknown."""
 
 VERSIONS = "versions.json"
-"""File in `ranks/` with the weight versions and the staleness of each stage, written where one process runs all stages."""
+"""File in `ranks/` with the weight versions and the staleness of each stage, where one process runs all stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,9 @@ class AbstractEngine(ABC):
     runs: ClassVar[bool] = True
     """Whether the engine executes a job."""
     own_runtime: ClassVar[bool] = False
-    """Whether the engine runs the plan's program itself, so that it knows pipelines that do not drain and clipping by stage."""
+    """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     needs_weights: ClassVar[bool]
-    """Whether the engine trains: the job then holds initial weights of a model that is really built, and there is data."""
+    """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     planner: ClassVar[AbstractPlanner | None]
     """Planner in place of the strategy's, for an engine that runs the user's own module whole; None for all others."""
 

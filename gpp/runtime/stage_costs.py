@@ -19,7 +19,7 @@ class StageCost:
 
     Args:
         forward_s, backward_s: of one micro-batch; the slowest of the stage's devices decides.
-        last_forward_s, last_backward_s: of the last one, which is smaller where its size does not divide the mini-batch.
+        last_forward_s, last_backward_s: of the last one, perhaps a smaller one.
         update_s: the optimizer's step.
         resident_bytes: memory without any micro-batch in flight.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from gpp.runtime.transport.shared_memory import SharedMemory, RingSize, available, place
+from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
 
 pytestmark = pytest.mark.skipif(not available(), reason="shared memory needs Linux on x86-64")
 

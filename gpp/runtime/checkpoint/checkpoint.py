@@ -185,7 +185,7 @@ class Checkpointer:
         self._thread.start()
 
     def in_flight(self, names: Iterable[str]) -> tuple[int, dict[str, dict[str, torch.Tensor]]] | None:
-        """What the checkpoint that this run goes on from knows of micro-batches in flight: `start` and `history`, as of `save`.
+        """Micro-batches in flight in the checkpoint that this run goes on from: `start` and `history` of its `save`.
 
         None where there were none, or where this run's plan or weight policy is another.
         """

@@ -39,10 +39,11 @@ class Checkpoints:
     """When a run saves checkpoints, and how many it keeps.
 
     Args:
-        every: optimizer steps between two checkpoints, of which the last step has one too; 0 for the final weights only.
+        every: optimizer steps between two checkpoints, of which the last has one too; 0 for the final weights only.
         keep: how many to keep, the latest ones.
-        drain: empty the pipeline before a checkpoint, where it does not drain anyway. Otherwise a checkpoint holds every version of
-            the weights that micro-batches in flight have used, and their forwards are repeated by whoever goes on from it.
+        drain: empty the pipeline before a checkpoint, where it does not drain anyway. Otherwise a checkpoint holds
+            every version of the weights that micro-batches in flight have used, and their forwards are repeated by
+            whoever goes on from it.
     """
 
     every: Natural = 0
@@ -86,8 +87,8 @@ class Stream:
 
     Args:
         start: steps done when the pipeline was last empty.
-        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as after
-            a drain.
+        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as
+            after a drain.
     """
 
     start: int

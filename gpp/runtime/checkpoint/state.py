@@ -35,7 +35,7 @@ def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def static_bytes(tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Bytes of parameters, buffers, one gradient for each trainable parameter, and optimizer state without step counters."""
+    """Bytes of parameters, buffers, a gradient for each trainable parameter, and optimizer state (no step counters)."""
     held = sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
     entries = [entry for optimizer in optimizers for entry in optimizer.state.values()]
     return held + sum(

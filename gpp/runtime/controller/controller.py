@@ -288,7 +288,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
 
 
 def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> tuple[list[Event], float, float]:
-    """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
+    """Events of some periods of a pipeline that does not drain, in which stages are at different steps at a time.
 
     Args:
         typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
@@ -319,7 +319,7 @@ def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> 
 
 
 def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
-    """Median over devices and steps of the time for a compute action that goes neither into computing, nor messages, nor waiting.
+    """Median, over devices and steps, of the time of a compute action beside computing, messages and waiting.
 
     None where the engine does not say how long its workers waited.
     """

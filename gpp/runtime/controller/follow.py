@@ -1,6 +1,6 @@
 """Following workers that others start, by what they write into the run directory.
 
-The folder is shared by the machines, or each machine's `ranks/` is copied into it afterwards: both look alike, only later.
+The folder is shared by the machines, or each machine's `ranks/` is copied into it later: both look alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SILENCE_S = 60.0
 
 
 def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
-    """Workers of each machine, in the order of the ranks: by the cluster's nodes, or dealt out evenly to `nodes` machines."""
+    """Workers of each machine, in the order of the ranks: by the cluster's nodes, or evenly on `nodes` machines."""
     devices = sorted(job.program.actions)
     if nodes is None:
         of = [job.cluster.nodes[device] for device in devices]

@@ -109,7 +109,7 @@ class EmulatedMailbox(AbstractMailbox):
         sleep_until(real_s)
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
-        """The arrival of a transfer on its own first-in first-out channel, and the bytes that the real message would have."""
+        """The arrival of a transfer on its own first-in first-out channel, and the bytes of the real message."""
         direction, stage, peer_stage, device, peer_device = channel
         per_sample, fixed = self.rates[direction, stage, peer_stage]
         num_bytes = per_sample * (hi - lo) + fixed
@@ -164,7 +164,7 @@ class EmulatedRunner:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Peak by the plan's own formula for the most micro-batches in flight at a time; for one of them without backwards."""
+        """Peak by the plan's own formula, for the most micro-batches in flight; for one where none has a backward."""
         return self.cost.resident_bytes + self.cost.microbatch_bytes * (self.most_in_flight if self.keeps else 1)
 
 
@@ -182,7 +182,7 @@ class EmulatedSums:
         self._seconds = {g: cluster.allreduce_s(self._bytes[g], members) for g, members in self._members.items()}
 
     def reduce(self, group: int) -> int:
-        """Sum a group's gradients; returns the bytes that a ring moves over each member's link."""
+        """Sum a group's gradients; returns the bytes that a ring all-reduce moves over each member's link."""
         members = self._members[group]
         # Each member adds its clock at a place of its own, so the sum holds all of them.
         reached = torch.zeros(len(members), dtype=torch.float64)

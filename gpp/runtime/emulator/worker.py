@@ -92,10 +92,10 @@ class EmulatedWorker:
         self.virtual_updates.setdefault(stage, []).append(self.clock.virtual_s)
 
     def step(self, time_scale: float, number: int = 0) -> dict[str, Any]:
-        """One pass of the program, from a start that is common to all workers; `time_scale` 0 does not wait for any clock.
+        """One pass of the program, from a start common to all workers; `time_scale` 0 does not wait for any clock.
 
-        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events; of a pipeline that does not
-        drain, virtual_updates: stage -> when its updates ended.
+        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events; of a pipeline
+        that does not drain, virtual_updates: stage -> when its updates ended.
         """
         self.clock.time_scale, self.clock.virtual_s = time_scale, 0.0
         self.status.begin(TRAINING, number)

@@ -1,7 +1,7 @@
 """The emulating engine: the real runtime, one process a device, on devices that only take time.
 
 Workers, interpreter, channels and messages are those of `distributed`; an operator occupies its device for as long as
-the cost model says on the cluster described, and a transfer its link. So the plans of 32 unequal devices run on a laptop.
+the cost model says on the cluster described, and a transfer its link. So plans of 32 unequal devices run on a laptop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Engine of one process: it computes the results of the plan's pipeline, micro-batch by micro-batch, without the pipeline.
+"""Engine of one process: it computes what the plan's pipeline computes, one micro-batch after the other.
 
-Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real run, and a
-pipeline of any depth learns on one core. The time of such a run says nothing of a pipeline's time.
+Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real
+run, and a pipeline of any depth learns on one core. The time of such a run says nothing of a pipeline's time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpp.timeline import Versions
 class Reference(AbstractEngine):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 
-    It saves and resumes with an empty pipeline only: it ignores the micro-batches in flight of another engine's checkpoint.
+    It saves and resumes with an empty pipeline only: it ignores micro-batches in flight in a checkpoint.
     """
 
     own_runtime: ClassVar[bool] = True

@@ -65,7 +65,7 @@ class Programs:
     Args:
         devices: rank -> device.
         evaluation: None where nothing is evaluated.
-        passes: (device, step) -> its actions in the training pass of that step, where that is not the program as it stands.
+        passes: (device, step) -> its actions in the training pass of that step, where it is not the program itself.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The loop that follows a pipeline in one process: mini-batch by mini-batch, stage by stage, on the weights of the version table.
+"""Loop that follows a pipeline in one process: by mini-batches and stages, on the weights of the version table.
 
-The forward of a micro-batch uses a version that exists before its mini-batch's update, and so does its backward. So a mini-batch
-can be finished before the next one begins, whatever the real pipeline has in flight, and all sums come in the same order: equal
-bit for bit, except for sums over more than two devices, whose order is the backend's.
+The forward of a micro-batch uses a version that exists before its mini-batch's update, and so does its backward. So a
+mini-batch can be finished before the next one begins, whatever the real pipeline has in flight, and all sums come in
+the same order: equal bit for bit, except for sums over more than two devices, whose order is the backend's.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Pipeline:
 
 
 def run_reference(job: Job, weights: Mapping[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
-    """Train a job here and now, without files or evaluations; returns the loss of every step and the final tensors by name."""
+    """Train a job in this process, without files or evaluations; returns each step's loss and the final tensors."""
     pipeline = Pipeline(job, weights)
     losses = [sum(found.values()) for first, count in pipeline.passes() for found in pipeline.train(first, count)]
     return losses, {name: tensor for state in pipeline.final_state().values() for name, tensor in state.items()}

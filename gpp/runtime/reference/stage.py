@@ -1,8 +1,9 @@
 """One stage of a pipeline that is followed in one process: its replicas, and its weights by the policy's version table.
 
-This code shares nothing with the workers' weight versions (`gpp.runtime.worker.weights`) but the formulas of `prediction`, so
-each checks the other. When the stage has made v updates, the table tells which coming forwards use version v or a
-prediction from it; those values are made there and then, from the optimizer's state as it is, and kept until their micro-batch comes.
+This code shares nothing with the workers' weight versions (`gpp.runtime.worker.weights`) but the formulas of
+`prediction`, so each checks the other. When the stage has made v updates, the table tells which coming forwards use
+version v or a prediction from it; those values are made there and then, from the optimizer's state as it is, and kept
+until their micro-batch comes.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ class FollowedStage:
             share: of these samples in the mini-batch.
 
         Returns:
-            Tensors for the backward, with `outputs` for other stages; and the results, each its share of the mini-batch's mean.
+            Tensors for the backward, with `outputs` for other stages; and the results, each its share of the
+            mini-batch's mean.
         """
         module = self.modules[replica]
         if self.table and self._present[0] != number:

@@ -1,4 +1,4 @@
-"""The process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes what a pipeline's workers write."""
+"""Process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes the files of all workers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.program import WORLD, ReduceGroup, reduce_groups
-from gpp.runtime.transport.shared_memory import SharedMemory, RingSize, available, place
+from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
 
 Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
@@ -76,7 +76,7 @@ class TorchTransport(AbstractTransport):
     """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
 
     Messages between processes of one machine go through shared memory (`shared_memory.py` beside this) if they may.
-    All others go to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
+    All others go to the process groups directly: the checks of `torch.distributed.isend` cost more than its call.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
 
 FAR_S = 7 * 24 * 3600.0
-"""Seconds after which a wait inside a worker gives up. Before that the watch over the ranks sees a hang and tells its cause."""
+"""Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
 
 
 def interface_of(job: Job) -> str:
@@ -143,7 +143,8 @@ def clock_offset_s(store: Store, rank: int, world: int, boot: int, clock: Callab
     The quickest of a few exchanges through the store decides, as in NTP; on rank 0's own machine the clocks are one.
 
     Args:
-        boot: number that tells this machine's clock from others': the first of `gpp.runtime.transport.shared_memory.place`.
+        boot: number that tells this machine's clock from others': the first of
+            `gpp.runtime.transport.shared_memory.place`.
     """
     store.set(f"gpp/boot/{rank}", str(boot))
     others = [r for r in range(1, world) if store.get(f"gpp/boot/{r}") != store.get("gpp/boot/0")]

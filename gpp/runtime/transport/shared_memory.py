@@ -1,14 +1,15 @@
 """Messages between processes of one machine, through memory that both have mapped.
 
-A channel is a ring buffer in the receiver's memory: the sender copies a tensor into a free slot and wakes the receiver by a futex,
-and the receiver copies it out. A message of 32 KB costs some 15 us of a core, where gloo's loopback sockets take 130 us and a third thread.
+A channel is a ring buffer in the receiver's memory: the sender copies a tensor into a free slot and wakes the receiver
+by a futex, and the receiver copies it out. A message of 32 KB costs some 15 us of a core, where gloo's loopback sockets
+take 130 us and a third thread.
 
     words of a channel   published, consumed: messages so far (modulo 2^32; one writer each)
                          order[n]: the slot of message i is order[i mod n]
                          full[n]: 1 while slot i holds a message that was not read
 
-A sender never blocks: a message without a free slot waits in the sender's own list and goes in at the sender's next call.
- The memory has no name (memfd), so nothing is left behind however a process ends.
+A sender never blocks: a message without a free slot waits in the sender's own list until its next call.
+The memory has no name (memfd), so nothing is left behind however a process ends.
 Plain stores in program order are enough on x86-64 (total store order); elsewhere this memory is not used.
 """
 
@@ -56,7 +57,7 @@ def available() -> bool:
 
 
 def place() -> tuple[int, int]:
-    """Two numbers that are equal for processes that may share memory: one boot of the machine and one network namespace.
+    """Two numbers that are equal for processes that may share memory: numbers of the boot and the network namespace.
 
     A container or namespace with a network of its own counts as another machine.
     """
@@ -236,7 +237,7 @@ class SharedMemory:
 class Arrival:
     """A message on its way."""
 
-    __slots__ = ("_buffer", "_index", "_ring", "_memory")
+    __slots__ = ("_buffer", "_index", "_memory", "_ring")
 
     def __init__(self, memory: SharedMemory, ring: RingBuffer, index: int, buffer: torch.Tensor) -> None:
         self._memory, self._ring, self._index, self._buffer = memory, ring, index, buffer

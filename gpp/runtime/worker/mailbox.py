@@ -1,7 +1,7 @@
 """Messages of one stage on one device: posted receives, tensors that arrived, tensors that are to be sent.
 
-Several devices may hold the samples of one micro-batch, on either side of an edge. A mailbox joins the sample ranges that it
-receives and cuts out those that it sends. Between two stages of one device tensors are handed over in memory.
+Several devices may hold the samples of one micro-batch, on either side of an edge. A mailbox joins the sample ranges
+that it receives and cuts out those that it sends. Between two stages of one device tensors are handed over in memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
 from gpp.runtime.worker.messages import Boundary
 
 Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
-"""Between the stages of one device: (direction, source stage, destination stage, first sample) -> tensors, batch first."""
+"""Tensors between stages of one device: (direction, source, destination, first sample) -> tensors, batch first."""
 
 
 @dataclass(slots=True)
 class Posted:
-    """A message that a compute action waits for: samples [lo, hi); no handle if another stage of this device hands it over."""
+    """Samples [lo, hi) that a compute action waits for; no handle if another stage of this device hands them over."""
 
     handle: Handle | None
     buffer: torch.Tensor | None
@@ -157,7 +157,7 @@ class Mailbox(AbstractMailbox):
 
         Args:
             lo: their first sample.
-            tensors: by name, detached; the batch dimension lies where the stage's module has it. The mailbox keeps the mapping.
+            tensors: by name, detached, the batch dimension where the stage's module has it; the mapping is kept.
         """
         if not self._layouts_out[direction]:
             return

@@ -139,11 +139,12 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
 
 
 def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
-    """How many sends a device may have under way in a training step; None where its backward passes hold it back already.
+    """Most sends that a device may have under way in a training step; None where its backwards hold it back anyway.
 
-    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead, and the
-    messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one of them keeps in
-    flight, so with room for those on every edge, and for what is posted ahead, somebody always waits for the oldest message.
+    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead,
+    and the messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one
+    of them keeps in flight, so with room for those on every edge, and for what is posted ahead, somebody always waits
+    for the oldest message.
     """
     found = list(actions)
     if any(action.kind == "B" for action in found):

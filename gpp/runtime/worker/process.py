@@ -1,7 +1,7 @@
 """One worker process: how it begins, connects, writes down what happens, and ends.
 
 ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
-      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (the connection to another rank) or `ended` (by SIGTERM)
+      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (its connection to another rank), `ended` (SIGTERM)
       rank_N.clock.json  how far its clock is from rank 0's, where they may be on several machines
       rank_N.end.json    that it came to its end, and with which job
 """

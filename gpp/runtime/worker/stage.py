@@ -43,7 +43,7 @@ class StageRunner:
     Args:
         module: the stage's module, or its evaluation twin.
         mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
-        pieces: micro-batch of one mini-batch (or of an evaluation) -> the samples [lo, hi) that this device holds of it.
+        pieces: micro-batch of one mini-batch (or evaluation) -> its samples [lo, hi) that this device holds.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
         turns: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.

@@ -135,7 +135,7 @@ class Worker:
         return modules
 
     def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
-        """An optimizer for each stage that trains something; a weight shared by two stages of this device belongs to the first."""
+        """An optimizer for each stage that trains; a weight shared by two stages of this device is the first's."""
         out, taken = {}, set()
         for s, module in self.modules.items():
             own = [p for p in module.parameters() if p.requires_grad and p not in taken]
@@ -360,7 +360,7 @@ class Worker:
             return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
 
         whole = bool(wanted) and self.samples[split].in_memory
-        # Rows that lie in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
+        # Rows in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
 
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
