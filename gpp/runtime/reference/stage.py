@@ -105,7 +105,7 @@ class Table:
         return [tensor.clone() for tensor in values]
 
     def backward(self, values: Values) -> None:
-        """Write into the memory of a forward's weights what gradients of inputs are to go through, unseen by autograd."""
+        """Write weights for the gradients of inputs into the memory of a forward's weights, unseen by autograd."""
         if self.policy.backward == "predicted" and (horizon := self.policy.backward_horizon(self.place)):
             self._write(values, horizon)
         elif self.policy.backward != "same" and values is not self._own:

@@ -116,7 +116,7 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
 
 
 def disconnect(status: AbstractStatus) -> None:
-    """Leave the process group, when all others are about to: nobody closes a connection that another still reads from."""
+    """Leave the process group together with all others: nobody closes a connection that another still reads from."""
     status.enter(FINISHING)
     status.waiting(True)
     dist.barrier()

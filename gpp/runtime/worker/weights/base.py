@@ -133,7 +133,7 @@ class AbstractStageWeights(ABC):
         self.reset()
 
     def in_flight_at_save(self, number: int) -> bool:
-        """Whether the micro-batch is in flight at a checkpoint: the last update lies between its forward and backward."""
+        """Whether the micro-batch is in flight at a checkpoint: the last update is between its forward and backward."""
         m = self.place.accumulation
         return any(self.saved_at(done) for done in range((number - self.place.warmup) // m + 1, number // m + 1))
 
@@ -201,7 +201,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def ready(self, microbatch: int) -> int:
-        """Install the weights of a forward of the pass; returns their version, or the one they are extrapolated from."""
+        """Install the weights of a forward of the pass; returns their version, or that they are extrapolated from."""
 
     @abstractmethod
     def prepare(self, microbatch: int) -> int:
