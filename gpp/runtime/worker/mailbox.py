@@ -14,7 +14,7 @@ from typing import final
 import torch
 
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
-from gpp.runtime.worker.messages import Boundary
+from gpp.runtime.worker.messages import Boundary, Layout
 
 Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
 """Tensors between stages of one device: (direction, source, destination, first sample) -> tensors, batch first."""
@@ -174,16 +174,15 @@ class Mailbox(AbstractMailbox):
             self._arrived[direction, microbatch] = messages
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
-        direction, _, peer_stage, _, _ = channel
-        rows = self._rows(direction, microbatch, peer_stage, lo, hi, last)
-        buffer = self._layouts_out[direction][peer_stage].pack(rows, hi - lo, self.device)
+        layout = self._layouts_out[channel[0]][channel[2]]
+        buffer = layout.pack(self._rows(layout, (channel[0], microbatch), lo, hi, last), hi - lo, self.device)
         return buffer, buffer.numel() * buffer.element_size()
 
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
-        self.handover[direction, self.stage, peer_stage, lo] = self._rows(direction, microbatch, peer_stage, lo, hi, last)
+        layout = self._layouts_out[direction][peer_stage]
+        self.handover[direction, self.stage, peer_stage, lo] = self._rows(layout, (direction, microbatch), lo, hi, last)
 
-    def _rows(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> list[torch.Tensor]:
-        """Samples [lo, hi) of the tensors that a neighbour receives, batch first."""
-        key = direction, microbatch
+    def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
+        """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
-        return [made[name][lo - first : hi - first] for name in self._layouts_out[direction][peer_stage].names]
+        return [made[name][lo - first : hi - first] for name in layout.names]
