@@ -30,6 +30,7 @@ SAME_LEVEL = {
     ("settings", "setting_types"),
     ("setting_types", "errors"),
     ("plan", "cost"),
+    ("cost", "plan"),  # `plan.stage` alone, which knows no cost
     ("plan", "routing"),
     ("data", "models"),
     ("capture", "models"),
@@ -40,7 +41,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "passes", "cut_batches", "stage_costs"},
+        {"job", "engine", "passes", "cut_batches"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
@@ -27,7 +28,6 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program
-from gpp.runtime.stage_costs import StageCost, stage_costs
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -200,7 +200,7 @@ def assemble(
         cluster=problem.cluster,
         plan=plan,
         program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
-        costs=stage_costs(strategy.posed(problem), plan),
+        costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
     )
 

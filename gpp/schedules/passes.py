@@ -69,11 +69,11 @@ def lower(
 def _orders(plan: Plan, s: int, schedule: AbstractSchedule, count: int) -> dict[int, list[Pass]]:
     """The passes of each device of a stage of `count` micro-batches, in order; micro-batches by the stage's numbers."""
     stage = plan.stages[s]
-    if stage.turns == 1:
+    if stage.round_robin_degree == 1:
         return dict.fromkeys(stage.devices, schedule.order(plan, s, count))
     out: dict[int, list[Pass]] = {}
     for r, replica in enumerate(stage.replicas):
-        own = range(r, count, stage.turns)
+        own = range(r, count, stage.round_robin_degree)
         order: list[Pass] = [(kind, own[m]) for kind, m in schedule.order(plan, s, len(own))]
         for device in replica:
             out[device] = order

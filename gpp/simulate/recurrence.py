@@ -12,11 +12,14 @@ Planners score many candidates. Three things make this some ten to hundred times
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
 from gpp.plan.plan import Plan
 from gpp.program.program import NORM_BYTES, reduce_groups
 from gpp.routing import copies, messages
-from gpp.simulate.simulator import ORDER_BYTES, pass_times
+from gpp.simulate.simulator import ORDER_BYTES
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -39,7 +42,7 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
-    if any(stage.turns > 1 for stage in plan.stages):
+    if any(stage.round_robin_degree > 1 for stage in plan.stages):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
@@ -56,14 +59,15 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     count = plan.minibatch_size // b
     devices = [device for stage in stages for device in stage.devices]
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
-    duration = [pass_times(problem, plan, s, b) for s in range(len(stages))]
+    bills = plan.bills(problem)
+    duration = [(bill.forward_s, bill.backward_s) for bill in bills]
     classes, members = _classes([s for s, stage in enumerate(stages) for _ in stage.devices], incoming)
     channels = [found for _, found in members]
     if drains:
         ends = _run([(*duration[s], warmups[s], 0.0) for s, _ in members], channels, count)
-        end, reduced = _finish(plan, problem, {device: ends[c] for device, c in zip(devices, classes, strict=True)})
+        end, reduced = _finish(plan, problem, bills, {device: ends[c] for device, c in zip(devices, classes, strict=True)})
     else:
-        after, reduced = _updates(plan, problem)
+        after, reduced = _updates(plan, problem, bills)
         rows = [(*duration[s], warmups[s], after[s] / count) for s, _ in members]
         first = STREAM * max(warmups)
         early, late = (max(_run(rows, channels, n)) for n in (first, 2 * first))
@@ -81,8 +85,8 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
             peak_memory_bytes=memory,
             communication_bytes=round(sent * count + reduced),
             max_in_flight_samples=held,
-            weight_versions={s: problem.weights.copies(plan.position(s)) for s in range(len(stages))},
-            staleness={s: problem.weights.staleness(plan.position(s)) for s in range(len(stages))},
+            weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(stages))},
+            staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(stages))},
         ),
     )
 
@@ -223,12 +227,9 @@ def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels]
     return clock
 
 
-def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
-    """Of a pipeline that does not drain: seconds that each stage's sums and update take, and bytes that the sums move."""
-    out, moved = [problem.weight_times(s.ops, s.devices[0], plan.position(i))[2] for i, s in enumerate(plan.stages)], 0.0
-    for i, stage in enumerate(plan.stages):
-        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-        out[i] += problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+def _updates(plan: Plan, problem: Problem, bills: Sequence[StageCost]) -> tuple[list[float], float]:
+    """Seconds that each stage's sums and update take in a pipeline that does not drain, and bytes that the sums move."""
+    out, moved = [bill.update_s for bill in bills], 0.0
     for group in reduce_groups(plan, problem.graph):
         num_bytes = group.num_bytes(problem.graph)
         took = problem.cluster.allreduce_s(num_bytes, group.devices)
@@ -238,7 +239,7 @@ def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
     return out, moved
 
 
-def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[float, float]:
+def _finish(plan: Plan, problem: Problem, bills: Sequence[StageCost], clock: dict[int, float]) -> tuple[float, float]:
     """End of the step after reductions and updates, and the bytes that the reductions moved."""
     moved, done = 0.0, dict(clock)
     for group in reduce_groups(plan, problem.graph):
@@ -250,9 +251,7 @@ def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[floa
         end = max(done.values()) + problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(done)))
         moved += NORM_BYTES * 2 * (len(done) - 1)
         done = dict.fromkeys(done, end)
-    for stage in plan.stages:
-        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-        update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+    for stage, bill in zip(plan.stages, bills, strict=True):
         for d in stage.devices:
-            done[d] += update_s
+            done[d] += bill.update_s
     return max(done.values(), default=0.0), moved

@@ -55,18 +55,10 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         peak_memory_bytes=memory,
         communication_bytes=round(run.sent_bytes / count),
         max_in_flight_samples=held,
-        weight_versions={s: problem.weights.copies(plan.position(s)) for s in range(len(plan.stages))},
-        staleness={s: problem.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
+        weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(plan.stages))},
+        staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
     )
     return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN if count > 1 else 1)
-
-
-def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[float, float]:
-    """Seconds of a forward and of a backward of stage `s` on a micro-batch of so many samples, its weights made ready included."""
-    stage = plan.stages[s]
-    forward, backward = problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.turns)
-    more = problem.weight_times(stage.ops, stage.devices[0], plan.position(s), stage.tensor_parallel)
-    return forward + more[0], backward + more[1]
 
 
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
@@ -125,7 +117,7 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
                 most = max(most, held)
             elif action.kind == "B":
                 held, keeps = held - 1, True
-        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.turns
+        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.round_robin_degree
     return out
 
 
@@ -147,20 +139,15 @@ class _Run:
         self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
         self.group_s = [self._group_s(group) for group in self.groups]
         self.norm_s = problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(program.actions)))
-        self.duration = {s: self._durations(s, stage.microbatch_size) for s, stage in enumerate(plan.stages)}
+        bills = plan.bills(problem)
+        self.duration = {s: {"F": bill.forward_s, "B": bill.backward_s} for s, bill in enumerate(bills)}
         # The last micro-batch is smaller where the size does not divide the mini-batch: (stage, micro-batch) -> durations.
         self.shorter = {
-            (s, program.num_samples // stage.microbatch_size): self._durations(s, rest)
-            for s, stage in enumerate(plan.stages)
-            if (rest := program.num_samples % stage.microbatch_size)
+            (s, program.num_samples // stage.microbatch_size): {"F": bill.last_forward_s, "B": bill.last_backward_s}
+            for s, (stage, bill) in enumerate(zip(plan.stages, bills, strict=True))
+            if program.num_samples % stage.microbatch_size
         }
-        self.update_s = {
-            s: problem.cost.update_s(
-                problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
-            )
-            + problem.weight_times(stage.ops, stage.devices[0], plan.position(s), stage.tensor_parallel)[2]
-            for s, stage in enumerate(plan.stages)
-        }
+        self.update_s = {s: bill.update_s for s, bill in enumerate(bills)}
         self.updated: dict[int, list[float]] = defaultdict(list)  # stage -> when each of its updates ended
         self.rate = message_rates(plan, problem.graph)
         self.clock = dict.fromkeys(program.actions, 0.0)
@@ -175,10 +162,6 @@ class _Run:
         self.sums_done: dict[tuple[int, int], int] = defaultdict(int)
         self.events: list[Event] = []
         self.sent_bytes = 0.0
-
-    def _durations(self, s: int, samples: int) -> dict[str, float]:
-        """Seconds of a forward ("F") and of a backward ("B") of a micro-batch of so many samples."""
-        return dict(zip(("F", "B"), pass_times(self.problem, self.plan, s, samples), strict=True))
 
     def _group_s(self, group: ReduceGroup) -> float:
         return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)

@@ -136,7 +136,7 @@ class OptionTables:
             problem, cluster, ops = self.problem, self.problem.cluster, list(bits(mask))
             trainable = problem.param_bytes(mask)[0]
             update = min(problem.cost.update_s(trainable, cluster.devices[kind]) for kind in self.kinds)
-            static, kept, grads = problem.amounts(mask)
+            _, static, kept, grads = problem.amounts(mask)
             samples = np.array(self.samples)
             self._stages[mask] = _Stage(
                 np.array([min(sum(kind[op] for op in ops) for kind in row) for row in self._forward]),
@@ -179,9 +179,7 @@ class OptionTables:
             trip[s] = trip[s] + forward[s] + backward[s]
         for s in range(count):
             micro = self.micro[option[s]]
-            least = (
-                micro if self.problem.in_flight == "all" else np.minimum(shape.depth[s], micro) if equal else np.ones(len(combos))
-            )
+            least = micro if self.problem.regime.keeps_all else np.minimum(shape.depth[s], micro) if equal else np.ones(len(combos))
             out[stages[s].fixed[option[s]] + stages[s].per_micro[option[s]] * least > self.memory * (2 - SURELY)] = np.inf
             busy = np.maximum(micro * (forward[s] + backward[s]), (micro - 1) * np.maximum(forward[s], backward[s]) + trip[s])
             if equal:

@@ -9,6 +9,7 @@ import pytest
 
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
@@ -67,7 +68,7 @@ def test_below_every_plan_of_larger_problems():
 @pytest.mark.parametrize("seed", range(10))
 def test_holds_for_gpipe(seed):
     """A schedule that keeps the whole mini-batch."""
-    problem = replace(random_problem(seed, max_ops=10, max_devices=5), in_flight="all")
+    problem = replace(random_problem(seed, max_ops=10, max_devices=5), regime=Regime(in_flight="all"))
     strategy = Strategy(name="test", planner=Sequential(), schedule=GPipe())
     try:
         plan = strategy.plan(problem)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpp.cost.regime import Regime
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import mask_of
 from gpp.optimizers import SGD
@@ -25,6 +26,7 @@ from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.runtime.test_equality import captured, parts_of, problem_of
 from tests.support import inprocess
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, problem
 
 DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
@@ -34,7 +36,7 @@ FROZEN = (0, 1, 2)
 
 def planned(schedule: AbstractSchedule, *, chain: bool = False):
     model, found, weights = inprocess.captured_named("llava_small", "model.frozen=towers")
-    of = inprocess.problem_of(found, 4, 8, max_ops=24, in_flight=schedule.in_flight)
+    of = inprocess.problem_of(found, 4, 8, max_ops=24, regime=Regime(in_flight=schedule.in_flight))
     frozen = [i for i in range(of.graph.num_ops) if not of.graph.differentiated >> i & 1]
     image = [i for i in frozen if of.graph.ops[i].name.startswith("image")]
     tokens = [i for i in frozen if i not in image]
@@ -94,8 +96,8 @@ def test_the_prediction_has_no_backward_of_frozen_stages(schedule: AbstractSched
     assert [held[s] for s in FROZEN] == [2, 2, 2]
     for s in FROZEN:
         # one micro-batch's boundary, whatever the number of micro-batches
-        one = of.stage_memory(plan.stages[s].ops, 2, 1, 2)
-        assert timeline.metrics.peak_memory_bytes[s] == round(one) == round(of.stage_memory(plan.stages[s].ops, 2, 1, 8))
+        one = peak_bytes(of, plan.stages[s].ops, 2, 1, 2)
+        assert timeline.metrics.peak_memory_bytes[s] == round(one) == round(peak_bytes(of, plan.stages[s].ops, 2, 1, 8))
         assert of.stage_times(plan.stages[s].ops, 2, (s,))[1] == 0
     warmups = [schedule.warmup(plan, s, 4) for s in range(4)]
     assert can_score(plan, warmups)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -38,7 +39,7 @@ PER_MICROBATCH = 3.0
 )
 def test_a_pipeline_that_drains(schedule: AbstractSchedule, depth: int, count: int, percent: float) -> None:
     """(D - 1) / (N + D - 1), alike for GPipe and 1F1B; they differ in what is held: N micro-batches, or the distance to the end."""
-    prob = problem(chain(depth), depth, count, in_flight=schedule.in_flight)
+    prob = problem(chain(depth), depth, count, regime=Regime(in_flight=schedule.in_flight))
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(depth)], 1)
     metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
     assert metrics.bubble_fraction == pytest.approx((depth - 1) / (count + depth - 1))

@@ -90,7 +90,7 @@ def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
     """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
-    times = problem.op_times(-(-stage.microbatch_size * stage.turns // len(stage.replicas)), stage.devices[0])
+    times = problem.op_times(-(-stage.microbatch_size * stage.round_robin_degree // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
 

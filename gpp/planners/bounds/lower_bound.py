@@ -117,7 +117,7 @@ class Bound:
 
     def covers(self, plan: Plan) -> bool:
         """Whether it speaks of the plan."""
-        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.turns == 1 for stage in plan.stages)
+        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.round_robin_degree == 1 for stage in plan.stages)
 
     def gap(self, iteration_s: float) -> float:
         """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
@@ -249,7 +249,7 @@ def _resources(
         spread * (t.micro * passes + finish) / seconds,
         spread * ((t.micro - 1) * t.forward + t.micro * t.backward + finish) / after,
         spread * passes * np.maximum(t.micro / seconds, (t.micro - 1) / within),
-        t.replicas * (t.static + t.kept * held) / t.total_memory,
+        t.replicas * t.memory.peak(held) / t.total_memory,
     ]
     least = np.where(allowed, (t.micro - 1) * passes, np.inf).min(axis=0)
     for last, more in (
@@ -299,7 +299,7 @@ def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
 def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
     """The largest of the simplest arguments, and each of them."""
     t = tables
-    need = float(np.where(t.fits, t.replicas * (t.static + t.kept * t.held), np.inf).min(axis=0).sum())
+    need = float(np.where(t.fits, t.replicas * t.memory.peak(t.held), np.inf).min(axis=0).sum())
     if need > t.total_memory * ROUNDING:
         raise Infeasible(
             f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",

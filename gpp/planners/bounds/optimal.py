@@ -218,12 +218,12 @@ class _Model:
         m, t, stages = self.model, self.tables, range(self.count)
         most = max(device.memory_bytes for device in self.problem.cluster.devices)
         unit = most / 1e6
-        deepest = min(self.micro, self.count) if self.problem.in_flight == "depth" else 1
+        deepest = 1 if self.problem.regime.keeps_all else min(self.micro, self.count)
         deep = [[m.new_bool_var(f"deep{s},{d}") for d in range(deepest)] for s in stages]
         for s in stages:
             for d in range(deepest):
-                held = self.micro if self.problem.in_flight == "all" else d + 1
-                table = np.floor((t.static + t.kept * held) / unit * (1 - 1e-12)).astype(int).tolist()
+                held = self.problem.regime.held(d + 1, self.micro)
+                table = np.floor(t.memory.peak(held) / unit * (1 - 1e-12)).astype(int).tolist()
                 limit = m.add(self.total(table, s) <= 1_000_000)
                 if d:
                     limit.only_enforce_if(deep[s][d])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpp.cost.stage import finish_s
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan, topological_order
@@ -209,11 +210,8 @@ class Assessor:
         return edges
 
     def _need_bytes(self, mask: int, count: int, b: int, depth: int) -> float:
-        """Memory of a stage on one device: `Problem.stage_memory` at the depth's samples in flight."""
-        static, kept, grads = self.problem.amounts(mask)
-        most = self.problem.minibatch_size // b
-        in_flight, samples = most if self.problem.in_flight == "all" else min(depth, most), b // count
-        return static + kept * samples * in_flight + grads * samples
+        """Memory of a stage on one device with the depth's micro-batches in flight."""
+        return self.costs.held(mask, b // count).peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
@@ -301,15 +299,15 @@ class Assessor:
             trip[s] += longest
         bounds = []
         for s in range(count):
-            in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
+            in_flight = problem.regime.held(depth[s], num_microbatches)
             forward, backward = times[s]
             busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
-            if problem.window == 1:
+            if problem.regime.minibatches == 1:
                 trips = -(-num_microbatches // in_flight) * trip[s]
                 bounds.append(way_in[s] + max(busy, trips) + max(way_out[s], update))
             else:
                 # In a steady state nothing fills or drains, and an update holds the stage up every time.
-                bounds.append(max(busy + problem.window * update, num_microbatches / in_flight * trip[s]))
+                bounds.append(max(busy + problem.regime.minibatches * update, num_microbatches / in_flight * trip[s]))
             for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
                 if way_in[s] + forward + ahead > way_in[t]:
                     way_in[t], came_from[t] = way_in[s] + forward + ahead, s
@@ -322,11 +320,7 @@ class Assessor:
         key = (mask, devices)
         found = self._updates.get(key)
         if found is None:
-            trainable = self.costs.trainable_bytes(mask)
-            found = self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
-            if len(devices) > 1 and trainable:
-                found += self.cluster.allreduce_s(trainable, devices)
-            self._updates[key] = found
+            found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
 
 

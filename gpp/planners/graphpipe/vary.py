@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpp.cost.stage import finish_s, stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import bits, mask_of
 from gpp.plan.build import make_plan
@@ -149,7 +150,7 @@ class _States:
             return None
         devices = self.problem.cluster.devices
         for stage in plan.stages:
-            need = self.problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            need = stage_bytes(self.problem, stage).peak(stage.ahead)
             if need > min(devices[d].memory_bytes for d in stage.devices):
                 return None
         return plan
@@ -237,7 +238,7 @@ class _States:
 
     def bound_s(self, plan: Plan) -> float:
         """No iteration of the plan is shorter, under a schedule that keeps to its samples in flight."""
-        problem, cluster, stages = self.problem, self.assessor.cluster, plan.stages
+        problem, stages = self.problem, plan.stages
         times = [problem.stage_times(stage.ops, stage.microbatch_size, stage.devices) for stage in stages]
         masks = [mask_of(stage.ops) for stage in stages]
         back = {(s, t): self._returns(masks[s], masks[t]) for s, t in plan.edges}
@@ -250,10 +251,7 @@ class _States:
             micro = plan.minibatch_size // stage.microbatch_size
             held = max(stage.in_flight // stage.microbatch_size, 1)
             busy = max(micro * (forward + backward), micro // held * trip[s])
-            trainable = problem.trainable_bytes(stage.ops)
-            finish = problem.cost.update_s(trainable, cluster.devices[stage.devices[0]])
-            if len(stage.devices) > 1 and trainable:
-                finish += cluster.allreduce_s(trainable, stage.devices)
+            finish = finish_s(problem, problem.trainable_bytes(stage.ops), stage.devices)
             out = max(out, way_in[s] + busy + max(way_out[s], finish))
             for t in plan.successors[s]:
                 # A micro-batch of t is made of so many of this stage's, which follow its last backward too.

@@ -17,10 +17,10 @@ from typing import final
 import torch
 
 from gpp.cluster import Cluster
+from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.program import NORM_BYTES, WORLD, Action, message_key, reduce_groups
-from gpp.runtime.stage_costs import StageCost
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
@@ -165,7 +165,7 @@ class EmulatedRunner:
     @property
     def peak_memory_bytes(self) -> float:
         """Peak by the plan's own formula, for the most micro-batches in flight; for one where none has a backward."""
-        return self.cost.resident_bytes + self.cost.microbatch_bytes * (self.most_in_flight if self.keeps else 1)
+        return self.cost.memory.peak(self.most_in_flight if self.keeps else 1)
 
 
 @final

@@ -79,14 +79,15 @@ class Pipeline:
             taken.update(own)
             optimizer = self.spec.build(own) if own else None
             self.optimizers += [optimizer] if optimizer else []
-            place = plan.position(s)
-            table = Table(self.policy, place, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
+            position = plan.position(s)
+            table = Table(self.policy, position, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
             runs_backward = plan.runs_backward(s, self.job.graph)
             out.append(FollowedStage(replicas, masters, runs_backward=runs_backward, table=table))
         return out
 
     def _sums(self) -> list[tuple[Tensor, list[tuple[int, int, int, int]]]]:
-        """Each trained parameter, and where its gradients are made: (device, stage, replica, place there), by device."""
+        """Each trained parameter, and where its gradients are made: (device, stage, replica, place there), by device.
+        """
         found: dict[Tensor, list[tuple[int, int, int, int]]] = defaultdict(list)
         for s, stage in enumerate(self.stages):
             for replica, device in enumerate(self.job.plan.stages[s].devices):
@@ -175,7 +176,7 @@ class Pipeline:
         plan, settings, made, kept = self.job.plan, self.job.settings, defaultdict[str, Parts](list), []
         for s, stage in enumerate(self.stages):
             kept.append([])
-            count = stage.table.place.accumulation if stage.table else 0
+            count = stage.table.position.accumulation if stage.table else 0
             for device, microbatch, lo, hi in chunk[s]:
                 received = {}
                 for name in self.incoming[s]:

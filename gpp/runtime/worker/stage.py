@@ -45,7 +45,7 @@ class StageRunner:
         mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
         pieces: micro-batch of one mini-batch (or evaluation) -> its samples [lo, hi) that this device holds.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
-        turns: replicas that take them in turn; each counts its own for its weights.
+        round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
         autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
@@ -62,7 +62,7 @@ class StageRunner:
         mailbox: Mailbox,
         pieces: Mapping[int, tuple[int, int]],
         accumulation: int,
-        turns: int = 1,
+        round_robin_degree: int = 1,
         num_samples: int,
         train: bool = True,
         autocast: torch.dtype | None = None,
@@ -71,7 +71,7 @@ class StageRunner:
     ) -> None:
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
-        self.turns = turns
+        self.round_robin_degree = round_robin_degree
         self.autocast, self.synchronize = autocast, synchronize
         self.weights = weights
         self.meter: MemoryMeter | None = None
@@ -112,7 +112,7 @@ class StageRunner:
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
         start = time.perf_counter()
         if self.weights:
-            self.weights.forward(microbatch // self.turns)
+            self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
                 self.meter.own |= self.weights.storages()
         if self.module.has_random:
@@ -181,11 +181,11 @@ class StageRunner:
             seeds.append(None)
         start = time.perf_counter()
         if self.weights:
-            self.weights.backward(microbatch // self.turns)
+            self.weights.backward(microbatch // self.round_robin_degree)
         if roots:
             torch.autograd.backward(roots, seeds)
         if self.weights:
-            self.weights.done(microbatch // self.turns)
+            self.weights.done(microbatch // self.round_robin_degree)
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()

@@ -188,7 +188,7 @@ class Worker:
                 mailbox=mailboxes[s],
                 pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
                 accumulation=-(-num_samples // stage.microbatch_size),
-                turns=stage.turns,
+                round_robin_degree=stage.round_robin_degree,
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
