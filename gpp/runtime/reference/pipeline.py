@@ -86,8 +86,7 @@ class Pipeline:
         return out
 
     def _sums(self) -> list[tuple[Tensor, list[tuple[int, int, int, int]]]]:
-        """Each trained parameter, and where its gradients are made: (device, stage, replica, place there), by device.
-        """
+        """Each trained parameter, and where its gradients are made: (device, stage, replica, place), by device."""
         found: dict[Tensor, list[tuple[int, int, int, int]]] = defaultdict(list)
         for s, stage in enumerate(self.stages):
             for replica, device in enumerate(self.job.plan.stages[s].devices):
