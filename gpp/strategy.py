@@ -13,16 +13,16 @@ from typing import Literal, final
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
+from gpp.program.kinds import BACKWARD, FORWARD, PASS
+from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
@@ -115,20 +115,21 @@ class Strategy:
             warmups = [self.schedule.warmup(plan, s, count) for s, count in enumerate(counts)]
             if can_score(plan, warmups):
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
-        return simulate(self._program(plan, problem.graph, problem.global_norm), plan, self.posed(problem), record=record)
+        return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
 
-    def lower(self, plan: Plan, graph: OpGraph, *, global_norm: bool = False) -> Program:
-        """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`.
+    def lower(self, plan: Plan, problem: Problem) -> Program:
+        """The checked program of one training step.
 
-        Of a pipeline that does not drain, it is one of a few mini-batches: see `gpp.program.steady_state`.
+        For a pipeline that does not drain it is one of a few mini-batches: see `gpp.program.steady_state`.
         """
-        program = self._program(plan, graph, global_norm)
-        check_program(program, reduce_groups(plan, graph))
+        program = self._program(plan, problem)
+        check_program(program, reduce_groups(plan, problem.graph))
         return program
 
-    def lower_evaluation(self, plan: Plan, graph: OpGraph, num_samples: int) -> Program:
+    def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int) -> Program:
         """The checked program of one evaluation over `num_samples` samples."""
-        program = lower(plan, graph, ForwardOnly(), num_samples)
+        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._seconds(plan, problem))
+        program = lower(plan, problem.graph, orders, num_samples)
         check_program(program)
         return program
 
@@ -138,9 +139,18 @@ class Strategy:
         regime = Regime(in_flight="all" if problem.minibatch_ops else self.schedule.in_flight, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
-    def _program(self, plan: Plan, graph: OpGraph, global_norm: bool) -> Program:
+    def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
-        return lower(plan, graph, self.schedule, minibatches=minibatches, global_norm=global_norm)
+        samples = plan.minibatch_size * minibatches
+        orders = self.schedule.orders(plan, problem.graph, samples, self._seconds(plan, problem))
+        return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
+
+    def _seconds(self, plan: Plan, problem: Problem) -> list[dict[str, float]] | None:
+        """What a pass takes, by stage and kind, where an order depends on it: where devices run several stages."""
+        if not plan.shares_devices:
+            return None
+        bills = plan.bills(self.posed(problem))
+        return [{PASS[FORWARD]: bill.forward_s, PASS[BACKWARD]: bill.backward_s} for bill in bills]
 
     def _questions(self, posed: Problem) -> list[Problem]:
         """What planners are asked, one after the other until a plan fits.

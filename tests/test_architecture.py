@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "weights"},
-    {"cost", "plan", "routing", "timeline", "optimizers"},
-    {"planners", "program"},
+    {"cost", "plan", "routing", "optimizers"},
+    {"program"},
+    {"timeline"},
+    {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},
     {"strategy"},
     {"analysis"},
@@ -41,7 +43,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "passes", "cut_batches"},
+        {"job", "engine", "stretches", "cut_batches"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

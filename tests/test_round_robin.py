@@ -18,6 +18,7 @@ from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.sequential import Sequential
+from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_stream, of_length, window
 from gpp.schedules.base import AbstractSchedule
@@ -25,7 +26,6 @@ from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.serialization import from_json, to_json
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
@@ -37,6 +37,7 @@ from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, graph, problem, with_weights
 from tests.support.problems import random_problem
+from tests.support.programs import lower
 
 
 def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, round_robin: bool | list[bool] = True) -> Plan:
@@ -292,7 +293,7 @@ def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
             continue
         strategy = replace(split, replicas="round_robin")
         plan = strategy.plan(prob)
-        strategy.lower(plan, prob.graph)
+        strategy.lower(plan, prob)
         if any(stage.round_robin_degree > 1 for stage in plan.stages):
             turned += 1
             assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics

@@ -15,10 +15,10 @@ from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import DEVICE
+from tests.support.programs import lower
 
 
 def random_dag(rng: random.Random, num_ops: int) -> OpGraph:

@@ -66,6 +66,10 @@ class StageCost:
         )
         return bill
 
+    def pass_s(self, *, last: bool) -> tuple[float, float]:
+        """Seconds of a forward and of a backward of a micro-batch, or of the last one where it is smaller."""
+        return (self.last_forward_s, self.last_backward_s) if last else (self.forward_s, self.backward_s)
+
     @property
     def memory(self) -> StageBytes:
         return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes)

@@ -246,6 +246,9 @@ def _staleness(policy: AbstractWeights, position: PipelinePosition) -> int:
     return max(position.batch(j) - policy.forward_version(position, j) for j in batch)
 
 
+FORWARD, BACKWARD = "forward", "backward"
+
+
 class _Moves(NamedTuple):
     """(extrapolations, copies) of the weights for each forward and for each backward; copies for each update."""
 
@@ -268,14 +271,14 @@ def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
         ahead = sum(policy.horizon(position, j) > 0 for j in range(first, first + m))
         return _Moves(forward=(ahead / m, (m - ahead) / m))
     # One scratch copy: it is extrapolated for a pass, or copied where it does not hold the latest weights already.
-    done = {"F": [0, 0], "B": [0, 0]}
+    done = {FORWARD: [0, 0], BACKWARD: [0, 0]}
     latest = False
     for j in range(first - m, first + m):
-        for kind, horizon in (("F", policy.horizon(position, j + warmup)), ("B", policy.backward_horizon(position))):
+        for way, horizon in ((FORWARD, policy.horizon(position, j + warmup)), (BACKWARD, policy.backward_horizon(position))):
             if j >= first:
-                done[kind][0] += horizon > 0
-                done[kind][1] += horizon == 0 and not latest
+                done[way][0] += horizon > 0
+                done[way][1] += horizon == 0 and not latest
             latest = horizon == 0
         latest = latest and (j + 1) % m > 0
-    (forwards, first_copies), (backwards, copies) = done["F"], done["B"]
+    (forwards, first_copies), (backwards, copies) = done[FORWARD], done[BACKWARD]
     return _Moves((forwards / m, first_copies / m), (backwards / m, copies / m))

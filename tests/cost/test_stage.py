@@ -20,11 +20,11 @@ from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
+from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program
 from gpp.program.steady_state import window
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.serialization import from_json, to_json
 from gpp.simulate.simulator import simulate
 from gpp.weights.base import AbstractWeights, PipelinePosition
@@ -33,6 +33,7 @@ from gpp.weights.flush import Flush
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
+from tests.support.programs import lower
 
 POLICIES: list[AbstractWeights] = [
     Flush(), Stash(), Stash(accumulation=None), DoubleBuffer(), PipeOptim(), SpecTrain(), SpecTrain(form=2)

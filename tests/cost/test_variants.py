@@ -19,12 +19,12 @@ from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
 from gpp.runtime.engines.distributed import Distributed
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
 from tests.support.problems import cluster
+from tests.support.programs import lower
 
 HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))
 STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())

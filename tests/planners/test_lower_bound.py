@@ -101,12 +101,12 @@ def test_packing_counts():
 
 
 def test_gradients_do_not_return_where_none_flow():
-    """Without gradients between them, two operators' backwards need no order."""
+    """Without gradients between them, the first operator runs ahead: no period waits for it."""
     ops = tuple(Op(name=f"o{i}", forward_flops=1.0, backward_flops=5.0) for i in range(2))
     tensors = (Tensor(name="t", producer=0, consumers=(1,), bytes_per_sample=0.0, differentiable=False),)
     problem = Problem(graph=OpGraph(name="g", ops=ops, tensors=tensors), cluster=cluster(2), cost=Constant(), minibatch_size=1)
-    assert lower_bound(problem).iteration_s == pytest.approx(7.0, rel=3e-3)
-    assert run(Exhaustive(), problem)[1] == pytest.approx(7.0)
+    assert lower_bound(problem).iteration_s == pytest.approx(6.0, rel=3e-3)
+    assert run(Exhaustive(), problem)[1] == pytest.approx(6.0)
 
 
 def test_infeasible_is_certified():

@@ -26,8 +26,7 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
-from gpp.simulate.simulator import _Run
+from gpp.simulate.simulator import Costs
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -40,6 +39,7 @@ from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import Rate, cluster, random_problem, towers
+from tests.support.programs import lower
 
 PLANNERS = (Even(), Sequential(), GraphPipe(max_candidates=200), PipeDream(), Piper(recompute=False), PipeDream2BW())
 POLICIES = (
@@ -242,7 +242,7 @@ def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: 
     plan = planned(Even(), weights, problem)
     if plan is None:
         return
-    program = of._program(plan, problem.graph, False)
+    program = of._program(plan, problem)
     long = long_pass_s(of, plan, problem, 20 * program.minibatches)
     assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(long, rel=2e-3)
 
@@ -251,7 +251,7 @@ def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) ->
     """Seconds of a mini-batch in the second half of a pass, less its drain, which is the same for both."""
     ends = []
     for count in (minibatches, 2 * minibatches):
-        run = _Run(lower(plan, problem.graph, of.schedule, minibatches=count), plan, of.posed(problem), False)
-        run.advance_all()
-        ends.append(max(run.clock.values()))
+        program = lower(plan, problem.graph, of.schedule, minibatches=count)
+        costs = Costs.of(program, plan, of.posed(problem))
+        ends.append(max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices]))
     return (ends[1] - ends[0]) / minibatches

@@ -14,10 +14,10 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import chain, diamond, graph, problem, two_towers
 from tests.support.operations import calls
+from tests.support.programs import lower
 
 SCHEDULES = [OneFOneB(), GPipe()]
 

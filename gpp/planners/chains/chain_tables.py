@@ -269,14 +269,14 @@ class Best:
             self.plan, self.seconds, self.value_s = plan, seconds, value_s
 
     def _least_s(self, plan: Plan) -> float:
-        """No step of a chain is shorter: the way in and out, and all micro-batches of one stage.
+        """No step of a chain is shorter: the way to a stage and back, where gradients come back, and all its micro-batches.
 
-        A pipeline that does not drain has its way in and out behind it.
+        A pipeline that does not drain has such ways behind it.
         """
-        before, least = 0.0, 0.0
-        for stage in plan.stages:
+        before, least, returning = 0.0, 0.0, plan.returning(self.problem.graph)
+        for s, stage in enumerate(plan.stages):
             b = stage.microbatch_size
             took = sum(self.problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel))
             least = max(least, before + plan.minibatch_size // b * took)
-            before += took if self.problem.regime.minibatches == 1 else 0.0
+            before = before + took if self.problem.regime.minibatches == 1 and (s, s + 1) in returning else 0.0
         return least

@@ -12,7 +12,7 @@ Constraints:
 1. b is one of `Problem.microbatch_sizes`, a multiple of the stage's replicas: `_States.sizes_of`.
 2. Memory with the samples in flight that sizes and k ask for, `required_in_flight`: `_States.plan`.
 
-A bound for unequal micro-batches (`_States.bound_s`): at every stage the way in, its micro-batches, the way out or the update.
+A bound for unequal micro-batches (`_States.bound_s`): at every stage its micro-batches, and the update or the way to it and back.
 On the way in a stage waits for as many forwards of its predecessor as its first micro-batch has samples of. Its
 micro-batches take their time, or as many round trips to the farthest sink as its samples in flight force one after the other.
 
@@ -233,7 +233,9 @@ class _States:
         key = first, second
         if key not in self._back:
             tensors = self.problem.crossing(first, second)
-            self._back[key] = not tensors or any(tensor.differentiable for tensor in tensors)
+            graph = self.assessor.graph
+            both = all(mask & graph.differentiated for mask in (first, second)) or graph.differentiated == graph.all_mask
+            self._back[key] = any(tensor.differentiable for tensor in tensors) if tensors else both
         return self._back[key]
 
     def bound_s(self, plan: Plan) -> float:
@@ -243,7 +245,7 @@ class _States:
         masks = [mask_of(stage.ops) for stage in stages]
         back = {(s, t): self._returns(masks[s], masks[t]) for s, t in plan.edges}
         count = len(stages)
-        way_in, way_out, trip, out = [0.0] * count, [0.0] * count, [0.0] * count, 0.0
+        way, trip, out = [0.0] * count, [0.0] * count, 0.0
         for s in reversed(range(count)):
             trip[s] = sum(times[s]) + max((trip[t] for t in plan.successors[s] if back[s, t]), default=0.0)
         for s, stage in enumerate(stages):
@@ -252,13 +254,12 @@ class _States:
             held = max(stage.in_flight // stage.microbatch_size, 1)
             busy = max(micro * (forward + backward), micro // held * trip[s])
             finish = finish_s(problem, problem.trainable_bytes(stage.ops), stage.devices)
-            out = max(out, way_in[s] + busy + max(way_out[s], finish))
+            out = max(out, busy + max(way[s], finish))
             for t in plan.successors[s]:
                 # A micro-batch of t is made of so many of this stage's, which follow its last backward too.
                 parts = -(-stages[t].microbatch_size // stage.microbatch_size)
-                way_in[t] = max(way_in[t], way_in[s] + parts * forward)
                 if back[s, t]:
-                    way_out[t] = max(way_out[t], way_out[s] + parts * backward)
+                    way[t] = max(way[t], max(way[s], finish) + parts * (forward + backward))
         return out
 
 

@@ -27,7 +27,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     )
     checkpoints.restore()
     with open(ranks / f"rank_{rank}.jsonl", "w") as out:
-        for first, count in pipeline.passes():
+        for first, count in pipeline.stretches():
             start = time.perf_counter()
             for step, results in enumerate(pipeline.train(first, count), first):
                 end = time.perf_counter()

@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
 from gpp.runtime.worker.messages import Boundary, Layout
 
@@ -119,8 +120,8 @@ class Mailbox(AbstractMailbox):
     ) -> None:
         super().__init__(stage=stage, device_id=device_id, transport=transport)
         self.device, self.boundary, self.handover = device, boundary, handover
-        self._layouts_in = {"F": boundary.incoming, "B": boundary.returning_in}
-        self._layouts_out = {"F": boundary.outgoing, "B": boundary.returning_out}
+        self._layouts_in = {FORWARD: boundary.incoming, BACKWARD: boundary.returning_in}
+        self._layouts_out = {FORWARD: boundary.outgoing, BACKWARD: boundary.returning_out}
         self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
         self._arrived: dict[tuple[str, int], list[Posted]] = {}
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}

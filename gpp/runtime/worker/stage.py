@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpp.graph.captured import is_loss
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
 
@@ -106,7 +107,7 @@ class StageRunner:
             return None
         lo, hi = piece
         leaves: dict[str, torch.Tensor] = {}
-        for name, tensor in self.mailbox.take("F", microbatch):
+        for name, tensor in self.mailbox.take(FORWARD, microbatch):
             differentiable = self.train and self._specs[name].differentiable
             leaves[name] = tensor.detach().requires_grad_() if differentiable else tensor
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
@@ -138,7 +139,7 @@ class StageRunner:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self.mailbox.put("F", microbatch, lo, {name: value.detach() for name, value in outputs.items()})
+        self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         return start, end
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
@@ -167,7 +168,7 @@ class StageRunner:
             return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
-        for name, grad in self.mailbox.take("B", microbatch):
+        for name, grad in self.mailbox.take(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
         roots: list[torch.Tensor] = []
         seeds: list[torch.Tensor | None] = []
@@ -194,7 +195,7 @@ class StageRunner:
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
         }
-        self.mailbox.put("B", microbatch, piece[0], made)
+        self.mailbox.put(BACKWARD, microbatch, piece[0], made)
         if self.meter:
             self.meter.release(self.stage, microbatch)
         return start, end

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gpp.optimizers import AbstractOptimizer
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
@@ -169,14 +170,14 @@ class AbstractStageWeights(ABC):
             self._before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         version = self._used[microbatch] = self.ready(microbatch)
         if self.log is not None:
-            self.log.append(("F", self.number(microbatch), version))
+            self.log.append((FORWARD, self.number(microbatch), version))
 
     def backward(self, microbatch: int) -> None:
         """Before its backward."""
         version = self.prepare(microbatch)
         self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
         if self.log is not None:
-            self.log.append(("B", self.number(microbatch), version))
+            self.log.append((BACKWARD, self.number(microbatch), version))
 
     @abstractmethod
     def reset(self) -> None:
