@@ -114,9 +114,7 @@ class EmulatedMailbox(AbstractMailbox):
         self._opened.clear()
 
     def channels(self) -> list[tuple[float, float, float]]:
-        """When each channel used since the last call was free before, was first used, and is free, by the virtual
-        clock.
-        """
+        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
         out = [(*opened, self._channel_free[channel][0]) for channel, opened in self._opened.items()]
         self._opened.clear()
         return out
