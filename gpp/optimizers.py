@@ -43,8 +43,9 @@ ClipScope = Literal["model", "stage"]
 class AbstractOptimizer(ABC):
     """An optimizer's settings.
 
-    `clip_norm`: the largest norm of gradients; larger ones are scaled down to it. None: as they are. `clip_scope`: whose norm: that
-    of the whole `model`, over all stages, or of each `stage`, which needs no meeting of all devices.
+    `clip_norm` is the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
+    `clip_scope` says whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the
+    devices need not meet.
     """
 
     lr: float
@@ -60,7 +61,7 @@ class AbstractOptimizer(ABC):
     @property
     @abstractmethod
     def keeps_direction(self) -> bool:
-        """Whether its state tells where the last step went, as a prediction of the weights needs it."""
+        """Whether its state holds the direction of the last step, which a prediction of the weights needs."""
 
     @property
     @abstractmethod
@@ -74,7 +75,7 @@ class AbstractOptimizer(ABC):
 
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over `params`, in its fused form where torch has one: one kernel for all of them, on CPU too."""
+        """The torch optimizer over `params`, in its fused form (one kernel for all, on CPU too) where torch has one."""
 
 
 @final

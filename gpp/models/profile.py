@@ -28,11 +28,11 @@ class Profile(AbstractModel):
     optimizer steps. Times are the profile's, whatever `cost` says.
 
     Args:
-        name: left at `profile` it becomes the file's, up to its first dot.
-        path: of the file.
-        coarsen: group the operators into `graph.max_ops`; false plans with the profile's own. What groups declare
-            (tensor parallelism, recomputation) is lost.
-        seconds: of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
+        name: the model's name; `profile` stands for the file's name, up to its first dot.
+        path: path of the file.
+        coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own. Grouped
+            operators lose their declarations (tensor parallelism, recomputation).
+        seconds: length of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
     """
 
     path: str

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Called(nn.Module):
-    """Calls modules in order; the last one's output is the result.
+    """Modules that are called in order; the last one's output is the result.
 
     Args:
         modules: by name, each with the names of the earlier ones and of the inputs that it reads. A name may have dots, and is

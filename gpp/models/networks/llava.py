@@ -1,6 +1,7 @@
 """LLaVA-1.5 (arXiv 2310.03744): a vision branch beside the embedding of the text, then a long language trunk.
 
-Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, H heads, C width of a head, V vocabulary.
+Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, H heads, C width of a head, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class LlamaLayer(nn.Module):
 class LLaVA(nn.Module):
     """CLIP's image tower, a two-layer MLP, and Llama over image tokens followed by text tokens.
 
-    Pixels [B, 3, S, S] and token ids [B, L - M] -> logits [B, L - M, V] of the tokens that follow. Ours: the image comes first,
-    the features are those of the tower's last layer (LLaVA reads the one before and leaves the last idle), and only text
-    positions are predicted.
+    Pixels [B, 3, S, S] and token ids [B, L - M] -> logits [B, L - M, V] of the tokens that follow. In this version the
+    image comes first, the features are those of the tower's last layer (LLaVA reads the layer before and leaves the last
+    idle), and only text positions are predicted.
 
     Args:
         image_layers, image_hidden, image_heads: layers of the image tower, their width and heads.
