@@ -13,7 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.settings import Natural, NotNegative, Positive, arguments, settings
 
 Devices = Annotated[int, Field(ge=1, le=100_000)]
-"""How many devices, or nodes: each is an object of its own."""
+"""The number of devices, or nodes; it is limited because each is an object of its own."""
 
 
 @settings("cluster.device")
@@ -227,10 +227,10 @@ def local(
 
 
 LOOPBACK = Link(latency_s=1e-4, bandwidth_bytes_per_s=2.3e9)
-"""gloo between two processes of one machine: 80 to 130 us for 4 to 64 KB, 2.2 to 2.7 GB/s for 1 to 8 MB, seen on 2 cores."""
+"""gloo between two processes of one machine: 80 to 130 us for 4 to 64 KB, 2.2 to 2.7 GB/s for 1 to 8 MB, on 2 cores."""
 
 GLOO_COLLECTIVE_EFFICIENCY = 0.4
-"""Of that bandwidth, in an all-reduce of 1 to 4 MB between two processes: 0.9 to 1.1 GB/s, seen on 2 cores."""
+"""The share of that bandwidth in an all-reduce of 1 to 4 MB between two processes: 0.9 to 1.1 GB/s, on 2 cores."""
 
 
 def core() -> Device:

@@ -100,7 +100,7 @@ class SGD(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 3.0  # weights and momentum read, prediction written
+        return 3.0  # weights and momentum are read, the prediction is written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -132,7 +132,9 @@ class Adam(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 9.0  # the root of the second moment into scratch, scaled and shifted there, then weights, mean and scratch into one
+        # The root of the second moment goes into scratch, is scaled and shifted there; then weights, mean and scratch
+        # become one tensor.
+        return 9.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -166,7 +168,7 @@ class RMSprop(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 3.0  # weights and the last direction read, prediction written
+        return 3.0  # weights and the last direction are read, the prediction is written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -178,5 +180,5 @@ class RMSprop(AbstractOptimizer):
             eps=self.eps,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            foreach=True,  # torch has no fused one
+            foreach=True,  # torch has no fused form
         )

@@ -15,7 +15,7 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import Captured, evaluate, is_loss
 
 MOST_BYTES = 64 << 20
-"""Of the loss's inputs: above it (logits over a large vocabulary) the question costs more than it is worth."""
+"""The most bytes of the loss's inputs: above it (logits over a large vocabulary) the check costs too much."""
 
 _BATCH = 4
 _TOLERANCE = 1e-6

@@ -16,7 +16,7 @@ from gpp.models.blocks import Blocks
 from gpp.models.losses import loss, metric
 
 EXAMPLE_BATCH = 4
-"""At least 2: torch.export specialises sizes 0 and 1."""
+"""Samples of an example: at least 2, because torch.export specialises sizes 0 and 1."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "test")
 HeldOut = Annotated[float, Field(gt=0, lt=1)]
-"""The share of the samples that is for testing."""
+"""The share of the samples for testing."""
 
 TARGET = "target:"  # prefix of a target's name, so that a target may be called like an input
 

@@ -61,7 +61,7 @@ class Translation(AbstractData):
 
 
 def late(tokens: np.ndarray) -> np.ndarray:
-    """[num_samples, L]: what is known of each row when its next token is asked for."""
+    """[num_samples, L]: the tokens of each row that are known when its next token is predicted."""
     import numpy as np
 
     return np.concatenate([np.full_like(tokens[:, :1], START), tokens[:, :-1]], axis=1)

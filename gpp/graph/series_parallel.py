@@ -193,7 +193,7 @@ def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree
 
 
 Barrier = Callable[[Order, int, Sequence[float]], int]
-"""(order, region, weights) -> the half of the region that is to come first; it holds all ancestors of its operators."""
+"""(order, region, weights) -> the half of the region that comes first; it holds all ancestors of its operators."""
 
 
 def series_parallel_order(

@@ -17,7 +17,7 @@ from gpp.models.networks.checks import Rate
 from gpp.settings import Count, arguments
 
 SMALLEST = {"alexnet": 63, "vgg": 32, "resnet": 32, "googlenet": 32}
-"""Pixels per side by kind, from which one is left at the top."""
+"""The fewest pixels per side of an image, by kind; they leave one pixel at the top."""
 
 # Channels at each height of VGG's convolutions, of ResNet's bottlenecks and of GoogLeNet's cells. A cell has five numbers
 # for its convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for the

@@ -1,4 +1,4 @@
-"""Pages: templates filled with plain values. A page is self-contained: it loads nothing from anywhere."""
+"""Pages: templates filled with plain values. A page is self-contained: it loads no other file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Loaded with the first page: most commands that import this module end without one.
+    # jinja2 is loaded with the first page: most commands that import this module end without one.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(

@@ -10,7 +10,7 @@ from gpp.report.draw.stage_graph import module_names
 from gpp.report.run.record import RunRecord
 
 SAME = 5e-4
-"""Times that differ by less are said to be equal."""
+"""Times that differ by a smaller share count as equal."""
 
 REASON_NAMES: dict[Reason, str] = {
     "fill": "filling",
@@ -53,7 +53,7 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
     memory = f" and by memory (twice of it: {text.ratio(gain)} as fast)" if gain else ""
     return (
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
-        f"{text.percent(load.seconds / step if step else None)} of the step; the other {text.seconds(rest)} it waits."
+        f"{text.percent(load.seconds / step if step else None)} of the step; it waits for the other {text.seconds(rest)}."
     )
 
 
