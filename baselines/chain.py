@@ -91,7 +91,8 @@ class Chain:
     """The tensors that cross the boundaries of a plan run as a chain, and the places of its stages.
 
     Args:
-        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
+        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the
+            graph.
         devices: rank -> device, in the order of the devices' first stages.
         stages: rank -> its stages, ascending.
     """

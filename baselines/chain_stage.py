@@ -29,7 +29,7 @@ EVALUATION_SENDS = 16
 
 
 class _Entering(torch.autograd.Function):
-    """The identity with a contiguous gradient: gloo sends contiguous tensors only, and autograd does not promise one."""
+    """The identity with a contiguous gradient, which gloo requires of tensors that it sends."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

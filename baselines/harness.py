@@ -70,7 +70,7 @@ class Harness:
         return self._samples[split]
 
     def rows(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> Fetch:
-        """A function (lo, hi) -> named tensors of the samples at `indices[lo:hi]`; rows in memory are fetched at once."""
+        """A function (lo, hi) -> named tensors of samples `indices[lo:hi]`; rows in memory are fetched at once."""
         if (names is not None and not names) or not self._loaded(split).in_memory:
             return lambda lo, hi: self.fetch(split, indices[lo:hi], names)
         whole = self.fetch(split, indices, names)
@@ -178,7 +178,7 @@ class AbstractShare(ABC):
 
     @abstractmethod
     def buffer_bytes(self) -> int:
-        """Bytes of message buffers that the engine keeps for good; buffers that live for one micro-batch are metered."""
+        """Bytes of message buffers that the engine keeps for good; those of one micro-batch only are metered."""
 
     @abstractmethod
     def train_step(self) -> dict[str, torch.Tensor]:

@@ -108,7 +108,7 @@ class TorchPipeline(AbstractShare):
         self.target = torch.zeros(count, device=harness.device) if self.stages[-1].last else None
 
     def _pipe(self, stage: ChainStage) -> TimedStage:
-        """The stage with the shapes of its inputs and outputs, so that torch does not run it on garbage to infer them."""
+        """The stage with the shapes of its inputs and outputs; without them torch would run it on garbage."""
         harness, size = self.harness, stage.size
         if stage.index:
             arriving = tuple(stage.empty(name, size) for name in stage.arriving)

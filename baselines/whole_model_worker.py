@@ -123,7 +123,7 @@ class WholeModel(AbstractShare):
         computed = self.ready_at or end
         harness.events.append(Event(harness.device_id, "B", 0, microbatch, start, computed))
         if self.reduced_bytes:
-            # What a ring moves over each member's link: the same measure as the simulator's.
+            # The bytes that a ring all-reduce moves over each member's link, as in the simulator.
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)

@@ -237,9 +237,9 @@ def core() -> Device:
     """One core of this machine, as in a data sheet; `cost=profiled` measures instead.
 
     The numbers are typical of a server core with AVX-512 or AVX2 at about 3 GHz (3 GHz x 32 FLOP per cycle): float32
-    products of 512 to 2048 rows measure 90 to 150 GFLOP/s through PyTorch. bfloat16 counts as float32: it is three times
-    faster with AMX, and slower without AVX-512 BF16. 10 GB/s is a typical copy rate of one core, and 5 us is PyTorch's
-    time to dispatch one small CPU operator with autograd.
+    products of 512 to 2048 rows measure 90 to 150 GFLOP/s through PyTorch. bfloat16 counts as float32: it is three
+    times faster with AMX, and slower without AVX-512 BF16. 10 GB/s is a typical copy rate of one core, and 5 us is
+    PyTorch's time to dispatch one small CPU operator with autograd.
     """
     return Device(
         kind="cpu",

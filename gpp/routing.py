@@ -54,7 +54,7 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
 
 
 def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
-    """(sender, receiver) pairs of a message between two replicas of several devices, all of which hold the whole tensor.
+    """(sender, receiver) pairs of a message between two replicas of several devices that all hold the whole tensor.
 
     Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`.
     """

@@ -151,7 +151,7 @@ def _ranged(noun: str, value: object, bounds: Mapping[str, Any]) -> str:
 
 
 def _near_number(value: object, *, whole: bool, bounds: Mapping[str, Any]) -> Iterable[object]:
-    """Numbers that a wrong value may have meant: the value without quotes or fraction, then the nearest end of the range."""
+    """Numbers that a wrong value may have meant: without quotes or fraction, then the nearest end of the range."""
     try:
         number: Any = float(value) if isinstance(value, str) else value
         if isinstance(number, bool) or not isinstance(number, int | float) or _endless(number):

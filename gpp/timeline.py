@@ -27,8 +27,8 @@ class Metrics:
 
     `weight_versions` are copies of a stage's weights held at a time; `staleness` is the most updates that a stage makes
     between the weights that a forward starts from and the update that applies its gradient (0 where the pipeline
-    drains). `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own time
-    for each compute action, which goes neither into computing, nor into messages, nor into waiting for them.
+    drains). `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own
+    time for each compute action, which goes neither into computing, nor into messages, nor into waiting for them.
     """
 
     iteration_s: float

@@ -1,13 +1,13 @@
 """Fit the analytical V100 to one published column: the throughput of PipeDream's plans in GraphPipe's Figure 6.
 
-    python -m sweeps.fit_v100                          fit, residuals, sensitivity
-    python -m sweeps.fit_v100 --check                  residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
+    python -m sweeps.fit_v100              fit, residuals, sensitivity
+    python -m sweeps.fit_v100 --check      residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
 
 There are twelve numbers: three models on 4, 8, 16 and 32 devices. Three continuous constants are fitted: the sustained
-FLOP/s of matrix products, the least seconds of a kernel, and the share of a link's bandwidth that an all-reduce reaches.
-Two more are fitted because their table in the paper cannot be read: the samples a device of DLRM and of CANDLE-Uno.
-Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean squared logarithm
-of predicted / published, minimised over a grid of constants that is narrowed around its best point.
+FLOP/s of matrix products, the least seconds of a kernel, and the share of a link's bandwidth that an all-reduce
+reaches. Two more are fitted because their table in the paper cannot be read: the samples a device of DLRM and of
+CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean
+squared logarithm of predicted / published, minimised over a grid of constants that is narrowed around its best point.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class Experiment:
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
         checkpoint: when to save checkpoints, and how many to keep.
-        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first step.
+        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
+            step.
         cache_dir: folder of captured graphs and profiles.
     """
 

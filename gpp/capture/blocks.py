@@ -1,7 +1,8 @@
 """The second front end: a hand-written list of blocks, for models that torch.export cannot take.
 
-On the command line it is `model=blocks` (`gpp.models.blocks`). Every block is one operator. A worker builds only its own blocks,
-through their factories, and calls them. The loss and the metrics are captured as for any model, on the last block's output.
+On the command line it is `model=blocks` (`gpp.models.blocks`). Every block is one operator. A worker builds only its
+own blocks, through their factories, and calls them. The loss and the metrics are captured as for any model, on the last
+block's output.
 
 Example, two encoders that meet in a head:
 

@@ -90,7 +90,7 @@ def assemble(
     facts: dict[str, Facts] | None = None,
     measured_batch: int | None = None,
 ) -> Captured:
-    """Make operators and their costs from drafts; `facts` only if they were measured elsewhere (hand-written blocks)."""
+    """Operators and their costs from drafts; `facts` are given if measured elsewhere (hand-written blocks)."""
     size = measured_batch or batch or MEASURED_BATCH
     known = facts or measure(drafts.drafts, loss_nodes(drafts.results), size)
     groups = Merger(drafts.drafts, known, drafts.results).merge()

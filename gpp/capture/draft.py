@@ -291,7 +291,7 @@ class _Reader:
         return self._emit(region, local, no_grad=not enabled)
 
     def _place(self, owner: torch.fx.GraphModule, node: torch.fx.Node) -> str:
-        """Where a region stands: the call itself has no stack trace, its first inner node has one."""
+        """The user's line of a region, from its first inner node: the call itself has no stack trace."""
         for argument in node.args:
             if isinstance(argument, torch.fx.Node) and argument.op == "get_attr":
                 inner = getattr(owner, str(argument.target))

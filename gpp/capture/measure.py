@@ -148,7 +148,7 @@ class _Run:
             ) from error
         self.values[draft.name] = value
         if grad and "lstm." in draft.target:
-            # oneDNN's layer keeps a workspace of unknown size, so the plain layer's memory counts, which is near cuDNN's.
+            # oneDNN's layer keeps a workspace of unknown size, so the plain layer's counts, which is near cuDNN's.
             hidden = _lstm_bytes(before) - sum(num_bytes for _, num_bytes, _ in facts.saved)
             if hidden > 0:
                 pack(torch.empty(hidden, dtype=torch.uint8, device="cpu"))
@@ -206,7 +206,7 @@ def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:
 
 
 def _lstm_bytes(tensors: list[Tensor]) -> int:
-    """Bytes kept at each step: four gates, two forms of the cell, and the state; each has a quarter of a matrix's rows."""
+    """Bytes kept at each step: four gates, two forms of the cell, the state; each has a quarter of a matrix's rows."""
     x, recurrent = tensors[0], [t for t in tensors if t.dim() == 2][1::2]
     return x.shape[0] * x.shape[1] * x.element_size() * sum(7 * t.shape[0] // 4 for t in recurrent)
 

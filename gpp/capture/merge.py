@@ -189,7 +189,7 @@ class Merger:
         return False
 
     def _join_side_results(self, live: set[str]) -> None:
-        """(iv) Nodes that only a metric needs join a loss; nodes that only buffers need join the maker of their input."""
+        """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""
         losses = {loss: self._closure([loss]) for loss in loss_nodes(self.results)}
         for_loss = set().union(*losses.values())
         for_results = set(for_loss)

@@ -104,7 +104,8 @@ def profile(
     Args:
         sample_counts: ascending; `(captured.batch,)` for a model that runs at one batch size only.
         num_threads: CPU threads of one device, as the workers use.
-        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of three rounds.
+        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of
+            three rounds.
         optimizer: an `AbstractOptimizer` whose step is timed; None measures none.
         num_companions: busy devices beside the measured one.
 
@@ -159,7 +160,7 @@ class _Pair:
 def _row(
     captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _Pair
 ) -> _Row:
-    """(forward, backward) seconds of one group at each sample count; counts above the first slow one are extrapolated."""
+    """(forward, backward) seconds of one group at each sample count, extrapolated above the first slow count."""
     out: _Row = []
     for i, samples in enumerate(sample_counts):
         if out and sum(out[-1]) > _SLOW_S:
@@ -200,7 +201,7 @@ def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ..
 
 
 def _fill(module: StageModule) -> None:
-    """Fill tensors with ordinary values: zeros, infinities or denormals can be much faster or slower than real weights."""
+    """Fill tensors with ordinary values: zeros, infinities or denormals can be much faster or slower."""
     with torch.no_grad():
         for param in module.parameters():
             param.normal_(0.0, _WEIGHT_STD)

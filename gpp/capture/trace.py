@@ -256,7 +256,7 @@ def _annotations(notes: list[str]) -> Iterator[None]:
         )
 
     def not_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
-        # The checkpoint is noted around the call of the function: torch's own saves the inputs with a Function up to 2.11.
+        # The note stands around the call of the function: up to 2.11 torch's own saves the inputs with a Function.
         note()
         yield
 

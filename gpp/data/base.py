@@ -26,7 +26,7 @@ class Samples(ABC):
     """The samples of one split, by index."""
 
     in_memory: ClassVar[bool]
-    """Whether rows are copied out of memory: one fetch of a whole mini-batch is then cheaper than one per micro-batch."""
+    """Whether rows are copied out of memory: one fetch per mini-batch is then cheaper than one per micro-batch."""
 
     @abstractmethod
     def __len__(self) -> int:

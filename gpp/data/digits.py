@@ -25,8 +25,8 @@ class Digits(AbstractData):
 
     Args:
         test_fraction: share of each class held out; 0.2 gives 1437 and 360 images.
-        standardize: scale every pixel to mean 0 and deviation 1 over the training images instead (LeCun et al., "Efficient
-            BackProp", 1998); a pixel that is the same in all images becomes 0.
+        standardize: scale every pixel to mean 0 and deviation 1 over the training images instead (LeCun et al.,
+            "Efficient BackProp", 1998); a pixel that is the same in all images becomes 0.
     """
 
     test_fraction: HeldOut = 0.2

@@ -10,8 +10,8 @@ There are three formats, told apart by their content:
     plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}],
                                 "edges": [[u, v, bytes]]}
 
-One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample, which
-`gpp.cost.models.tabulated` reads as they are.
+One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample,
+which `gpp.cost.models.tabulated` reads as they are.
 
 Files are read as follows:
 * graph.txt: nodes called `Input...` without predecessors and `__getitem__...` without successors are left out, as in

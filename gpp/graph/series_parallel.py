@@ -229,7 +229,7 @@ def series_parallel_order(
     return tree, tuple(sorted(added)), order
 
 
-MAX_BARRIERS = 16  # barriers of each kind tried for a region; the limit keeps a random graph of 1,000 operators within seconds
+MAX_BARRIERS = 16  # of each kind, tried for a region; the limit keeps a random graph of 1,000 operators within seconds
 
 
 def branch_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:

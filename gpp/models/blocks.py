@@ -23,8 +23,8 @@ class Block:
         name: unique; its parameters are called `NAME.PARAMETER`.
         factory: dotted path of the class or function that makes its module.
         args, kwargs: arguments of the factory; JSON values.
-        inputs: names of earlier blocks and of model inputs, in the order of its `forward`. A block that returns a tuple passes on
-            every tensor of it.
+        inputs: names of earlier blocks and of model inputs, in the order of its `forward`. A block that returns a tuple
+            passes on every tensor of it.
     """
 
     name: str

@@ -25,9 +25,9 @@ class Imported(AbstractModel):
         factory: dotted path of a class or function that returns an nn.Module.
         config: dotted path of a configuration class, whose object is the factory's first argument.
         config_args, args: keyword arguments of the two; null for none.
-        input_specs, target_specs: declarations by name, as `{shape: [3, 32, 32], dtype: float}`; integers also say `high`. See
-            `gpp.models.specs.read_specs`; sizes may be names of `args`. Input names are the keyword arguments of the network's
-            forward.
+        input_specs, target_specs: declarations by name, as `{shape: [3, 32, 32], dtype: float}`; integers also say
+            `high`. See `gpp.models.specs.read_specs`; sizes may be names of `args`. Input names are the keyword
+            arguments of the network's forward.
         outputs: fields of the returned object to keep; null keeps everything that the network returns. Operators that
             only make other fields are not in the graph.
     """
@@ -72,7 +72,7 @@ class Imported(AbstractModel):
 
 
 def _call(function: Callable[..., Any], setting: str, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call the factory; arguments that do not fit are reported as the user's setting, not as a TypeError from within."""
+    """Call the factory; arguments that do not fit are reported as the user's setting, not as a TypeError."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some builtins have no signature

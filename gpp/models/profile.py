@@ -24,8 +24,8 @@ SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts
 class Profile(AbstractModel):
     """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
 
-    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between two
-    optimizer steps. Times are the profile's, whatever `cost` says.
+    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between
+    two optimizer steps. Times are the profile's, whatever `cost` says.
 
     Args:
         name: the model's name; `profile` stands for the file's name, up to its first dot.

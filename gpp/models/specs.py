@@ -19,8 +19,8 @@ def read_specs(field: str, specs: Mapping[str, Any], sizes: Mapping[str, Any], *
     """The tensors that `model.input_specs` or `model.target_specs` declares, by name.
 
     A whole number declares a vector of floats of that width. A mapping declares `shape`, `dtype` and `high`, the fields
-    of `TensorSpec`. `count: N` stands for N equal tensors, called NAME_0 to NAME_{N-1}; `optional: true` leaves a tensor
-    out where one of its sizes is 0. Sizes, counts and `high` are numbers, or names of the model's settings.
+    of `TensorSpec`. `count: N` stands for N equal tensors, called NAME_0 to NAME_{N-1}; `optional: true` leaves a
+    tensor out where one of its sizes is 0. Sizes, counts and `high` are numbers, or names of the model's settings.
 
     Args:
         field: name of the setting that is read, as the user writes it.

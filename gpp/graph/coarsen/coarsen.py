@@ -39,7 +39,7 @@ _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
 _SAMPLES = 8
 # Weights are integers, the whole model being about 2**40, so that equal layers have exactly equal sums.
 _WHOLE = 1 << 40
-# A group lighter than a 16th of the cap, or of its neighbour, is dust: it joins the neighbour, since it is too light to be worth a cut.
+# A group lighter than a 16th of the cap, or of its neighbour, is dust: too light for a cut, it joins the neighbour.
 _DUST_SHIFT = 4
 _GROWTH = 1.2
 # A region heavier than this has branches worth a stage of their own.
@@ -248,7 +248,7 @@ class _Groups:
             offer(i, right[i])
 
     def _waits(self, u: int, v: int, cap: int) -> bool:
-        """Whether a larger cap lets u or v (the dust, if one is dust to the other) join neighbours of a deeper module."""
+        """Whether a larger cap lets u or v (the dust, if one is dust to the other) join a deeper module's groups."""
         depth = _common([self.scope[u], self.scope[v]])
         light, heavy = sorted((u, v), key=self.size)
         alone = self.size(u, v) > cap or self.size(light) << _DUST_SHIFT <= self.size(heavy)
@@ -358,7 +358,7 @@ class _Groups:
 
 
 def _common(scopes: Iterable[tuple[str, ...]]) -> int:
-    """How many leading components the names share."""
+    """The number of leading components that the names share."""
     depth = 0
     for level in zip(*scopes, strict=False):
         if len(set(level)) > 1:

@@ -5,7 +5,8 @@ This module also has the losses of models that compare the two embeddings of a p
 CLIP's contrastive loss compares every text with every image of a batch. A batch is the part of the mini-batch that one
 device has at once: a micro-batch, or a replica's share of it. So cutting the mini-batch changes the pairs that are
 compared, and with them the loss, unless `loss.scope=minibatch` keeps the mini-batch whole for the loss. A loss that
-judges each pair by itself, like the diagonal of SigLIP's, leaves the samples independent: it is the same for every plan.
+judges each pair by itself, like the diagonal of SigLIP's, leaves the samples independent: it is the same for every
+plan.
 
 Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
@@ -93,7 +94,7 @@ class CLIP(nn.Module):
 
 
 def pair_logits(one: Tensor, other: Tensor) -> Tensor:
-    """How well each pair fits: [..., B, E], [B, E] -> [..., B]."""
+    """Logits of each pair's match: [..., B, E], [B, E] -> [..., B]."""
     return F.cosine_similarity(one, other, dim=-1) / TEMPERATURE
 
 

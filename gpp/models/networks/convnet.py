@@ -19,9 +19,9 @@ from gpp.settings import Count, arguments
 SMALLEST = {"alexnet": 63, "vgg": 32, "resnet": 32, "googlenet": 32}
 """The fewest pixels per side of an image, by kind; they leave one pixel at the top."""
 
-# Channels at each height of VGG's convolutions, of ResNet's bottlenecks and of GoogLeNet's cells. A cell has five numbers
-# for its convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for the
-# second 3 x 3; the weights that are in use have 3 x 3, which makes 6.62M parameters.
+# Channels at each height of VGG's convolutions, of ResNet's bottlenecks and of GoogLeNet's cells. A cell has five
+# numbers for its convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for
+# the second 3 x 3; the weights that are in use have 3 x 3, which makes 6.62M parameters.
 VGG = (64, 128, 256, 512, 512)
 RESNET = (64, 128, 256, 512)
 GOOGLENET = (

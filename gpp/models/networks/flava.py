@@ -29,8 +29,8 @@ class Modality(nn.Module):
 class FLAVA(nn.Module):
     """Two pre-norm Transformer encoders, projected and concatenated for a third.
 
-    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`. The loss is image-text matching, one
-    of FLAVA's five: whether text and image belong together, told from the class token of the multimodal encoder.
+    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`. The loss is image-text matching,
+    one of FLAVA's five: whether text and image belong together, told from the class token of the multimodal encoder.
 
     Args:
         text_layers, image_layers, multimodal_layers: layers of the three encoders.

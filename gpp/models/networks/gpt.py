@@ -45,7 +45,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if tied:
-            nn.init.normal_(self.embed.tokens.weight, std=0.02)  # as a head, rows of length 40 would give logits of hundreds
+            # In the head, rows of length 40 would give logits of hundreds.
+            nn.init.normal_(self.embed.tokens.weight, std=0.02)
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class ImageBind(nn.Module):
 
 
 def beside_image(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The embeddings of the other M modalities: [M, B, E]; they are stacked first, so they meet the image's at one place."""
+    """The embeddings of the other M modalities, stacked so that they meet the image's at one place: [M, B, E]."""
     return torch.stack([embedding for name, embedding in outputs.items() if name != "image"])
 
 
@@ -123,6 +123,6 @@ def pair_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
 
 
 def contrastive_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
-    """InfoNCE of every other modality with the image, within the micro-batch; the arguments are those of `pair_loss`."""
+    """InfoNCE of every other modality with the image, within the micro-batch; arguments are those of `pair_loss`."""
     losses = contrast(beside_image(outputs), outputs["image"])
     return (losses * matched.to(losses.dtype)).mean()

@@ -133,8 +133,8 @@ class Inception(nn.Module):
     """The cells of torchvision's Inception-v3.
 
     Pixels [B, 3, S, S] -> logits [B, num_classes], and `auxiliary` ones where there is a second head. With batch norm a
-    plan's statistics are those of its micro-batches (of a replica's share), so its loss and weights are not those of one
-    device with the whole mini-batch. `norm: group` (one group) leaves the samples independent.
+    plan's statistics are those of its micro-batches (of a replica's share), so its loss and weights are not those of
+    one device with the whole mini-batch. `norm: group` (one group) leaves the samples independent.
 
     Args:
         image_size: pixels per side; at least 75, so that a pixel is left after five halvings.

@@ -137,7 +137,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of an image or spectrogram behind a class token, with positions: [B, C, height, width] -> [B, 1 + M, D]."""
+    """Patches of an image or spectrogram behind a class token, with positions: [B, C, S, S'] -> [B, 1 + M, D]."""
 
     def __init__(self, channels: int, size: tuple[int, int], patch: int, hidden: int, *, stride: int | None = None) -> None:
         super().__init__()

@@ -111,7 +111,8 @@ class UNet(nn.Module):
         num_blocks: residual blocks of a height on the way down; there is one more on the way up.
         attention: for each height, whether its blocks attend.
         num_heads, num_groups: heads of every attention, and groups of every group norm.
-        context, context_length: width and number of the vectors to attend to (a text's); 0 and 0 attend to the picture alone.
+        context, context_length: width and number of the vectors to attend to (a text's); 0 and 0 attend to the picture
+            alone.
     """
 
     @arguments("model")

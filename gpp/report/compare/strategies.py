@@ -32,7 +32,7 @@ class StrategyLine:
 
     @property
     def gap(self) -> float | None:
-        """The share by which the plan is slower than the bound; None without a plan, or where the bound is not for it."""
+        """The share by which the plan is slower than the bound; None without a plan or without a bound for it."""
         return optimality_gap(self.attempt.plan, self.metrics, self.bound)
 
     @property

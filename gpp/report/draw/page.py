@@ -28,8 +28,8 @@ class Cell:
     """A cell with more than plain words.
 
     Args:
-        look: `status` is the coloured word for how a run ended, `best` marks the best row, `line` never wraps, `heading` is a
-            bold line.
+        look: `status` is the coloured word for how a run ended, `best` marks the best row, `line` never wraps,
+            `heading` is a bold line.
         link: a file beside the page.
         small: a second line in small print.
         more: text that unfolds.

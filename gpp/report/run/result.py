@@ -144,7 +144,7 @@ def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
     """
     separators = (",", ":") if indent is None else None
     try:
-        # Most values are JSON's own types already; walking a trace of many thousand events takes longer than writing it.
+        # Most values have JSON's own types already; walking a trace of many events takes longer than writing it.
         words = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     except (TypeError, ValueError):
         words = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
