@@ -188,7 +188,7 @@ def _graph_txt(text: str, path: str) -> _Draft:
         edges = [edge for edge in edges if not gone & set(edge)]
         nodes = {key: node for key, node in nodes.items() if key not in gone}
     if not nodes:
-        raise InvalidConfig(path, "no nodes", "a profile has one operator at least", "check the file")
+        raise InvalidConfig(path, "no nodes", "a profile has at least one operator", "check the file")
     readers: dict[str, list[str]] = {key: [] for key in nodes}
     for a, b in edges:
         readers[a].append(b)
@@ -231,7 +231,7 @@ def _json(text: str, path: str, seconds: float) -> _Draft:
         raise InvalidConfig(f"{path}:{error.lineno}", error.msg, "must be JSON", "correct the file") from None
     listed = _get(content, "nodes", path, list)
     if not listed:
-        raise InvalidConfig(path, "nodes=[]", "a profile has one operator at least", "check the file")
+        raise InvalidConfig(path, "nodes=[]", "a profile has at least one operator", "check the file")
     piper = isinstance(listed[0], dict) and "TMPCs" in listed[0]
     by_id: dict[Any, tuple[str, Any]] = {}
     for i, entry in enumerate(listed):

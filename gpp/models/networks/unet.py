@@ -132,7 +132,7 @@ class UNet(nn.Module):
         super().__init__()
         _check(size, widths, attention, num_heads, num_groups)
         if bool(context) != bool(context_length):
-            rule = f"must be 0 where model.context_length={context_length} is, and only there"
+            rule = f"must be 0 if and only if model.context_length is, which is {context_length}"
             raise InvalidConfig("model.context", context, rule, "set model.context=0 model.context_length=0")
         first, shared = widths[0], Shared(num_heads, num_groups, context, 4 * widths[0])
         self.time = TimeEmbedding(first, shared.time)

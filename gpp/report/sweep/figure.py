@@ -103,7 +103,7 @@ class SweepFigure:
                 f"{FIELD}.multiple_of", list(self.multiple_of), "stands in place of `normalise`", "give one of them"
             )
         if self.average == "mean" and (self.normalise or self.multiple_of):
-            rule = "has a deviation, which a value relative to others has not"
+            rule = "has a deviation, which relative values do not have"
             raise InvalidConfig(f"{FIELD}.average", self.average, rule, "leave out normalise and multiple_of, or average")
         if (self.gain is None) != (not self.over):
             raise InvalidConfig(
