@@ -1,1 +1,3 @@
-"""Engines of others under this project's harness: same data, weights, optimizer, metrics and files as `engine=distributed`."""
+"""Engines of others under this project's harness.
+
+They have the same data, weights, optimizer, metrics and files as `engine=distributed`."""

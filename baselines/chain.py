@@ -1,10 +1,10 @@
-"""A plan as the chain that other systems run: every boundary carries all that later stages still need.
+"""A plan as the chain that other systems run: every boundary carries all tensors that later stages still need.
 
     stages   0: a ──► 1: b (reads a) ──► 2: c (reads a and b)
     boundaries  0|1: a       1|2: a, b
 
-Those systems hand a stage the output of the one before it and nothing else, so a branch that is done travels through
-the stages of the others: the cost that stages in a DAG do not have.
+Those systems hand a stage the output of the one before it and nothing else, so the output of a finished branch travels
+through the stages of the others. Stages in a DAG do not have this cost.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
-    """Replicas, micro-batches that differ and kFkB are beyond an engine of chains.
+    """Refuse replicas, micro-batches that differ and kFkB, which an engine of chains cannot run.
 
     Raises:
-        UnsupportedPlan: the plan has one of them; names the stage.
+        UnsupportedPlan: the plan has one of them; the message names the stage.
     """
     refuse_what_does_not_run(plan)
     sizes = [stage.microbatch_size for stage in plan.stages]
@@ -58,10 +58,10 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
 
 
 def refuse_shared_devices(plan: Plan, engine: str) -> None:
-    """Several stages on one device are beyond most schedules.
+    """Refuse several stages on one device, which most schedules cannot run.
 
     Raises:
-        UnsupportedPlan: names the device.
+        UnsupportedPlan: a device has several stages; the message names it.
     """
     for device, stages in sorted(plan.stages_of_device.items()):
         if len(stages) > 1:
@@ -72,10 +72,10 @@ def refuse_shared_devices(plan: Plan, engine: str) -> None:
 
 
 def refuse_early_loss(job: Job, engine: str) -> None:
-    """Every loss must be made by the last stage: the other systems start their backward there.
+    """Refuse a loss before the last stage: the other systems start their backward there.
 
     Raises:
-        UnsupportedPlan: names the loss and the stage that makes it.
+        UnsupportedPlan: another stage makes a loss; the message names both.
     """
     last = len(job.plan.stages) - 1
     owner = {node: s for s, stage in enumerate(job.plan.stages) for op in stage.ops for node in job.graph.ops[op].nodes}
@@ -89,11 +89,12 @@ def refuse_early_loss(job: Job, engine: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What crosses the boundaries of a plan run as a chain, and where its stages are.
+    """The tensors that cross the boundaries of a plan run as a chain, and the places of its stages.
 
     Args:
-        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the graph.
-        devices: rank -> device: devices in the order of their first stages.
+        carried: boundary s, between stages s and s + 1 -> names of the tensors that cross it, in the order of the
+            graph.
+        devices: rank -> device, in the order of the devices' first stages.
         stages: rank -> its stages, ascending.
     """
 
@@ -128,11 +129,11 @@ class Chain:
         return {stage: rank for rank, stages in enumerate(self.stages) for stage in stages}
 
     def incoming(self, stage: int) -> tuple[str, ...]:
-        """What stage `stage` receives from the one before it."""
+        """Tensors that stage `stage` receives from the one before it."""
         return self.carried[stage - 1] if stage else ()
 
     def outgoing(self, stage: int) -> tuple[str, ...]:
-        """What it hands to the next one."""
+        """Tensors that stage `stage` hands to the next one."""
         return self.carried[stage] if stage + 1 < self.num_stages else ()
 
 
@@ -142,7 +143,7 @@ def device_order(plan: Plan) -> tuple[int, ...]:
 
 
 def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
-    """What the ranks measured, with the samples in flight that the engine's own schedule had, not the program's."""
+    """The ranks' measurements, with the samples in flight of the engine's own schedule, not of the program."""
     from gpp.runtime.controller.controller import collect
 
     outcome = collect(job, run_dir, logs)
@@ -152,7 +153,7 @@ def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
 
 
 def _in_flight(events: tuple[Event, ...], plan: Plan) -> dict[int, int]:
-    """Stage -> most samples between a forward's start and the end of its whole backward."""
+    """Stage -> the most samples between a forward's start and the end of its whole backward."""
     held, most = dict.fromkeys(range(len(plan.stages)), 0), dict.fromkeys(range(len(plan.stages)), 0)
     moments = [(event.start_s, 1, event) for event in events if KINDS[event.kind].holds]
     moments += [(event.end_s, -1, event) for event in events if KINDS[event.kind].frees]

@@ -1,4 +1,4 @@
-"""A stage of a chain as a module that takes what crosses the boundary before it and returns what crosses the one behind it."""
+"""A stage of a chain as a module: from the tensors at the boundary before it to those at the boundary behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVALUATION_SENDS = 16
 
 
 class _Entering(torch.autograd.Function):
-    """The identity; its gradient is contiguous, as gloo demands of what it sends and autograd does not promise."""
+    """The identity with a contiguous gradient, which gloo requires of tensors that it sends."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ class ChainStage(torch.nn.Module):
     `outgoing`; the last stage returns its loss times `scale`.
 
     Args:
-        stage: its number in the plan.
-        scale: what the engine wants a micro-batch's mean loss multiplied by.
-        copies: never return a view or an input itself, for an engine that detaches outputs in place.
-        keeps_inputs: the engine keeps the buffers of what arrives for good, so the meter leaves them out.
+        stage: number of the stage in the plan.
+        scale: the engine's factor of a micro-batch's mean loss.
+        copies: whether to return copies of views and inputs, for an engine that detaches outputs in place.
+        keeps_inputs: whether the engine keeps its receive buffers for good, so that the meter leaves them out.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ChainStage(torch.nn.Module):
         return tensor
 
     def _loss(self, terms: dict[str, Tensor]) -> Tensor:
-        """What to differentiate: the sum of the terms, each noted."""
+        """The loss to differentiate: the sum of the terms, each of which is noted."""
         for name, term in terms.items():
             share = term.detach().double() * self.share
             self.losses[name] = self.losses[name] + share if name in self.losses else share
@@ -113,14 +113,14 @@ class ChainStage(torch.nn.Module):
         return losses
 
     def empty(self, name: str, samples: int) -> Tensor:
-        """An uninitialised tensor like the one called `name`, which requires a gradient if that does."""
+        """An uninitialised tensor like the one called `name`, which requires a gradient if that one does."""
         spec = self.part.spec(name)
         shape = list(spec.shape)
         shape.insert(spec.batch_dim, samples)
         return torch.empty(shape, dtype=spec.dtype, device=self.harness.device, requires_grad=spec.differentiable)
 
     def named(self) -> dict[str, Tensor]:
-        """Its parameters and buffers by full name."""
+        """Parameters and buffers by full name."""
         return {**dict(self.part.named_parameters()), **dict(self.part.named_buffers())}
 
     def held(self) -> list[Tensor]:
@@ -138,7 +138,7 @@ def evaluate(harness: Harness, stages: list[ChainStage], rank_of: dict[int, int]
     The engines' own evaluations run whole mini-batches, so they would leave the last samples out.
 
     Args:
-        stages: of this rank, ascending.
+        stages: stages of this rank, ascending.
         rank_of: stage -> rank.
     """
     settings, totals, here = harness.job.settings, dict[str, Tensor](), {stage.index for stage in stages}
@@ -177,9 +177,9 @@ def _wait(pending: deque[tuple[dist.Work | None, Tensor]]) -> None:
 
 
 class SharedGradients:
-    """Sums the gradients of parameters that several ranks hold a copy of, and clips by the norm of all.
+    """Sums of the gradients of parameters that several ranks hold a copy of, and clipping by the norm of all.
 
-    The other systems leave this to their users, or do it for whole layers that are declared to be tied.
+    The other systems leave this to their users, or do it only for whole layers that are declared to be tied.
     """
 
     def __init__(self, harness: Harness, chain: Chain, stages: list[ChainStage]) -> None:
@@ -195,17 +195,17 @@ class SharedGradients:
         self.gradients = self._make()
 
     def renew(self) -> None:
-        """Before a step: for an engine that throws gradients away after its update."""
+        """Prepare a step, for an engine that throws gradients away after its update."""
         if self.groups:
             self.gradients = self._make()
 
     def reduce(self) -> None:
-        """Sum them; every rank has run all its backwards."""
+        """Sum the gradients; every rank has run all its backwards."""
         for group in self.groups:
             self._timed("R", group, lambda group=group: self.gradients.reduce(group))
 
     def clip(self) -> None:
-        """Scale all gradients down to the norm allowed, if one is."""
+        """Scale all gradients down to the largest norm allowed, if there is one."""
         if self.harness.optimizer.clip_norm is not None:
             self._timed("N", 0, self.gradients.clip)
 

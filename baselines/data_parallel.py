@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel: the user's own module on every device, each with its share of every micro-batch."""
+"""PyTorch's DistributedDataParallel: the user's own module on every device, which gets a share of every micro-batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpp.settings import Seconds, settings
 @final
 @settings("engine")
 class DataParallel(AbstractEngine):
-    """Gradients are averaged in DDP's own buckets, which overlap with the backward of the last micro-batch.
+    """An engine that averages gradients in DDP's own buckets, which overlap with the backward of the last micro-batch.
 
     Args:
         interface: network interface to bind; loopback unless the user names another.
-        timeout_s: after which a worker that waits for the others gives up.
+        timeout_s: seconds after which a worker that waits for the others gives up.
     """
 
     needs_weights: ClassVar[bool] = True

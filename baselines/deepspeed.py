@@ -24,7 +24,7 @@ class DeepSpeed(AbstractEngine):
 
     Args:
         interface: network interface to bind; loopback unless the user names another.
-        timeout_s: after which a worker that waits for a message gives up.
+        timeout_s: seconds after which a worker that waits for a message gives up.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -56,10 +56,10 @@ class DeepSpeed(AbstractEngine):
 
 
 def _refuse_clipping_of_shared(job: Job) -> None:
-    """Its norm counts a parameter once for every stage that has a copy.
+    """Refuse clipping with shared parameters: DeepSpeed's norm counts one once for every stage that has a copy.
 
     Raises:
-        UnsupportedPlan: names a shared parameter.
+        UnsupportedPlan: a parameter is shared; the message names it.
     """
     groups = reduce_groups(job.plan, job.graph)
     if groups and job.settings.optimizer.get("clip_norm") is not None:

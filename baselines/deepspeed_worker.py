@@ -23,10 +23,10 @@ NEVER = 1 << 60
 
 
 class Layer(torch.nn.Module):
-    """A stage as a layer of a PipelineModule: messages in, messages out; of the last stage, the loss.
+    """A stage as a layer of a PipelineModule: it takes messages and returns messages, or the loss in the last stage.
 
-    A stage gets nothing but the output of the one before it, so inputs that stages between the first and the last
-    read travel with the tensors. The last stage is handed its inputs as labels.
+    A stage gets only the output of the one before it, so inputs that stages between the first and the last read travel
+    with the tensors. The last stage gets its inputs as labels.
 
     Args:
         boundaries: boundary -> the user inputs that cross it, after the chain's own tensors.
@@ -46,7 +46,7 @@ class Layer(torch.nn.Module):
         self.arriving = Packing([self._example(name, size, examples) for name in self.read]) if stage else None
         self.leaving = None if self.stage.last else Packing([self._example(name, size, examples) for name in self.made])
         self.labels: dict[str, Tensor] = {}
-        # DeepSpeed takes no stage without a parameter to train.
+        # DeepSpeed accepts no stage without a parameter to train.
         zero = torch.zeros(1, dtype=getattr(torch, harness.job.settings.dtype), device=harness.device)
         self.anchor = None if self.stage.trainable() else torch.nn.Parameter(zero)
 
@@ -74,12 +74,12 @@ class DeepSpeedPipeline(AbstractShare):
         import deepspeed
         from deepspeed.pipe import LayerSpec, PipelineModule
 
-        # Its shared-memory all-reduce is compiled at the first start, for minutes and in silence, and a pipeline has no use for it.
+        # Its shared-memory all-reduce would be compiled at the first start, for minutes and in silence, for no use.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
         deepspeed.init_distributed(dist_backend=harness.job.settings.backend)
         self.harness, self.chain, job = harness, chain, harness.job
         boundaries = carried_inputs(job, chain)
-        # A specification is built by the rank that owns it only.
+        # Only the rank that owns a specification builds it.
         specs = [LayerSpec(Layer, harness, chain, s, boundaries) for s in range(chain.num_stages)]
         self.pipe = PipelineModule(layers=specs, num_stages=chain.num_stages, partition_method="uniform")
         layer = self.pipe.forward_funcs[0]
@@ -110,7 +110,7 @@ class DeepSpeedPipeline(AbstractShare):
         self.engine._INSTRUCTION_MAP = self._instructions()
 
     def _instructions(self) -> dict[type, Callable[..., None]]:
-        """DeepSpeed's own instructions, those that compute or send recorded as events."""
+        """DeepSpeed's own instructions; those that compute or send are recorded as events."""
         from deepspeed.runtime.pipe import schedule
 
         own = dict(type(self.engine)._INSTRUCTION_MAP)
@@ -171,7 +171,7 @@ class DeepSpeedPipeline(AbstractShare):
         return [self.optimizer]
 
     def buffer_bytes(self) -> int:
-        """One message each way; what arrives is copied out of it."""
+        """Bytes of one message each way; arriving tensors are copied out of it."""
         buffers = self.engine._grad_layer_buf
         return sum(t.numel() * t.element_size() for t in buffers)
 
@@ -183,7 +183,7 @@ class DeepSpeedPipeline(AbstractShare):
         return self.stage.take_losses()
 
     def _batches(self) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-        """Micro-batches as DeepSpeed wants them, (inputs of the first stage, inputs of the last one); other stages read none."""
+        """Micro-batches in DeepSpeed's form: (inputs of the first stage, inputs of the last one); others read none."""
         order, size, stage = self.harness.order(), self.stage.size, self.stage
         rows = self.harness.rows("train", order, {*(self.layer.read if stage.index == 0 else ()), *self._labels()})
         for lo in range(0, len(order), size):
@@ -202,7 +202,7 @@ class DeepSpeedPipeline(AbstractShare):
 
 
 def carried_inputs(job: Job, chain: Chain) -> list[tuple[str, ...]]:
-    """Border -> the user inputs that cross it: only the first and the last stage read data."""
+    """Boundary -> the user inputs that cross it, since only the first and the last stage read data."""
     reach: dict[str, int] = {}
     for stage in range(1, chain.num_stages - 1):
         reach.update(dict.fromkeys(inputs_of(job, stage), stage))

@@ -1,4 +1,4 @@
-"""A worker of a baseline: what all of them do alike, whatever engine moves the tensors.
+"""The common part of all baselines' workers, whatever engine moves the tensors.
 
 Data, learning rate, clock, events, memory meter, evaluations, records and final weights are here; the engine's own part
 is an `AbstractShare`.
@@ -34,8 +34,8 @@ class Harness:
     """One rank's access to the job.
 
     Args:
-        rank: of this worker.
-        device_id: the device of the plan that this worker is.
+        rank: rank of this worker.
+        device_id: device of the plan that this worker stands for.
         device: the torch device.
     """
 
@@ -51,12 +51,12 @@ class Harness:
         self._samples: dict[str, Samples] = {}
 
     def order(self) -> list[int]:
-        """The samples of the present step, in the order in which every engine sees them."""
+        """The samples of the current step, in the order in which every engine sees them."""
         settings = self.job.settings
         return minibatch(self.step, settings.minibatch_size, settings.train_samples, settings.seed)
 
     def fetch(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-        """The named inputs and targets (None: all) of samples of a split, on the worker's device."""
+        """The named inputs and targets (None: all) of some samples of a split, on the worker's device."""
         if names is not None and not names:
             return {}
         found = self._loaded(split).fetch(indices, names)
@@ -64,20 +64,20 @@ class Harness:
 
     def _loaded(self, split: str) -> Samples:
         if split not in self._samples:
-            # Only the ranks that read user inputs, and only the splits that they come to.
+            # Only ranks that read user inputs load data, and only the splits that they use.
             settings = self.job.settings
             self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
         return self._samples[split]
 
     def rows(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> Fetch:
-        """A function (lo, hi) -> the named tensors of the samples at `indices[lo:hi]`; rows in memory are fetched at once."""
+        """A function (lo, hi) -> named tensors of samples `indices[lo:hi]`; rows in memory are fetched at once."""
         if (names is not None and not names) or not self._loaded(split).in_memory:
             return lambda lo, hi: self.fetch(split, indices[lo:hi], names)
         whole = self.fetch(split, indices, names)
         return lambda lo, hi: {name: tensor[lo:hi] for name, tensor in whole.items()}
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the optimizer the learning rate of the present step."""
+        """Give the optimizer the learning rate of the current step."""
         rate = self.optimizer.lr * self.optimizer.learning_rate.factor(self.step, self.job.settings.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -89,14 +89,14 @@ class Harness:
 
     @contextmanager
     def timed(self, kind: str, stage: int, microbatch: int, num_bytes: int = 0) -> Iterator[None]:
-        """Record what runs inside as an event."""
+        """Record the block inside as an event."""
         start = time.perf_counter()
         yield
         self.sync()
         self.events.append(Event(self.device_id, kind, stage, microbatch, start, time.perf_counter(), num_bytes))
 
     def saving(self, stage: int, microbatch: int) -> AbstractContextManager[object]:
-        """Meter what autograd saves inside for a micro-batch of a stage, while the meter is on."""
+        """Meter the tensors that autograd saves inside for a micro-batch of a stage, while the meter is on."""
         meter = self.meter
         if meter is None:
             return nullcontext()
@@ -110,12 +110,12 @@ class Harness:
             self.meter.update()
 
     def released(self, stage: int, microbatch: int) -> None:
-        """Tell the meter that a backward is done."""
+        """Tell the meter that a backward has ended."""
         if self.meter is not None:
             self.meter.release(stage, microbatch)
 
     def run(self, share: AbstractShare) -> None:
-        """The whole job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl."""
+        """Run the job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl."""
         settings = self.job.settings
         ranks = self.run_dir / "ranks"
         meter = None
@@ -162,7 +162,7 @@ class Harness:
 
 
 class AbstractShare(ABC):
-    """What one worker of an engine trains and evaluates."""
+    """The part of the model that one worker of an engine trains and evaluates."""
 
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
@@ -170,24 +170,24 @@ class AbstractShare(ABC):
 
     @abstractmethod
     def named(self) -> dict[str, torch.Tensor]:
-        """The same by the full names that count in the captured model."""
+        """The same tensors by their full names in the captured model."""
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those whose state it holds; none where nothing is trained."""
+        """Optimizers whose state the worker holds; none where nothing is trained."""
 
     @abstractmethod
     def buffer_bytes(self) -> int:
-        """Bytes of message buffers that the engine keeps for good; what lives for one micro-batch is metered."""
+        """Bytes of message buffers that the engine keeps for good; those of one micro-batch only are metered."""
 
     @abstractmethod
     def train_step(self) -> dict[str, torch.Tensor]:
-        """One optimizer step of `harness.step`; returns this rank's share of the mean of each loss, by the name of its result."""
+        """Run one optimizer step, `harness.step`; returns this rank's share of each mean loss, by result name."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Loss and metrics on the held-out samples, this rank's share of each mean; called without gradients."""
+        """This rank's share of the mean of loss and metrics on the held-out samples; called without gradients."""
 
     @abstractmethod
     def final_state(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Stage -> trained tensors by full name, of the stages that this rank writes down."""
+        """Stage -> trained tensors by full name, for the stages that this rank saves."""

@@ -1,8 +1,8 @@
-"""The tensors of a boundary as the two that DeepSpeed sends best: one that carries a gradient and one that does not.
+"""The tensors of a boundary packed into the two that DeepSpeed sends best: one with a gradient and one without.
 
-Its backward runs once for each floating-point output, through the whole stage each time, and it takes every
-floating-point tensor for one with a gradient. So what has a gradient is laid end to end in one tensor, and everything
-else (token ids, masks, inputs) travels as bytes in another.
+DeepSpeed's backward runs once for each floating-point output, through the whole stage each time, and it takes every
+floating-point tensor for one with a gradient. So tensors with a gradient are laid end to end in one tensor, and all
+others (token ids, masks, inputs) travel as bytes in another.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class Packing:
-    """How the tensors of one boundary lie in its messages.
+    """The layout of the tensors of one boundary in its messages.
 
     Args:
-        examples: tensors of the right shapes and dtypes, in the order of the boundary; those with a gradient require one.
+        examples: tensors of the right shapes and dtypes, in the boundary's order; those with a gradient require one.
     """
 
     def __init__(self, examples: Sequence[Tensor]) -> None:
@@ -25,7 +25,7 @@ class Packing:
         self.dtypes = [tensor.dtype for tensor in examples]
         self.trained = [i for i, tensor in enumerate(examples) if tensor.requires_grad]
         rest = [i for i in range(len(examples)) if i not in self.trained]
-        # Larger elements first: each tensor's bytes then begin at a multiple of its element size.
+        # Larger elements come first: each tensor's bytes then begin at a multiple of its element size.
         self.rest = sorted(rest, key=lambda i: -examples[i].element_size())
         self.sizes = [tensor.numel() for tensor in examples]
 

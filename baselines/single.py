@@ -1,4 +1,4 @@
-"""The reference: the user's own module, eager, on one device, no graph and no messages."""
+"""The reference: the user's own module, eager, on one device, without graph and messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gpp.settings import settings
 @final
 @settings("engine")
 class Single(AbstractEngine):
-    """Trains the model as PyTorch alone would: what every strategy's loss and weights must equal.
+    """Training as PyTorch alone would do it; every strategy's loss and weights must equal its own.
 
-    With `microbatch_size` it adds the gradients of micro-batches up; without, the mini-batch is one piece.
+    With `microbatch_size` it adds up the gradients of micro-batches; without, the mini-batch is one piece.
     """
 
     needs_weights: ClassVar[bool] = True

@@ -18,12 +18,12 @@ from gpp.settings import Seconds, settings
 @final
 @settings("engine")
 class TorchPipelining(AbstractEngine):
-    """A plan's stages in their topological order, one PipelineStage each, its shapes given, so that nothing is run to infer them.
+    """A plan's stages in their topological order, one PipelineStage each, with given shapes.
 
     Args:
-        schedule: torch's name of it.
+        schedule: torch's name of the schedule.
         interface: network interface to bind; loopback unless the user names another.
-        timeout_s: after which a worker that waits for a message gives up.
+        timeout_s: seconds after which a worker that waits for a message gives up.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class TorchPipelining(AbstractEngine):
         return crowded(plan)
 
     def _check_placement(self, plan: Plan, wanted: list[int], how: str) -> None:
-        """Torch's schedules of several stages a device have the placement built in."""
+        """Refuse other placements than those that torch's schedules of several stages a device have built in."""
         found = [stage.devices[0] for stage in plan.stages]
         if found != wanted:
             raise UnsupportedPlan(

@@ -26,7 +26,7 @@ SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble")
 
 
 class TimedStage(PipelineStage):
-    """A PipelineStage that records what the schedule makes it do: the calls below compute, waiting is outside of them."""
+    """A PipelineStage that records the schedule's calls: the calls below compute, and waiting is outside of them."""
 
     submod: ChainStage
 
@@ -60,12 +60,13 @@ class TimedStage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """The messages that connect neighbours before the first step, without those of a rank to itself.
 
-        Torch 2.11 has such where two neighbouring stages are on one rank (a V of stages), and gloo refuses them.
+        Torch 2.11 has a rank's messages to itself where two neighbouring stages are on one rank (a V of stages), and
+        gloo refuses them.
         """
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _noted(self, kind: str, microbatch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """The schedule starts them at once; how long they take is the transport's affair."""
+        """The messages that the schedule starts, recorded without a duration, which depends on the transport."""
         if ops:
             harness, now = self.submod.harness, time.perf_counter()
             num_bytes = sum(op.tensor.numel() * op.tensor.element_size() for op in ops)
@@ -73,7 +74,7 @@ class TimedStage(PipelineStage):
         return ops
 
     def buffer_bytes(self) -> int:
-        """Of the receive buffers, which the runtime allocates for all micro-batches of a step and keeps."""
+        """Bytes of the receive buffers, which the runtime allocates for all micro-batches of a step and keeps."""
         infos = [info for per in (self.args_recv_info, self.grad_recv_info) for at in per.values() for info in at]
         buffers = [getattr(info, "buffer", None) for info in infos]
         return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
@@ -88,7 +89,7 @@ class TorchPipeline(AbstractShare):
         size = job.plan.stages[0].microbatch_size
         count, share = job.settings.minibatch_size // size, size / job.settings.minibatch_size
         splits = name in SPLITS_BACKWARD
-        # The stages' losses are shares of the mean over the mini-batch already, so torch has nothing to scale.
+        # The stages' losses are shares of the mean over the mini-batch already, so torch must not scale them.
         own = chain.stages[harness.rank]
         self.stages = [ChainStage(harness, chain, s, scale=share, copies=splits, keeps_inputs=s > 0) for s in own]
         tie(stage.part for stage in self.stages)
@@ -103,11 +104,11 @@ class TorchPipeline(AbstractShare):
             scale_grads=False,
         )
         self.shared = SharedGradients(harness, chain, self.stages)
-        # The loss is inside the last stage, which gets its targets as inputs: this one only has to be there.
+        # The loss is inside the last stage, which gets its targets as inputs: torch only needs a function here.
         self.target = torch.zeros(count, device=harness.device) if self.stages[-1].last else None
 
     def _pipe(self, stage: ChainStage) -> TimedStage:
-        """The stage with the shapes of what comes and goes, so that torch does not run it on garbage to find out."""
+        """The stage with the shapes of its inputs and outputs; without them torch would run it on garbage."""
         harness, size = self.harness, stage.size
         if stage.index:
             arriving = tuple(stage.empty(name, size) for name in stage.arriving)
@@ -136,7 +137,7 @@ class TorchPipeline(AbstractShare):
         harness, first = self.harness, self.stages[0]
         names = {name for stage in self.stages for name in stage.part.inputs}
         found = harness.fetch("train", harness.order(), names)
-        # The first stage takes its inputs by position; torch hands those by name to all stages of the rank.
+        # The first stage takes its inputs by position; torch hands named inputs to all stages of the rank.
         args = tuple(found[name] for name in first.arriving) if first.index == 0 else ()
         later = {name for stage in self.stages if stage.index for name in stage.part.inputs}
         kwargs = {name: found[name] for name in sorted(later)}

@@ -1,4 +1,4 @@
-"""What the engines that leave the model whole ask of a plan."""
+"""The plans that engines with a whole model can run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpp.runtime.engine import refuse_what_does_not_run
 
 
 def refuse_several_stages(plan: Plan, engine: str) -> None:
-    """A plan that cuts the model is not for an engine that runs it whole.
+    """Refuse a plan that cuts the model, for an engine that runs it whole.
 
     Raises:
-        UnsupportedPlan: it has several stages, recomputes or splits operators.
+        UnsupportedPlan: the plan has several stages, recomputes or splits operators.
     """
     refuse_what_does_not_run(plan)
     if len(plan.stages) > 1:

@@ -55,10 +55,10 @@ class WholeModel(AbstractShare):
         read = {node.target for node in self.harness.job.captured.nodes if node.kind == "param"}
         aliases = self.harness.job.captured.aliases
         unused = [n for n, p in self.module.named_parameters() if p.requires_grad and aliases.get(n, n) not in read]
-        # DDP waits for ever for the gradient of a parameter that the loss does not read, unless it looks for such.
+        # DDP waits for ever for the gradient of a parameter that the loss does not read, unless it looks for these.
         parallel = DistributedDataParallel(self.module, find_unused_parameters=bool(unused))
 
-        def hook(state, bucket):  # unannotated: DDP compares annotations with its classes, and here they are strings
+        def hook(state, bucket):  # no annotations: DDP compares them with its classes, and here they are strings
             self.ready_at = time.perf_counter()
             self.reduced_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
             return allreduce_hook(state, bucket)
@@ -99,11 +99,11 @@ class WholeModel(AbstractShare):
         return totals
 
     def _microbatch(self, rows: Fetch, piece: Piece) -> dict[str, torch.Tensor]:
-        """Forward and backward of this rank's samples of one micro-batch; returns its share of the mean of each loss."""
+        """Run forward and backward of this rank's samples of a micro-batch; returns its share of each mean loss."""
         harness, clock, microbatch = self.harness, time.perf_counter, piece.microbatch
         settings = harness.job.settings
         share = (piece.hi - piece.lo) / settings.minibatch_size
-        # Dropout must not hide the same units on every rank, and must go on in a resumed run as it would have.
+        # Dropout must hide different units on every rank, and must go on in a resumed run as without the break.
         torch.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
         with harness.timed("F", 0, microbatch):
             inputs, targets = _split(rows(piece.lo, piece.hi))
@@ -111,7 +111,7 @@ class WholeModel(AbstractShare):
                 terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
             first, *more = terms.values()
             value = sum(more, start=first)
-            # DDP averages over ranks what is to be added up.
+            # DDP averages gradients over ranks, where they have to be added up.
             scaled = value if share * self.world == 1 else value * (share * self.world)
         harness.saved(0, microbatch)
         self.ready_at, self.reduced_bytes = 0.0, 0
@@ -123,7 +123,7 @@ class WholeModel(AbstractShare):
         computed = self.ready_at or end
         harness.events.append(Event(harness.device_id, "B", 0, microbatch, start, computed))
         if self.reduced_bytes:
-            # What a ring moves over each member's link: the same measure as the simulator's.
+            # The bytes that a ring all-reduce moves over each member's link, as in the simulator.
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)
@@ -133,7 +133,7 @@ class WholeModel(AbstractShare):
         harness, stage, found = self.harness, self.harness.job.plan.stages[0], dict[str, float]()
         count = harness.job.settings.evaluation_samples
         self.module.eval()
-        # In parts as large as in training, so that a loss that couples samples means the same.
+        # Parts are as large as in training, so that a loss that couples samples means the same.
         for piece in stage.pieces(count):
             if piece.device != harness.device_id:
                 continue

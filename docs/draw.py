@@ -2,9 +2,9 @@
 
     python -m docs.draw
 
-The problem: GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64 samples
-in micro-batches of eight. All timelines have one scale; of a pipeline that does not drain they show one mini-batch of its steady
-state.
+The problem is GraphPipe's multi-modal Transformer, four equal branches of eight layers, on eight V100s in two nodes, 64
+samples in micro-batches of eight. All timelines have one scale; for a continuous pipeline they show one mini-batch of
+its steady state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WIDTH = 1200.0
 
 
 def experiment(name: str, words: tuple[str, ...]) -> Experiment:
-    """As the command line composes it."""
+    """The experiment as the command line composes it."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides=[*PROBLEM, *words, f"name={name}"])
         return instantiate(config, _convert_="all")
@@ -62,7 +62,7 @@ def draw(found: Attempt, graph: OpGraph, span: float) -> str:
         draw_timelines([(found.strategy, predicted)], rows, WIDTH, scale_s=span),
     ):
         width, height = size(svg)
-        # Inside a picture nothing is fitted to a page or hovered over.
+        # A picture is not fitted to a page and has no tooltips.
         inner = re.sub(r"<title>.*?</title>", "", re.sub(r' style="width[^"]*"', "", svg, count=1))
         parts.append(inner.replace("<svg ", f'<svg x="{(WIDTH - width) / 2:.0f}" y="{y:.0f}" ', 1))
         y += height

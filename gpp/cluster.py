@@ -13,7 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.settings import Natural, NotNegative, Positive, arguments, settings
 
 Devices = Annotated[int, Field(ge=1, le=100_000)]
-"""How many devices, or nodes: each is an object of its own."""
+"""The number of devices, or nodes; it is limited because each is an object of its own."""
 
 
 @settings("cluster.device")
@@ -21,12 +21,12 @@ class Device:
     """One accelerator, or one core of this machine.
 
     Args:
-        kind: `cpu` or `cuda`: what torch calls it.
-        memory_bytes: what a stage may use.
+        kind: `cpu` or `cuda`, torch's name of it.
+        memory_bytes: memory that a stage may use.
         peak_flop_per_s: dtype name -> dense matrix throughput (datasheet).
         efficiency: the share of the peak that large matrix products reach.
-        memory_bandwidth_bytes_per_s: of the device's own memory.
-        kernel_latency_s: fixed cost of one kernel; what makes small micro-batches inefficient.
+        memory_bandwidth_bytes_per_s: bandwidth of the device's own memory.
+        kernel_latency_s: fixed cost of one kernel, which makes small micro-batches inefficient.
         speed_factor: 1 for the device as described, 0.5 for one that takes twice as long.
     """
 
@@ -182,7 +182,7 @@ def flat(
     name: str = "flat",
     latency_s: NotNegative = 0.0,
 ) -> Cluster:
-    """Equal devices with one link between any two of them: what planners without a topology assume.
+    """Equal devices with one link between any two of them, as planners without a topology assume.
 
     The devices are nominal (1 FLOP/s, 1 B/s of memory); times come from a profile.
     """
@@ -227,19 +227,19 @@ def local(
 
 
 LOOPBACK = Link(latency_s=1e-4, bandwidth_bytes_per_s=2.3e9)
-"""gloo between two processes of one machine: 80 to 130 us for 4 to 64 KB, 2.2 to 2.7 GB/s for 1 to 8 MB, seen on 2 cores."""
+"""gloo between two processes of one machine: 80 to 130 us for 4 to 64 KB, 2.2 to 2.7 GB/s for 1 to 8 MB, on 2 cores."""
 
 GLOO_COLLECTIVE_EFFICIENCY = 0.4
-"""Of that bandwidth, in an all-reduce of 1 to 4 MB between two processes: 0.9 to 1.1 GB/s, seen on 2 cores."""
+"""The share of that bandwidth in an all-reduce of 1 to 4 MB between two processes: 0.9 to 1.1 GB/s, on 2 cores."""
 
 
 def core() -> Device:
-    """One core of this machine, as a data sheet would have it; `cost=profiled` measures instead.
+    """One core of this machine, as in a data sheet; `cost=profiled` measures instead.
 
-    Typical of a server core with AVX-512 or AVX2 at about 3 GHz (3 GHz x 32 FLOP per cycle): float32 products of
-    512 to 2048 rows measure 90 to 150 GFLOP/s through PyTorch. bfloat16 counts as float32: three times faster
-    with AMX, slower without AVX-512 BF16. 10 GB/s is a typical copy rate of one core, 5 us PyTorch's
-    dispatch of one small CPU operator with autograd.
+    The numbers are typical of a server core with AVX-512 or AVX2 at about 3 GHz (3 GHz x 32 FLOP per cycle): float32
+    products of 512 to 2048 rows measure 90 to 150 GFLOP/s through PyTorch. bfloat16 counts as float32: it is three
+    times faster with AMX, and slower without AVX-512 BF16. 10 GB/s is a typical copy rate of one core, and 5 us is
+    PyTorch's time to dispatch one small CPU operator with autograd.
     """
     return Device(
         kind="cpu",

@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree; the exit code of `run.py` follows from the branch.
+"""Errors as a tree; the exit code of `run.py` follows from the branch.
 
 GppError
 ├── InvalidConfig     what the user wrote: field, value, rule, fix                (exit 2)
@@ -32,13 +32,13 @@ def written(value: object) -> str:
     else:
         try:
             text = str(value)
-        except ValueError:  # a huge integer somewhere in it
+        except ValueError:  # a huge integer is somewhere in it
             text = f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}... ({len(text)} characters)"
 
 
 def _reads_as_another(text: str) -> bool:
-    """Whether a text without quotes would be taken for no text at all: empty, a number, a truth value or null."""
+    """Whether a text without quotes would be read as something else: nothing, a number, a truth value or null."""
     try:
         float(text)
     except ValueError:

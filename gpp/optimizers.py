@@ -43,8 +43,9 @@ ClipScope = Literal["model", "stage"]
 class AbstractOptimizer(ABC):
     """An optimizer's settings.
 
-    `clip_norm`: the largest norm of gradients; larger ones are scaled down to it. None: as they are. `clip_scope`: whose norm: that
-    of the whole `model`, over all stages, or of each `stage`, which needs no meeting of all devices.
+    `clip_norm` is the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
+    `clip_scope` says whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the
+    devices need not meet.
     """
 
     lr: float
@@ -60,7 +61,7 @@ class AbstractOptimizer(ABC):
     @property
     @abstractmethod
     def keeps_direction(self) -> bool:
-        """Whether its state tells where the last step went, as a prediction of the weights needs it."""
+        """Whether its state holds the direction of the last step, which a prediction of the weights needs."""
 
     @property
     @abstractmethod
@@ -74,7 +75,7 @@ class AbstractOptimizer(ABC):
 
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over `params`, in its fused form where torch has one: one kernel for all of them, on CPU too."""
+        """The torch optimizer over `params`, in its fused form (one kernel for all, on CPU too) where torch has one."""
 
 
 @final
@@ -99,7 +100,7 @@ class SGD(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 3.0  # weights and momentum read, prediction written
+        return 3.0  # weights and momentum are read, the prediction is written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -131,7 +132,9 @@ class Adam(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 9.0  # the root of the second moment into scratch, scaled and shifted there, then weights, mean and scratch into one
+        # The root of the second moment goes into scratch, is scaled and shifted there; then weights, mean and scratch
+        # become one tensor.
+        return 9.0
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -165,7 +168,7 @@ class RMSprop(AbstractOptimizer):
 
     @property
     def prediction_traffic(self) -> float:
-        return 3.0  # weights and the last direction read, prediction written
+        return 3.0  # weights and the last direction are read, the prediction is written
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -177,5 +180,5 @@ class RMSprop(AbstractOptimizer):
             eps=self.eps,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            foreach=True,  # torch has no fused one
+            foreach=True,  # torch has no fused form
         )

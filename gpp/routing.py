@@ -1,8 +1,8 @@
-"""Who sends which samples to whom: the one static routing function.
+"""Routing: who sends which samples to whom, as one static function.
 
-A stage's micro-batch is a range of samples, its replicas split that range or take whole ones in turn, and a
-message is the intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes, replicated
-stages, forks, joins and skip edges, forwards and backwards, are all this one rule.
+A stage's micro-batch is a range of samples. The stage's replicas split that range or take whole micro-batches in round
+robin, and a message is the intersection of a producer's and a consumer's range. Equal and unequal micro-batch sizes,
+replicated stages, forks, joins and skip edges, forwards and backwards, all follow this one rule.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
     The last micro-batch may be smaller; a replica without samples has no piece.
 
     Args:
-        devices: of the replicas.
-        round_robin: replica j mod R has all of micro-batch j; else every replica has a part of each.
+        devices: devices of the R replicas.
+        round_robin: whether replica j mod R has all of micro-batch j; else every replica has a part of each.
     """
     out, n = [], len(devices)
     for m, start in enumerate(range(0, num_samples, microbatch_size)):
@@ -54,7 +54,7 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
 
 
 def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
-    """Who sends a message to whom between two replicas of several devices each, all of which hold the whole tensor.
+    """(sender, receiver) pairs of a message between two replicas of several devices that all hold the whole tensor.
 
     Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`.
     """

@@ -1,4 +1,4 @@
-"""What the type of a setting allows, as a validator and in words (`gpp.settings`)."""
+"""The values that the type of a setting allows, as a validator and in words (`gpp.settings`)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from gpp.errors import written
 
 MOST = 10**9
-"""The upper end of a range that has none of its own: an integer beyond it is a slip of the keyboard, and a loop over it a hang."""
+"""The upper end of a range without one of its own: a larger integer is a typing error, and a loop over it a hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a declared type allows, and how to say so.
+    """The values that a declared type allows, and their description.
 
     Args:
-        schema: of the validator.
-        rule: a wrong value -> what it must be, as in `an integer of at least 1`.
-        many: the same of several, as in `integers of at least 1`.
-        near: a wrong value -> those that may have been meant, the nearest first; not all of them are allowed.
+        schema: schema of the validator.
+        rule: a wrong value -> the description of a right one, as in `an integer of at least 1`.
+        many: the description of several values, as in `integers of at least 1`.
+        near: a wrong value -> values that may have been meant, the nearest first; not all of them are allowed.
         examples: allowed values.
-        part: key or position -> what is allowed there; None where that has no name of its own.
+        part: key or position -> the kind of the value there; None where it has no name of its own.
     """
 
     schema: CoreSchema
@@ -49,13 +49,13 @@ class Kind:
 
 
 def kind_of(hint: Any, limits: Mapping[str, Any] | None = None) -> Kind:
-    """What a type hint allows.
+    """The kind of values that a type hint allows.
 
     Args:
-        limits: what `Field` adds to the hint: `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, `examples`.
+        limits: limits that `Field` adds to the hint: `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, `examples`.
 
     Raises:
-        TypeError: a hint that settings do not know.
+        TypeError: settings do not know the hint.
     """
     limits = limits or {}
     origin, args = get_origin(hint), get_args(hint)
@@ -135,7 +135,7 @@ def _bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ranged(noun: str, value: object, bounds: Mapping[str, Any]) -> str:
-    """A noun with its range; an end that is only there for safety is named where the value is beyond it."""
+    """A noun with its range; an end that only guards against typing errors is named if the value is beyond it."""
 
     def beyond(bound: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and (value > bound if bound > 0 else value < bound)
@@ -151,7 +151,7 @@ def _ranged(noun: str, value: object, bounds: Mapping[str, Any]) -> str:
 
 
 def _near_number(value: object, *, whole: bool, bounds: Mapping[str, Any]) -> Iterable[object]:
-    """Numbers that a wrong value may have meant: itself without quotes or fraction, then the nearest end of the range."""
+    """Numbers that a wrong value may have meant: without quotes or fraction, then the nearest end of the range."""
     try:
         number: Any = float(value) if isinstance(value, str) else value
         if isinstance(number, bool) or not isinstance(number, int | float) or _endless(number):
@@ -231,7 +231,7 @@ def _choice(choices: tuple[Any, ...]) -> Kind:
 
 
 def _exact(choices: tuple[Any, ...], value: object) -> object:
-    """The value, if it is one of the choices and of that one's type."""
+    """The value, if it is one of the choices and has the type of that choice."""
     if not any(type(choice) is type(value) and choice == value for choice in choices):
         raise ValueError("none of the choices")
     return value

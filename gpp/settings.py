@@ -1,4 +1,4 @@
-"""Settings that refuse what they cannot mean: types and ranges stand on the fields, and one place says what is wrong.
+"""Settings that refuse wrong values: types and ranges stand on the fields, and one function writes the message.
 
 A class of settings declares its fields with these types and with pydantic's `Field`:
 
@@ -8,9 +8,9 @@ A class of settings declares its fields with these types and with pydantic's `Fi
         states: Literal["auto", "linear"] = "auto"
         rate: Annotated[float, Field(gt=0, examples=[0.01])]
 
-A value is what it says: `True` is no number, `"3"` and `3.0` are no integers, NaN and infinities are no numbers. An
-integer stands for a number, and a list for a tuple. Objects are passed on as they are, without a copy. `__post_init__`
-holds the rules between fields; it runs on fields that are right by themselves.
+Values are not converted: `True` is no number, `"3"` and `3.0` are no integers, NaN and infinities are no numbers. An
+integer may stand for a number, and a list for a tuple. Objects are passed on as they are, without a copy.
+`__post_init__` holds the rules between fields; it runs on fields that are right by themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, le=MOST)]
-"""How long to wait for something; thirty years and more are more than clocks take."""
+"""A time to wait for something; clocks cannot take thirty years and more."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The weight of the past in a running mean."""
@@ -133,7 +133,7 @@ class Fields:
         raise self._refusal(values, found["loc"])
 
     def _refusal(self, values: dict[str, Any], place: tuple[int | str, ...]) -> InvalidConfig:
-        """What is wrong at a place of the values: a field, then keys of mappings and positions in lists."""
+        """The error at a place of the values: a field, then keys of mappings and positions in lists."""
         name, *inner = place[:-2] if place[-1] == "[key]" else place
         dotted = f"{self._prefix}.{name}" if self._prefix else str(name)
         kind, value, default = self.kinds[str(name)], values[str(name)], self._defaults.get(str(name), MISSING)
@@ -168,7 +168,7 @@ def declared(cls: type) -> Fields:
     mine = [f for f in fields(cls) if f.init]
     defaults = {f.name: f.default for f in mine if f.default is not MISSING}
     defaults |= {f.name: f.default_factory() for f in mine if f.default_factory is not MISSING}
-    # In the words of the module that declares a field; `get_type_hints` would read the others of all bases too.
+    # A hint is read in the module that declares the field; `get_type_hints` would read those of all bases too.
     home = {name: base.__module__ for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
     return Fields(prefix, {f.name: _hint(f.type, home[f.name]) if isinstance(f.type, str) else f.type for f in mine}, defaults)
 

@@ -1,4 +1,4 @@
-"""What happened, or would happen: the one result that every engine returns."""
+"""Timelines: the events and metrics that every engine returns, measured or predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpp.program.kinds import COMPUTE
 class Event(NamedTuple):
     """One interval on one device.
 
-    `kind` is a kind of `gpp.program.kinds.KINDS`; `num_bytes` is what a transfer moved.
+    `kind` is the text of an action kind (`gpp.program.kinds.KINDS`); `num_bytes` are the bytes that a transfer moved.
     """
 
     device: int
@@ -27,10 +27,10 @@ class Event(NamedTuple):
 class Metrics:
     """METRICS of the run contract, the same for predicted and measured.
 
-    `weight_versions` are copies of a stage's weights held at a time; `staleness` is the most updates that a stage makes between the
-    weights that a forward starts from and the update that applies its gradient (0 where the pipeline drains).
-    `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own time for each
-    compute action, which goes neither into computing, nor into messages, nor into waiting for them.
+    `weight_versions` are copies of a stage's weights held at a time; `staleness` is the most updates that a stage makes
+    between the weights that a forward starts from and the update that applies its gradient (0 where the pipeline
+    drains). `overhead_s` is measured only, and only by engines that know how long a worker waits: the runtime's own
+    time for each compute action, which goes neither into computing, nor into messages, nor into waiting for them.
     """
 
     iteration_s: float
@@ -46,11 +46,11 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Events of one training step (zero = its start) and what they add up to.
+    """Events of one training step (zero = its start) and the metrics that they add up to.
 
     Args:
-        steps: mini-batches whose time the events fill; above 1 for a pipeline that does not drain, seen in its steady state. The
-            metrics are of one.
+        steps: mini-batches whose time the events fill; above 1 for a continuous pipeline, seen in its steady state. The
+            metrics are those of one mini-batch.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """How a step was emulated.
+    """The measurements of an emulated step.
 
     Args:
         time_scale: seconds of this machine for one second of the cluster described.
@@ -83,11 +83,11 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What an engine without a timeline says of the weights of each stage; as in `Metrics`.
+    """Versions and staleness of the weights of each stage, from an engine without a timeline; as in `Metrics`.
 
     Args:
         weight_versions: copies that the stage of the pipeline would hold, by its policy.
-        staleness: counted over the micro-batches.
+        staleness: most updates, counted over the micro-batches.
     """
 
     weight_versions: dict[int, int]

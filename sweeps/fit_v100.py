@@ -1,13 +1,13 @@
 """Fit the analytical V100 to one published column: the throughput of PipeDream's plans in GraphPipe's Figure 6.
 
-    python -m sweeps.fit_v100                          fit, residuals, sensitivity
-    python -m sweeps.fit_v100 --check                  residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
+    python -m sweeps.fit_v100              fit, residuals, sensitivity
+    python -m sweeps.fit_v100 --check      residuals and sensitivity of conf/cluster/summit_1x4.yaml as it is
 
-Twelve numbers: three models on 4, 8, 16 and 32 devices. Three continuous constants: the sustained FLOP/s of matrix products,
-the seconds that a kernel costs at least, the share of a link's bandwidth that an all-reduce reaches. Two more whose table in the
-paper cannot be read: the samples a device of DLRM and of CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of
-another figure enters. The objective is the mean squared logarithm of predicted / published, minimised over a grid of constants
-that is narrowed around its best point.
+There are twelve numbers: three models on 4, 8, 16 and 32 devices. Three continuous constants are fitted: the sustained
+FLOP/s of matrix products, the least seconds of a kernel, and the share of a link's bandwidth that an all-reduce
+reaches. Two more are fitted because their table in the paper cannot be read: the samples a device of DLRM and of
+CANDLE-Uno. Nothing of GraphPipe's own column, of Piper's, or of another figure enters. The objective is the mean
+squared logarithm of predicted / published, minimised over a grid of constants that is narrowed around its best point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpp.cost.problem import Problem
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = {4: "summit_1x4", 8: "summit_2x4", 16: "summit_4x4", 32: "summit_8x4"}
 MMT_SAMPLES = 16
-"""A device's: Figure 7 of the paper trains MMT on 8 devices with 128."""
+"""Samples a device of MMT: Figure 7 of the paper trains it on 8 devices with 128."""
 SAMPLES = {"mmt": (MMT_SAMPLES,), "dlrm": (16, 32, 64), "candle_uno": (32, 64, 128, 256)}
 STARTS = {
     "flop_per_s": (14e12, 18e12, 23e12, 30e12, 39e12),
@@ -44,7 +44,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is fitted of the device, and what the sensitivity varies beside it."""
+    """The fitted constants of the device, and those that the sensitivity varies too."""
 
     flop_per_s: float
     kernel_s: float
@@ -65,7 +65,7 @@ def published() -> dict[str, dict[int, float]]:
 
 @cache
 def experiment(model: str, strategy: str, num_devices: int) -> Experiment:
-    """As the sweep composes it."""
+    """The experiment as the sweep composes it."""
     words = ["+experiment=paper", f"model={model}", f"cluster={CLUSTERS[num_devices]}", f"strategy={strategy}", "name=fit"]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return instantiate(compose("config", overrides=words), _convert_="all")
@@ -94,7 +94,7 @@ def problem(model: str, num_devices: int, samples: int, constants: Constants) ->
 
 @cache
 def throughput(model: str, strategy: str, num_devices: int, samples: int, constants: Constants) -> float | None:
-    """Predicted samples per second of a strategy's plan; None where it has none."""
+    """Predicted samples per second of a strategy's plan; None where there is no plan."""
     bundle = experiment(model, strategy, num_devices).strategy
     point = problem(model, num_devices, samples, constants)
     try:
@@ -116,7 +116,7 @@ def best_samples(
     """The samples a device that fit best under given constants, model by model, and the sum of their errors.
 
     Args:
-        worth: a sum from which on the rest need not be known.
+        worth: a sum of errors above which the rest need not be computed.
     """
     out, total = {}, 0.0
     for model, column in published().items():
@@ -129,7 +129,7 @@ def best_samples(
 
 
 def fit(strategy: str) -> tuple[Constants, dict[str, int]]:
-    """Coarse to fine: each round looks at the neighbours of the best point, half as far away on the logarithm's scale."""
+    """Fit from coarse to fine: each round tries the neighbours of the best point, half as far away on a log scale."""
     axes = [list(values) for values in STARTS.values()]
     steps = [math.log(axis[1] / axis[0]) for axis in axes]
     best, found, samples = math.inf, Constants(*(axis[0] for axis in axes)), {}
@@ -187,7 +187,7 @@ def show_sensitivity(constants: Constants, samples: Samples, rivals: Iterable[st
 
 
 def show_valley(strategy: str, constants: Constants, rivals: Iterable[str]) -> None:
-    """What else fits nearly as well: the kernel's seconds imposed, the rate and the samples fitted again."""
+    """Constants that fit nearly as well: the kernel's seconds imposed, the rate and the samples fitted again."""
     models = list(published())
     print(
         "\n| kernel seconds | FLOP/s | samples a device | error | "
@@ -210,7 +210,7 @@ def show_valley(strategy: str, constants: Constants, rivals: Iterable[str]) -> N
 
 
 def speedup(model: str, samples: int, constants: Constants, rivals: Iterable[str]) -> str:
-    """Of graphpipe over the best rival on 32 devices."""
+    """Speed-up of graphpipe over the best rival on 32 devices."""
     own = throughput(model, "graphpipe", 32, samples, constants)
     others = [v for rival in rivals if (v := throughput(model, rival, 32, samples, constants))]
     return f"{own / max(others):.2f}" if own and others else "–"

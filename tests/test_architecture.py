@@ -197,3 +197,10 @@ def test_budgets() -> None:
                 if length > 72:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.name} has {length} lines")
     assert not wrong
+
+
+def test_the_docs_repeat_the_levels_and_wings() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [f"| {level} | {', '.join(sorted(rooms))} |" for level, rooms in enumerate(LEVELS)]
+    rows += [f"| {room} | {'; '.join(', '.join(sorted(names)) for names in wings)} |" for room, wings in WINGS.items()]
+    assert not [row for row in rows if row not in page.split("\n")]

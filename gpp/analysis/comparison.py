@@ -1,4 +1,4 @@
-"""Several strategies on one problem, each to its end: a plan with its prediction, or the reason why there is none."""
+"""Several strategies on one problem; each gives a plan with its prediction, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Status = Literal["ok", "infeasible", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one strategy made of the problem.
+    """The result of one strategy for the problem.
 
     Args:
         reason: why there is no plan.
-        search_s: seconds that the search took, whatever came of it.
-        drains: whether its pipeline is empty between two mini-batches; no bound on those speaks of one that is not.
+        search_s: seconds that the search took, with or without a plan.
+        drains: whether its pipeline is empty between two mini-batches; the lower bound holds only for such pipelines.
     """
 
     strategy: str
@@ -38,22 +38,22 @@ class Attempt:
 
     @property
     def iteration_s(self) -> float:
-        """Predicted; infinite without a plan."""
+        """The predicted iteration time; infinite without a plan."""
         return self.predicted.metrics.iteration_s if self.predicted else float("inf")
 
 
 def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:
-    """Plan and simulate; whatever goes wrong becomes the reason.
+    """Plan and simulate; any error becomes the reason.
 
     Args:
-        record: keep the predicted events.
+        record: whether to keep the predicted events.
     """
     start, drains = time.perf_counter(), strategy.schedule.drains
     try:
         plan = strategy.plan(problem)
         predicted = strategy.predict(plan, problem, record=record)
     except Exception as error:
-        # One planner's own bug must not take the others' results with it.
+        # A bug of one planner must not lose the others' results.
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         took = time.perf_counter() - start
@@ -67,7 +67,7 @@ def compare(
     """An attempt for each strategy, in their order.
 
     Args:
-        starting: told the name of each strategy before its turn.
+        starting: called with the name of each strategy before it plans.
     """
     out = []
     for strategy in strategies:
@@ -77,15 +77,15 @@ def compare(
 
 
 def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The shortest predicted iteration; of equals the first. None where no strategy has a plan."""
+    """The attempt with the shortest predicted iteration, the first among equals; None where no strategy has a plan."""
     return min((a for a in attempts if a.status == "ok"), key=lambda a: a.iteration_s, default=None)
 
 
 def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
-    """What `sequential` makes of the problem, to stand beside a strategy's own; nothing beside itself, or without a plan."""
+    """The baseline of a strategy: `sequential`'s prediction; empty for `sequential` itself, or without a plan."""
     if isinstance(strategy.planner, Sequential) and isinstance(strategy.schedule, OneFOneB):
         return ()
-    # With the planner's own freedom: a chain with replicas beside a graph without them would compare two things at once.
+    # The baseline has the planner's own freedom: a chain with replicas beside a graph without them would differ twice.
     replication = getattr(strategy.planner, "replication", True)
     sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
     found = attempt(sequential, problem, record=False)

@@ -49,9 +49,9 @@ def capture_model(
     """The model with its loss as a graph of operators; see `gpp.capture.build.capture`.
 
     Args:
-        inputs, targets: example tensors of two samples at least, batch first.
+        inputs, targets: example tensors of at least two samples, batch first.
         loss: (outputs, targets) -> mean over samples, or a dict of such terms whose sum is the loss.
-        metrics: name -> the same form as the loss.
+        metrics: name -> function like `loss`.
     """
     from gpp.capture.build import capture as build
 
@@ -118,12 +118,12 @@ def train(
 
     Args:
         data, held_out: tensors [num_samples, ...].
-        run_dir: gets the job, the ranks' logs, the checkpoints and the final weights.
+        run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
             the weights that it had then.
 
     Raises:
-        InvalidConfig: the data is too small; `resume` has no checkpoint, or another training's.
+        InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training.
         WorkerFailed: a worker died; its own traceback is in the error.
     """
     from gpp.capture.stage import initial_state

@@ -1,4 +1,4 @@
-"""The command line: Hydra in, an `Experiment` and a `Recorder` out. Nothing else in the project knows Hydra."""
+"""The command line: Hydra's configuration becomes an `Experiment` and a `Recorder`. No other module imports Hydra."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Examples:
 """
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
-"""What mode=compare plans with where `strategies` says nothing: those of them that there are."""
+"""Strategies that mode=compare plans with by default, as far as conf/ has them."""
 
 Story = Callable[[Any, Any], None]
 
@@ -62,9 +62,9 @@ def main(story: Story) -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text())
         return
-    # Modules, configurations and events stay alive to the end: looking for garbage among them takes a tenth of a short run.
+    # Modules, configurations and events live to the end: looking for garbage there takes a tenth of a short run.
     gc.set_threshold(200_000, 50, 100)
-    # Hydra prints its own words for a bad configuration; with this it raises, and ours name the fix.
+    # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra
     from hydra.errors import HydraException
@@ -96,7 +96,7 @@ def _stop(message: str) -> None:
 def _hold_back(argv: list[str]) -> list[str]:
     """Take `strategy.KEY=VALUE` out of the command line of one comparison.
 
-    They are for those of the compared strategies that they fit; Hydra would refuse what the default strategy lacks.
+    They are for the compared strategies that have the setting; Hydra would refuse settings that the default one lacks.
     """
     if "mode=compare" not in argv or {"-m", "--multirun"} & set(argv):
         return []
@@ -112,7 +112,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
         words: overrides of `strategy`; each applies to the strategies that have the setting.
 
     Raises:
-        InvalidConfig: an unknown strategy, a setting that none of them has.
+        InvalidConfig: a strategy is unknown, or no strategy has a setting.
     """
     from hydra import compose
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -129,7 +129,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
             near = get_close_matches(name, known, n=1, cutoff=0.3)
             fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
             raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
-    # A strategy may override these groups, which asks for them to be there; weights override the schedule of a run.
+    # These groups must be present, because a strategy may override them; weights override the schedule of a run.
     groups = ["+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b"]
     groups += [f"+strategy@compared.{name}={name}" for name in names]
     parsed = OverridesParser.create().parse_overrides(words)
@@ -174,7 +174,7 @@ def _paths(node: Any, prefix: str = "") -> list[str]:
 
 
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
-    """One job: instantiate, record, run; returns its exit code."""
+    """Run one job (instantiate, record, run); returns its exit code."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import InstantiationException
     from hydra.types import RunMode
@@ -230,12 +230,12 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
         command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
-        # From its first step on, as a run whose controller is killed is to be found under outputs/latest too.
+        # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
         on_start=lambda: None if multirun else _latest(run_dir),
     )
     with recorder:
         story(experiment, recorder)
-    # A refused command has made nothing: the same words, corrected, may say resume=outputs/latest again.
+    # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         _latest(run_dir)
     return recorder.exit_code
@@ -245,7 +245,7 @@ def _refuse_bases(choices: Any) -> None:
     """Refuse `GROUP=base`.
 
     Raises:
-        InvalidConfig: names the group's options.
+        InvalidConfig: always; the message names the group's options.
     """
     from gpp.errors import InvalidConfig
 
@@ -257,7 +257,7 @@ def _refuse_bases(choices: Any) -> None:
 
 
 def _config_options() -> list[str]:
-    """`-cd DIR -cn NAME` of the present command line, which a job's overrides do not repeat."""
+    """`-cd DIR -cn NAME` of this command line, which a job's overrides do not repeat."""
     out: list[str] = []
     words = sys.argv[1:]
     for i, word in enumerate(words):
@@ -296,7 +296,7 @@ def _sweep_id() -> str:
 
 
 def samples_per_device(samples: Any, *, _root_: Any) -> int:
-    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch that has so many samples for every device, by the model's name."""
+    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch from the samples for each device, by the model's name."""
     name, cluster = _root_.model.name, _root_.cluster
     if name not in samples:
         raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
@@ -304,7 +304,7 @@ def samples_per_device(samples: Any, *, _root_: Any) -> int:
 
 
 def _explain(error: BaseException) -> str:
-    """A composition error in one line: what was written, what exists, the nearest name."""
+    """A composition error in one line: the word written, the existing ones, the nearest name."""
     text = str(error)
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, name = match.groups()
@@ -343,7 +343,7 @@ def keys() -> list[str]:
 
 
 def help_text() -> str:
-    """What `--help` prints: every option with the first line of its file."""
+    """The text of `--help`: every option with the first line of its file."""
     lines = [
         "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
         "",
@@ -369,10 +369,10 @@ def _headline(path: Path) -> str:
 
 
 class SweepReport(Callback):
-    """Hydra callback: the table, results.csv, summary.json, report.html and the sweep's figures at the end of a multirun.
+    """Hydra callback at the end of a multirun: the table, results.csv, summary.json, report.html, the sweep's figures.
 
     Args:
-        figures: what the sweep draws; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
+        figures: the sweep's figures; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
     """
 
     def __init__(self, figures: Any = ()) -> None:

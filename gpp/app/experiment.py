@@ -49,35 +49,36 @@ if TYPE_CHECKING:
 
 
 class GraphSettings(TypedDict, total=False):
-    """`graph.`: the number of operators to coarsen to."""
+    """Settings of `graph.`: the number of operators to coarsen to."""
 
     max_ops: Count
 
 
 class LossSettings(TypedDict, total=False):
-    """`loss.`: what the loss function is computed on at once."""
+    """Settings of `loss.`: the samples that the loss function is computed on at once."""
 
     scope: LossScope
 
 
 @settings("", slots=False)
 class Experiment:
-    """What the user asked for.
+    """The settings of one run.
 
     Args:
         mode: `train`; `plan` to stop after the prediction and explain it; `compare` to plan with several strategies.
-        strategies: those that `compare` plans with.
-        explain_s: seconds that the explanation may spend on planning again; 0 leaves that out.
+        strategies: strategies that `compare` plans with.
+        explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
         minibatch_size: samples between two optimizer steps.
-        microbatch_size: None leaves it to the planner.
+        microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         graph: `max_ops`, the number of operators to coarsen to.
-        loss: `scope`, what the loss function is computed on at once: each `microbatch`, or the whole `minibatch`.
+        loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
-        checkpoint: when to save what a run needs to go on.
-        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first step.
-        cache_dir: where captured graphs and profiles are kept.
+        checkpoint: when to save checkpoints, and how many to keep.
+        resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
+            step.
+        cache_dir: folder of captured graphs and profiles.
     """
 
     name: str
@@ -123,12 +124,12 @@ class Experiment:
         if not self.engine.own_runtime:
             self._refuse_own()
         if self.engine.planner is not None:
-            # What runs is what is predicted: the engine's own cut, one micro-batch after the other.
+            # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
 
     def _refuse_own(self) -> None:
-        """What only the project's own runtime does."""
+        """Refuse settings that only the project's own runtime supports."""
         weights, engine = self.strategy.weights, self.engine.name
         if not weights.flushes:
             rule = f"engine={engine} drains its pipeline before every update"
@@ -152,7 +153,7 @@ class Experiment:
 
     @property
     def trains(self) -> bool:
-        """Whether that is training, with weights and data."""
+        """Whether the run trains, with weights and data."""
         return self.runs and self.engine.needs_weights
 
     @property
@@ -177,11 +178,11 @@ class Experiment:
         return self.mode == "compare"
 
     def check(self) -> None:
-        """What can be refused before anything is captured or measured.
+        """Refuse bad settings before anything is captured or measured.
 
         Raises:
-            InvalidConfig: no such plan; no checkpoint to go on from, or another training's; the data cannot feed the
-                model, or holds less than a mini-batch.
+            InvalidConfig: there is no such plan; there is no checkpoint to go on from, or it is that of another
+                training; the data cannot feed the model, or holds less than a mini-batch.
         """
         if self.resume is not None and not self.trains:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
@@ -232,7 +233,7 @@ class Experiment:
         found = self._captured_at(None)
         if found.batch is None:
             return found
-        # Not every batch size runs: the micro-batch must be the captured one.
+        # The model runs at one batch size only: the micro-batch must have it.
         b = self.microbatch_size or next(b for b in (4, 2, 3, 1, self.minibatch_size) if self.minibatch_size % b == 0)
         return found if found.batch == b else self._captured_at(b)
 
@@ -262,7 +263,7 @@ class Experiment:
         """The planning problem; measures the operators first if the cost model is a profile.
 
         Raises:
-            InvalidConfig: more devices than operators.
+            InvalidConfig: there are more devices than operators.
         """
         cost = self.model.times if isinstance(self.model, Profile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
@@ -291,12 +292,12 @@ class Experiment:
 
     @property
     def _kept_directions(self) -> float:
-        """Bytes for each byte of parameters to keep the last step's direction, where predictions need it and the state lacks it."""
+        """Bytes per parameter byte to keep the last step's direction, if predictions need it and the state lacks it."""
         return float(self.strategy.weights.predictor is not None and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:
-        """The micro-batch size that planners are held to: none where a model in one piece is to see whole mini-batches."""
+        """The micro-batch size that planners must use; None where a model in one piece sees whole mini-batches."""
         return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
 
     def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
@@ -326,7 +327,7 @@ class Experiment:
         return plan
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
-        """What a user should know of this plan before it runs."""
+        """Warnings for the user about this plan, before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
@@ -335,11 +336,11 @@ class Experiment:
         return tuple(out)
 
     def bound(self, problem: Problem) -> Bound | None:
-        """No plan for the problem is faster than this; None where none fits, which the planner is to explain."""
+        """A time that no plan for the problem can beat; None where no plan fits, which the planner explains."""
         drains = self.strategy.schedule.drains or self.compares
         if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
-            # Of one device, not of what others could do with them all; it knows of no operator with a micro-batch of its own, and
-            # a pipeline that does not drain may be faster.
+            # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
+            # with a micro-batch of their own, and a continuous pipeline may be faster.
             return None
         try:
             return lower_bound(problem)
@@ -347,19 +348,19 @@ class Experiment:
             return None
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
-        """What `sequential` makes of the same problem, to stand beside the plan's own."""
+        """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
         if self.mode == "plan" and self.explain_s == 0:
             return ()  # nothing is to be planned again
         return () if isinstance(self.strategy.planner, Single) else beside(self.strategy, problem)
 
     def compare(self, problem: Problem, starting: Callable[[str], None] = lambda name: None) -> tuple[Attempt, ...]:
-        """What each of `strategies` makes of the problem; `starting` is told the name before each one's turn."""
+        """The attempt of each of `strategies`; `starting` is called with its name before it plans."""
         return compare(self.strategies, problem, starting)
 
     def explain(
         self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
     ) -> Explanation | None:
-        """Why the plan takes what it takes; None where the engine leaves nothing to plan."""
+        """The explanation of the plan's time; None where the engine leaves nothing to plan."""
         if self._whole:
             return None
         base_s = predicted.metrics.iteration_s

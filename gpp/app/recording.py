@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows: terminal, result.json, timeline, trace, metrics, report, tracker.
+"""The records of a run: terminal, result.json, timeline, trace, metrics, report, tracker.
 
 The contract of a run directory (docs/architecture.md) is written here and nowhere else.
 """
@@ -45,7 +45,7 @@ from gpp.timeline import Metrics, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timelines:
-    """timeline.json: what was predicted and what was measured."""
+    """timeline.json: the predicted and the measured timeline."""
 
     predicted: Timeline | None
     measured: Timeline | None
@@ -53,7 +53,7 @@ class Timelines:
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """A context manager around one run. Whatever ends the run, result.json and report.html are written.
+    """A context manager around one run; result.json and report.html are written, whatever ends the run.
 
     Args:
         config: the resolved configuration, for the tracker.
@@ -94,14 +94,14 @@ class Recorder:
         return self
 
     def warn(self, *warnings: str) -> None:
-        """Say at once, and again in the report."""
+        """Print warnings at once, and repeat them in the report."""
         for warning in warnings:
             if warning not in self.warnings:
                 self.warnings.append(warning)
                 self.console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
     def posed(self, graph: OpGraph, bound: Bound | None) -> None:
-        """Keep what is to be planned, and the time below which no plan goes."""
+        """Keep the graph that will be planned, and the lower bound on the time of every plan."""
         self.graph, self.bound = graph, bound
 
     def planned(self, plan: Plan, predicted: Timeline, baseline: tuple[Attempt, ...]) -> None:
@@ -112,7 +112,7 @@ class Recorder:
         show_plan(self.console, self._run())
 
     def explained(self, explanation: Explanation | None) -> None:
-        """Show why the plan takes the time that it takes."""
+        """Show the explanation of the plan's time."""
         self.explanation = explanation
         if explanation is not None:
             write_text(self.run_dir / "explanation.json", to_json(explanation))
@@ -124,14 +124,14 @@ class Recorder:
             self._say_in_passing(f"planning with {strategy} ...")
 
     def _say_in_passing(self, words: str) -> None:
-        """A line that the next one overwrites."""
+        """Print a line that the next one overwrites."""
         room = max(0, min(60, self.console.width - 1))
         self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
     def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
         """Show several strategies on one problem; the best one is the run's own, and is returned.
 
-        Without any plan the run ends as its attempts did: infeasible if all were.
+        Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
         self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
         for found in attempts:
@@ -150,7 +150,7 @@ class Recorder:
         return best
 
     def progress(self) -> Progress:
-        """Start the trackers and the progress bar; what it returns is called while the job runs."""
+        """Start the trackers and the progress bar; the function returned is called while the job runs."""
         self.on_start()
         resumed = self.experiment.resumed
         self._first_step = resumed.manifest.step if resumed else 0
@@ -207,7 +207,7 @@ class Recorder:
         elif isinstance(error, KeyboardInterrupt):
             self.reason = "interrupted"
         elif not isinstance(error, GppError):
-            # Not something that the user wrote: our own bug, which its traceback helps to find.
+            # This is no error of the user's: it is our own bug, and its traceback helps to find it.
             self.reason = f"{type(error).__name__}: {error}"
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
 

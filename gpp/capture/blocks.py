@@ -1,7 +1,8 @@
 """The second front end: a hand-written list of blocks, for models that torch.export cannot take.
 
-On the command line it is `model=blocks` (`gpp.models.blocks`). Every block is one operator. A worker builds only its own blocks,
-through their factories, and calls them. The loss and the metrics are captured as for any model, on the last block's output.
+On the command line it is `model=blocks` (`gpp.models.blocks`). Every block is one operator. A worker builds only its
+own blocks, through their factories, and calls them. The loss and the metrics are captured as for any model, on the last
+block's output.
 
 Example, two encoders that meet in a head:
 
@@ -47,13 +48,13 @@ def capture_blocks(
     *,
     name: str,
 ) -> Captured:
-    """Capture a list of blocks; arguments as of `gpp.capture.capture`.
+    """Capture a list of blocks; the arguments are those of `gpp.capture.build.capture`.
 
-    Costs are measured on fake tensors, and on real ones of a small batch where a block does not run on those.
+    Costs are measured on fake tensors, and on real ones of a small batch where a block does not run on fake ones.
 
     Raises:
-        InvalidConfig: a name twice, an unknown input, unusable examples.
-        CaptureError: a block's factory, its output or the loss cannot be used.
+        InvalidConfig: a name occurs twice, an input is unknown, or the examples are unusable.
+        CaptureError: a block's factory, a block's output or the loss cannot be used.
     """
     named = {"target": targets} if isinstance(targets, Tensor) else dict(targets)
     example_batch({**inputs, **{f"target:{key}": value for key, value in named.items()}})
@@ -136,7 +137,7 @@ class _Builder:
         facts.requires_grad = any(grads) or any(p.requires_grad for p in module.parameters())
         facts.storages = (self._new_storage(),)
         facts.reads = tuple(storage for n in names for storage in self.facts[n].storages)
-        # what it keeps for backward: its own storages, and, since nobody can look inside, its inputs
+        # A block keeps its own storages for backward, and, since nobody can look inside, its inputs.
         facts.saved = [(self._new_storage(), amount, amount) for _, amount, _ in facts.saved]
         facts.saved += [(s, self.facts[n].num_bytes, self.facts[n].num_bytes) for n in names for s in self.facts[n].storages]
         spec = json.dumps([list(block.args), block.kwargs])
@@ -216,7 +217,7 @@ class _Builder:
 
 
 class _Tail(nn.Module):
-    """Stands for the whole model where only its loss is captured: hands its inputs on."""
+    """A stand-in for the whole model where only its loss is captured: it hands its inputs on."""
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ def _measure(
 
 
 def _run(block: Block, module: nn.Module, values: list[Tensor], grads: list[bool]) -> tuple[list[Tensor], Facts]:
-    """Outputs (on the meta device) of a block, and its forward and backward counted; its own tensors stay as they are."""
+    """Outputs (on the meta device) of a block, and its forward and backward counted; its tensors stay as they are."""
     args = [torch.zeros(value.shape, dtype=value.dtype) for value in values]
     for argument, grad in zip(args, grads, strict=True):
         argument.requires_grad_(grad)

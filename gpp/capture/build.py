@@ -57,7 +57,7 @@ def capture(
 ) -> Captured:
     """Capture model, loss and metrics in training mode.
 
-    Parameters may be on the meta device, then nothing of their size is allocated.
+    Parameters may be on the meta device; then nothing of their size is allocated.
 
     Args:
         inputs: example tensors, batch first, at least two samples; a dict is passed by keyword, a tuple by position.
@@ -65,12 +65,12 @@ def capture(
         loss: (outputs, targets) -> scalar mean over the samples, or a dict of such terms whose sum is the loss;
             `targets` is the tensor itself where there is one target, else the dict.
         metrics: name -> function like `loss`.
-        name: of the model.
+        name: name of the model.
         batch: size to capture at if the model works at a single batch size only; default: the examples'.
 
     Raises:
-        CaptureError: cannot be captured; names the operation, the user's line and the fix.
-        InvalidConfig: unusable examples.
+        CaptureError: the model cannot be captured; the message names the operation, the user's line and the fix.
+        InvalidConfig: the examples are unusable.
     """
     named = {"target": targets} if isinstance(targets, Tensor) else dict(targets)
     if batch is not None and batch < 1:
@@ -90,7 +90,7 @@ def assemble(
     facts: dict[str, Facts] | None = None,
     measured_batch: int | None = None,
 ) -> Captured:
-    """Operators and their costs from drafts; `facts` only where they were measured elsewhere (hand-written blocks)."""
+    """Operators and their costs from drafts; `facts` are given if measured elsewhere (hand-written blocks)."""
     size = measured_batch or batch or MEASURED_BATCH
     known = facts or measure(drafts.drafts, loss_nodes(drafts.results), size)
     groups = Merger(drafts.drafts, known, drafts.results).merge()
@@ -120,9 +120,9 @@ def assemble(
 
 
 def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:
-    """Operators that compute something of the loss, and all behind them.
+    """Operators that compute a part of the loss, and all operators behind them.
 
-    A view of the loss that has joined the network's last operator does not make that one the loss's.
+    The network's last operator stays the network's, even if a view of the loss has joined it.
     """
     of_loss = {draft.name for draft in drafts.drafts if draft.in_loss and not facts[draft.name].view}
     first = [i for i, names in enumerate(groups.groups) if of_loss & set(names)]
@@ -153,14 +153,14 @@ def _unused(model: nn.Module, captured: Captured) -> tuple[str, ...]:
 
 
 class _Costs:
-    """Names, kinds, costs per sample and edges of the operators. `batch`: samples that `facts` are for."""
+    """Names, kinds, costs per sample and edges of the operators; `facts` hold for `batch` samples."""
 
     def __init__(self, drafts: Drafts, facts: dict[str, Facts], groups: Groups, batch: int) -> None:
         self.drafts, self.facts, self.groups, self.batch = drafts, facts, groups, batch
         self.draft = {draft.name: draft for draft in drafts.drafts}
         self.index = {draft.name: i for i, draft in enumerate(drafts.drafts)}
         self.maker: dict[int, Draft] = {}
-        self.reading: dict[str, list[str]] = defaultdict(list)  # node -> targets of those that read it
+        self.reading: dict[str, list[str]] = defaultdict(list)  # node -> targets of its readers
         for draft in drafts.drafts:
             for storage in facts[draft.name].storages:
                 self.maker.setdefault(storage, draft)
@@ -228,15 +228,15 @@ class _Costs:
         )
 
     def _gathered(self, param: Draft) -> bool:
-        """Whether only embeddings read it: they touch the rows that the samples name, not the table."""
+        """Whether only embeddings read a parameter: they touch the rows that the samples name, not the whole table."""
         targets = self.reading[param.name]
         return bool(targets) and all("embedding" in target for target in targets)
 
     def _saved(self) -> tuple[set[int], dict[int, float]]:
         """Storages kept for backward, and the bytes that each operator answers for.
 
-        A storage that an operator made is its own; one made inside a call or by a free node is the
-        first keeper's; of a user input every keeper holds a copy of what it reads.
+        An operator answers for a storage that it made; the first keeper answers for one that was made inside a call
+        or by a free node; every keeper holds its own copy of the part of a user input that it reads.
         """
         seen: set[int] = set()
         kept: dict[int, float] = defaultdict(float)

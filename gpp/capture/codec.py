@@ -1,4 +1,4 @@
-"""Between torch's values and the JSON encoding of `gpp.graph.captured`.
+"""Conversion between torch's values and the JSON encoding of `gpp.graph.captured`.
 
 Reading is safe: operators are looked up among the registered ones, nothing is evaluated or unpickled.
 """
@@ -17,7 +17,7 @@ from gpp.errors import CaptureError
 
 GETITEM = "_operator.getitem"
 
-# sympy's and torch's class names of what a size can be made of
+# sympy's and torch's class names of the operations that a size can be made of
 _SIZE_FUNCTIONS = {
     "Add": "add",
     "Mul": "mul",
@@ -44,7 +44,7 @@ def expression_of(number: Any) -> Any:
     """Expression tree of a Python or symbolic number; the only free symbol is taken for the batch size.
 
     Raises:
-        UnknownSize: it depends on the data, or uses an operation that sizes cannot have.
+        UnknownSize: the number depends on the data, or uses an operation that sizes cannot have.
     """
     if isinstance(number, (torch.SymInt, torch.SymFloat)):
         return _tree(number.node.expr)
@@ -77,7 +77,7 @@ def encode(value: Any, reference: Callable[[torch.fx.Node], Any]) -> Any:
 
     Raises:
         UnknownSize: see `expression_of`.
-        CaptureError: a value of a type that has no encoding.
+        CaptureError: a value has a type without an encoding.
     """
     match value:
         case torch.fx.Node():
@@ -102,7 +102,7 @@ def encode(value: Any, reference: Callable[[torch.fx.Node], Any]) -> Any:
 
 
 def size(expression: Any) -> Any:
-    """Encoding of a number given as an expression: plain numbers stand for themselves."""
+    """Encoding of a number that is given as an expression; plain numbers stand for themselves."""
     return {"size": expression} if isinstance(expression, (list, str)) else expression
 
 
@@ -117,13 +117,13 @@ def decode(
     """The argument that an encoding means.
 
     Args:
-        ref: value of a node, by name.
-        number: value of a size expression.
-        device: stands for every device.
-        dtypes: replacements.
+        ref: node name -> value of the node.
+        number: size expression -> its value.
+        device: the device that replaces every device.
+        dtypes: dtype -> the dtype that replaces it.
 
     Raises:
-        CaptureError: not an encoding.
+        CaptureError: the value is not an encoding.
     """
     if isinstance(value, list):
         return [decode(item, ref=ref, number=number, device=device, dtypes=dtypes) for item in value]

@@ -1,7 +1,8 @@
 """Other devices at work while one is measured.
 
-The cores of a machine share caches, memory and the power budget: an operator takes longer beside a busy core than alone. Where
-the devices of a cluster are cores of one machine, operators are therefore measured beside as many busy ones as there will be.
+The cores of a machine share caches, memory and the power budget: an operator takes longer beside a busy core than
+alone. Where the devices of a cluster are cores of one machine, operators are therefore measured beside as many busy
+cores as the run will have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a loss couples the samples of a batch: found out by computing it, not by knowing it.
+"""A check whether a loss couples the samples of a batch, by computing the loss.
 
-A loss that is a mean over samples is, of a batch, the mean of the losses of its halves, whatever the values. A contrastive
-loss is not: cutting its batch changes what each sample is compared with.
+If a loss is a mean over samples, its value on a batch is the mean of its values on the two halves, whatever the
+samples. A contrastive loss is different: cutting its batch changes the samples that each sample is compared with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import Captured, evaluate, is_loss
 
 MOST_BYTES = 64 << 20
-"""Of the loss's inputs: above it (logits over a large vocabulary) the question costs more than it is worth."""
+"""The most bytes of the loss's inputs: above it (logits over a large vocabulary) the check costs too much."""
 
 _BATCH = 4
 _TOLERANCE = 1e-6
@@ -24,8 +24,8 @@ _TOLERANCE = 1e-6
 def couples_samples(captured: Captured) -> bool | None:
     """Whether the loss of random outputs differs from the mean of the losses of their halves.
 
-    None where the loss draws random numbers, does not run on made-up values, reads more than `MOST_BYTES`, or was captured
-    at one batch size.
+    The result is None where the loss draws random numbers, does not run on made-up values, reads more than
+    `MOST_BYTES`, or was captured at one batch size.
     """
     nodes = [node for op in captured.graph.ops if op.name in captured.loss_ops for node in op.nodes]
     if not nodes or captured.batch is not None:
@@ -47,7 +47,7 @@ def couples_samples(captured: Captured) -> bool | None:
 
 
 def _values(captured: Captured, module: StageModule) -> dict[str, tuple[torch.Tensor, int]] | None:
-    """Made-up tensors for the loss with their batch dimensions; fills its parameters too. None if they are too large."""
+    """Made-up tensors for the loss with their batch dimensions, or None if they are too large; fills its parameters."""
     random = torch.Generator("cpu").manual_seed(0)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):

@@ -1,5 +1,8 @@
-"""From an exported program to a flat list of node drafts: symbolic sizes turned into expressions,
-`torch.no_grad` regions inlined, tied weights under one name, user paths without the wrapper's prefix."""
+"""A flat list of node drafts from an exported program.
+
+Symbolic sizes become expressions, `torch.no_grad` regions are inlined, tied weights get one name, and user paths lose
+the wrapper's prefix.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ _MAX_CONSTANT_BYTES = 1 << 20
 
 @dataclass(kw_only=True)
 class Draft:
-    """A node while it is being made; fields as in `gpp.graph.captured.Node`, and two more.
+    """A node while it is being made: the fields of `gpp.graph.captured.Node`, and two more.
 
     Args:
         where: the user's line.
-        in_loss: a step of the loss or of a metric, not of the network.
+        in_loss: whether it is a step of the loss or of a metric, not of the network.
     """
 
     name: str
@@ -86,9 +89,9 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def batch_dimension(shape: tuple[Any, ...] | None, fixed: int | None) -> int | None:
-    """Position of the dimension that is the batch; None where samples cannot be told apart.
+    """Position of the batch dimension; None where samples cannot be told apart.
 
-    At a fixed batch size sizes are plain numbers: the first dimension of that size is taken.
+    Sizes are plain numbers at a fixed batch size: the first dimension of that size is taken.
     """
     if shape is None:
         return None
@@ -102,7 +105,7 @@ def read(traced: Traced, model: nn.Module) -> Drafts:
     """Drafts of every node of the exported program, dead ones included.
 
     Raises:
-        CaptureError: autocast or another higher-order operator, a size that depends on the data.
+        CaptureError: the program has autocast or another higher-order operator, or a size that depends on the data.
     """
     return _Reader(traced, model).read()
 
@@ -239,7 +242,7 @@ class _Reader:
         values[node] = {"ref": draft.name}
 
     def _broadcast(self, node: torch.fx.Node, item: int, values: dict[torch.fx.Node, Any], where: str, no_grad: bool) -> Any:
-        """One tensor of a broadcast on its own, so that the others do not hang on it (a prediction on its target)."""
+        """One tensor of a broadcast on its own, so that the others do not depend on it (a prediction on its target)."""
         sources = node.args[0]
         assert isinstance(sources, (list, tuple))
         source = sources[item]
@@ -280,7 +283,7 @@ class _Reader:
                 "Fix: describe the model by hand-written blocks (model=blocks)"
             )
         enabled, inner, *operands = node.args
-        assert isinstance(inner, torch.fx.Node)  # it gets the region from the owner
+        assert isinstance(inner, torch.fx.Node)  # the owner passes it the region
         region = getattr(owner, str(inner.target))
         lookup = self._lookup(values, node)
         placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
@@ -288,7 +291,7 @@ class _Reader:
         return self._emit(region, local, no_grad=not enabled)
 
     def _place(self, owner: torch.fx.GraphModule, node: torch.fx.Node) -> str:
-        """Where a region stands: the call itself has no stack trace, its first inner node has one."""
+        """The user's line of a region, from its first inner node: the call itself has no stack trace."""
         for argument in node.args:
             if isinstance(argument, torch.fx.Node) and argument.op == "get_attr":
                 inner = getattr(owner, str(argument.target))
@@ -308,7 +311,7 @@ class _Reader:
 
 
 def _scope(node: torch.fx.Node) -> str:
-    """Path of the innermost module inside the wrapper: `model`, `model.a.b`, or another for the loss and the metrics."""
+    """Path of the innermost module inside the wrapper: `model`, `model.a.b`, or another for loss and metrics."""
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if not path.startswith("_")]
     return re.sub(r"@\d+", "", stack[-1]) if stack else ""
 

@@ -48,7 +48,7 @@ class Root(nn.Module):
         return module, name
 
     def add(self, node: Node, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]) -> None:
-        """An empty parameter, buffer or constant; one that a block has brought stays."""
+        """Add an empty parameter, buffer or constant; one that a block has brought stays."""
         module, name = self._holder(node.target)
         if name in module._parameters or name in module._buffers:
             return
@@ -62,7 +62,7 @@ class Root(nn.Module):
     def add_block(
         self, node: Node, make: Callable[[], nn.Module] | None, device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
     ) -> None:
-        """A hand-written block, made by `make` or else by the factory that its node names."""
+        """Add a hand-written block, made by `make` or else by the factory that its node names."""
         module, name = self._holder(node.name)
         if make is None:
             args, kwargs = json.loads(node.kwargs["spec"])
@@ -82,7 +82,7 @@ class Root(nn.Module):
         return getattr(module, name)
 
     def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Put other parameters in the place of its own, by full name."""
+        """Replace own parameters by others of the same full names."""
         for path, param in params.items():
             module, name = self._holder(path)
             module._parameters[name] = param
@@ -97,7 +97,7 @@ def import_factory(path: str) -> Callable[..., nn.Module]:
     """The function at a dotted path.
 
     Raises:
-        CaptureError: no such function.
+        CaptureError: there is no such function.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -112,7 +112,7 @@ class Emitter:
     """Builds the code of one pass, node by node in execution order.
 
     Args:
-        training: else arguments that switch training behaviour are switched off.
+        training: keep training behaviour; if false, the arguments that switch it are switched off.
         batch: the only batch size that the code is for; None for any.
     """
 
@@ -128,11 +128,11 @@ class Emitter:
         self.outer_mode: fx.Node | None = None
 
     def placeholder(self, name: str) -> None:
-        """An argument: a user input or a received tensor."""
+        """Add an argument: a user input or a received tensor."""
         self.values[name] = self.graph.placeholder(re.sub(r"\W", "_", name))
 
     def attribute(self, node: Node) -> None:
-        """A parameter, buffer or constant."""
+        """Add a parameter, buffer or constant."""
         self.values[node.name] = self.graph.get_attr(node.target)
 
     def skip(self, node: Node) -> None:
@@ -140,7 +140,7 @@ class Emitter:
         self.values[node.name] = self.values[node.args[0]["ref"]]
 
     def call(self, node: Node) -> None:
-        """A call of an operator or a block."""
+        """Add a call of an operator or a block."""
         if node.kind == "block":
             args = tuple(self._decode(argument) for argument in node.args)
             self.values[node.name] = self.graph.create_node("call_module", node.name, args)

@@ -1,4 +1,4 @@
-"""From a model's settings to its capture and its initial weights."""
+"""The capture and the initial weights of a model, from its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpp.models.blocks import Blocks
 from gpp.models.losses import loss, metric
 
 EXAMPLE_BATCH = 4
-"""At least 2: torch.export specialises sizes 0 and 1."""
+"""Samples of an example: at least 2, because torch.export specialises sizes 0 and 1."""
 
 
 @contextmanager
@@ -31,19 +31,19 @@ def default_dtype(name: str) -> Iterator[None]:
 
 
 def example(spec: TensorSpec, dtype: str, device: str) -> torch.Tensor:
-    """A tensor [EXAMPLE_BATCH, *shape] of the kind that `spec` describes; zeros."""
+    """A tensor of zeros [EXAMPLE_BATCH, *shape] of the kind that `spec` describes."""
     kind = {"float": getattr(torch, dtype), "int": torch.int64, "bool": torch.bool}[spec.dtype]
     return torch.zeros((EXAMPLE_BATCH, *spec.shape), dtype=kind, device=device)
 
 
 def capture_model(model: AbstractModel, *, dtype: str, batch: int | None = None) -> Captured:
-    """Capture a model with its loss and metric, on the meta device where it can be: no memory for its weights.
+    """Capture a model with its loss and metric, on the meta device where possible: its weights then take no memory.
 
     Args:
-        batch: size to capture at, should only one run.
+        batch: size to capture at if the model runs at one batch size only.
 
     Raises:
-        CaptureError: names the operation and the user's line.
+        CaptureError: the model cannot be captured; the message names the operation and the user's line.
     """
     # An unknown loss is refused before the network is built.
     measure, metrics = loss(model.loss), {model.metric: metric(model.metric)} if model.metric else {}

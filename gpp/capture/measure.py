@@ -1,4 +1,4 @@
-"""What every node costs and which storages it shares, found by running all of them once on fake tensors.
+"""The cost of every node and the storages that it shares, found by running all nodes once on fake tensors.
 
 Nothing is allocated: `FakeTensorMode` tensors have shapes and storages, but no bytes.
 """
@@ -27,13 +27,13 @@ _RECURRENT = ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")
 
 @dataclass(kw_only=True)
 class Facts:
-    """Of one node, for the whole batch measured. Bytes and FLOPs are absolute, not per sample.
+    """Measurements of one node for the whole batch. Bytes and FLOPs are absolute, not per sample.
 
     Args:
-        storages: of its outputs; leaves included.
+        storages: storages of its outputs; leaves included.
         reads: storages of its tensor arguments.
         writes: storages that it writes in place (running statistics included).
-        view: makes no new data.
+        view: whether it makes no new data.
         parts: number of outputs when they come as a tuple, else None.
         saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
     """
@@ -146,7 +146,7 @@ class _Run:
             ) from error
         self.values[draft.name] = value
         if grad and "lstm." in draft.target:
-            # oneDNN's layer keeps a workspace of unknown size: it counts as what the plain one keeps, which is near cuDNN's.
+            # oneDNN's layer keeps a workspace of unknown size, so the plain layer's counts, which is near cuDNN's.
             hidden = _lstm_bytes(before) - sum(num_bytes for _, num_bytes, _ in facts.saved)
             if hidden > 0:
                 pack(torch.empty(hidden, dtype=torch.uint8, device="cpu"))
@@ -179,7 +179,7 @@ def _count_flops(operator: Callable[..., Any], leaves: list[Any], spec: Any, tar
     # a leaf that requires grad must not be written in place; its copy may be
     used = [leaf.clone() if isinstance(leaf, Tensor) and writes(operator) else leaf for leaf in fresh]
     args, kwargs = tree_unflatten(used, spec)
-    # the fused CPU attention has no FLOP formula, the plain one is counted as its matrix products
+    # the fused CPU attention has no FLOP formula; the plain one is counted as its matrix products
     with sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(grad):
         with FlopCounterMode(display=False) as forward:
             outputs = operator(*args, **kwargs)
@@ -203,7 +203,7 @@ def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:
 
 
 def _lstm_bytes(tensors: list[Tensor]) -> int:
-    """What the layers keep at each step: four gates, two forms of the cell, the state; a quarter of a matrix's rows each."""
+    """Bytes kept at each step: four gates, two forms of the cell, the state; each has a quarter of a matrix's rows."""
     x, recurrent = tensors[0], [t for t in tensors if t.dim() == 2][1::2]
     return x.shape[0] * x.shape[1] * x.element_size() * sum(7 * t.shape[0] // 4 for t in recurrent)
 

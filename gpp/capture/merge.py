@@ -1,8 +1,8 @@
-"""Which nodes form one operator: the merges without which a cut would be impossible or wrong.
+"""Operators as groups of nodes: only the merges without which a cut would be impossible or wrong.
 
-Nodes that belong to no operator (`free`) are found first. The others are joined by a union-find,
-groups that ended up in a cycle are joined as well, and pure views join a neighbour. Independent
-branches are never glued together beyond that; coarsening is another matter.
+Nodes that belong to no operator (`free`) are found first. The others are joined by a union-find, groups that end up in
+a cycle are joined as well, and pure views join a neighbour. No other merges join independent branches; coarsening is
+done elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpp.graph.captured import is_loss, loss_nodes, references
 
 @dataclass(kw_only=True)
 class Groups:
-    """Operators as lists of node names, both in execution order, and what follows from the analysis.
+    """Operators as lists of node names, both in execution order, and further results of the analysis.
 
     Args:
         live: nodes that the results or the buffers' updates need.
@@ -56,7 +56,7 @@ class Merger:
         self.parent: dict[str, str] = {}
 
     def merge(self) -> Groups:
-        """Do all of it, in the order of the module's docstring."""
+        """Run the whole analysis, in the order of the module's docstring."""
         self._order_writes()
         live = self._live()
         self._find_free(live)
@@ -76,7 +76,7 @@ class Merger:
 
     @staticmethod
     def needs(draft: Draft) -> list[str]:
-        """Nodes that must have run before: read, or written in place."""
+        """Nodes that must have run before a node: those that it reads, and those that write in place before it."""
         return [*references([*draft.args, *draft.kwargs.values()]), *draft.after]
 
     def _needs(self, name: str) -> list[str]:
@@ -111,7 +111,7 @@ class Merger:
         return live
 
     def _find_free(self, live: set[str]) -> None:
-        """Set `free`; starts from the most that could be and takes back what shares storage with others."""
+        """Set `free`: start from all nodes that could be free, and take back those that share storage with others."""
         bound = set(self.results.values())
         while True:
             uses_input: dict[str, bool] = {}
@@ -152,7 +152,7 @@ class Merger:
             self.parent[root] = roots[0]
 
     def _join_uncuttable(self) -> None:
-        """(i) A value whose samples cannot be told apart stays with all who read it."""
+        """(i) A value whose samples cannot be told apart stays with all its readers."""
         for unit in self.units:
             if self.facts[unit].parts is not None or self.draft[unit].batch_dim is None:
                 self._join([unit, *self.users[unit]])
@@ -160,9 +160,9 @@ class Merger:
     def _join_writes(self) -> None:
         """(ii) in-place writes and (iii) buffers that somebody updates.
 
-        Readers after the last write see the final value wherever they are; those before must see the
-        old one and stay. Of a parameter, a buffer or an input every stage would have its own copy, so
-        all who touch it stay together.
+        Readers after the last write see the final value wherever they are; earlier readers must see the old value, so
+        they stay. Every stage would have its own copy of a parameter, a buffer or an input, so all nodes that touch it
+        stay together.
         """
         for storage, writers in self.written.items():
             owner = self.owner_of[storage]
@@ -189,7 +189,7 @@ class Merger:
         return False
 
     def _join_side_results(self, live: set[str]) -> None:
-        """(iv) What only a metric needs joins a loss; what only buffers need joins the maker of its input."""
+        """(iv) Nodes that only a metric needs join a loss; those that only buffers need join their input's maker."""
         losses = {loss: self._closure([loss]) for loss in loss_nodes(self.results)}
         for_loss = set().union(*losses.values())
         for_results = set(for_loss)
@@ -197,7 +197,7 @@ class Merger:
             if not is_loss(name):
                 read = self._closure([node])
                 for_results |= read
-                # among several losses the one that reads most of the same; of equal ones the first
+                # among several losses, the one that reads most of the same inputs; among equal ones, the first
                 nearest = max(losses, key=lambda loss: len(losses[loss] & read))
                 self._join([nearest, *(unit for unit in self.units if unit in read and unit not in for_loss)])
         for unit in self.units:
@@ -274,7 +274,7 @@ class Merger:
         return out
 
     def _home(self, draft: Draft, out: Groups) -> int:
-        """Operator to which a free update of a buffer belongs: one of the same module, else the nearest one."""
+        """The operator that a free update of a buffer belongs to: one of the same module, else the nearest one."""
 
         def nearness(unit: str) -> tuple[int, int]:
             a, b = draft.module.split("."), self.draft[unit].module.split(".")

@@ -1,9 +1,9 @@
-"""Measure how long the operators of a captured model take on the device at hand.
+"""Measurement of how long the operators of a captured model take on the device at hand.
 
-Each operator group is cut out as a stage of its own, fed with made-up tensors of the right shapes and timed
-forwards and backwards apart, with gradients accumulating as they do from the second micro-batch on. What calling a
-stage costs at all is measured once and taken off, because a stage of many operators pays it once.
-Groups of equal amounts and shapes (repeated layers) are timed once.
+Each operator group is cut out as a stage of its own, fed with made-up tensors of the right shapes, and timed forwards
+and backwards apart, with gradients accumulating as they do from the second micro-batch on. The cost of calling a stage
+is measured once and subtracted, because a stage of many operators pays it once. Groups of equal amounts and shapes
+(repeated layers) are timed once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_REPEATS, _MAX_REPEATS = 2, 10
 # Rounds over all operators, so that a busy moment of the machine does not fall on one operator alone.
 _ROUNDS = 3
 _WEIGHT_STD = 0.02
-# A pass of so many seconds is far beyond fixed costs: larger ones take time in proportion, and would need much memory.
+# A pass this long is far beyond fixed costs: larger ones take time in proportion, and would need much memory.
 _SLOW_S = 0.25
 
 
@@ -47,15 +47,15 @@ def measured(
     optimizer: Any = None,
     num_companions: int = 0,
 ) -> Profiled:
-    """`cost` with the profile of `graph`, from disk where it is there and covers `largest` samples, else measured.
+    """`cost` with the profile of `graph`, from disk if the file covers `largest` samples, else measured.
 
     Args:
         captured: the model.
         graph: its operators, usually coarsened.
-        largest: samples of the largest micro-batch on one device that will be asked for.
+        largest: samples of the largest micro-batch that one device will have.
         device: torch device to measure on.
         optimizer: an `AbstractOptimizer` whose step is timed too; None leaves the update to the fallback.
-        num_companions: busy devices beside it, as `cost.num_companions` has it.
+        num_companions: busy devices beside the measured one, as in `cost.num_companions`.
     """
     setting = setting_of(device, cost.num_threads, type(optimizer).__name__ if optimizer else "", num_companions)
     counts = sample_counts(largest) if captured.batch is None else (captured.batch,)
@@ -76,7 +76,7 @@ def measured(
 
 
 def setting_of(device: str, num_threads: int, optimizer: str = "", num_companions: int = 0) -> Setting:
-    """What a measurement on `device` depends on."""
+    """The setting that a measurement on `device` depends on."""
     if torch.device(device).type == "cpu":
         return cpu_setting(num_threads, optimizer, num_companions)
     return Setting(
@@ -104,9 +104,10 @@ def profile(
     Args:
         sample_counts: ascending; `(captured.batch,)` for a model that runs at one batch size only.
         num_threads: CPU threads of one device, as the workers use.
-        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of three rounds.
+        budget_s: seconds that this may take, roughly; slow operators get fewer repeats, never below two in each of
+            three rounds.
         optimizer: an `AbstractOptimizer` whose step is timed; None measures none.
-        num_companions: busy devices beside it.
+        num_companions: busy devices beside the measured one.
 
     Returns:
         Medians, without the cost of calling a stage, which is `action_overhead_s`.
@@ -159,7 +160,7 @@ class _Pair:
 def _row(
     captured: Captured, module: StageModule, sample_counts: Sequence[int], device: torch.device, budget_s: float, overhead: _Pair
 ) -> _Row:
-    """(forward, backward) seconds of one group at each sample count; above the first slow one they are extrapolated."""
+    """(forward, backward) seconds of one group at each sample count, extrapolated above the first slow count."""
     out: _Row = []
     for i, samples in enumerate(sample_counts):
         if out and sum(out[-1]) > _SLOW_S:
@@ -175,7 +176,7 @@ def _median(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
-    """An operator's own time: at least a tenth of what was seen, so that noise cannot make it vanish."""
+    """An operator's own time: at least a tenth of the measured time, so that noise cannot make it vanish."""
     return (
         max(pair.forward_s - overhead.forward_s, pair.forward_s / 10),
         max(pair.backward_s - overhead.backward_s, pair.backward_s / 10),
@@ -183,7 +184,7 @@ def _without(pair: _Pair, overhead: _Pair) -> tuple[float, float]:
 
 
 def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ...]:
-    """Equal for groups that do the same: equal calls, amounts, and shapes of everything that goes in or out."""
+    """A key that is equal for groups of equal calls, amounts, and shapes of all tensors that go in or out."""
     nodes = [captured.node_of[name] for name in op.nodes]
     boundary = [(n.shape, n.dtype, n.requires_grad) for n in _entering(captured, module).values()]
     return (
@@ -200,7 +201,7 @@ def _signature(captured: Captured, op: Op, module: StageModule) -> tuple[Any, ..
 
 
 def _fill(module: StageModule) -> None:
-    """Ordinary values: zeros, infinities or denormals can be much faster or slower than real weights."""
+    """Fill tensors with ordinary values: zeros, infinities or denormals can be much faster or slower."""
     with torch.no_grad():
         for param in module.parameters():
             param.normal_(0.0, _WEIGHT_STD)
@@ -242,7 +243,7 @@ def _time_stage(captured: Captured, module: StageModule, samples: int, device: t
 
 
 def _overhead(device: torch.device) -> _Pair:
-    """Seconds of a stage that computes nothing: a tensor enters and its gradient leaves."""
+    """Seconds of a stage without any computing: a tensor enters and its gradient leaves."""
     received = torch.randn(1, device=device)
     return _time_passes(lambda: [received.detach().requires_grad_()], [torch.ones(1, device=device)], device, 0.05)
 
@@ -252,7 +253,7 @@ def _time_passes(
 ) -> _Pair:
     """Medians over repeats after two warm-up passes, which also fill the gradients that later passes add to."""
     synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
-    # On one core, the time that this process computed: others on a busy machine do not count.
+    # On one core, count the time that this process computed: other programs on a busy machine do not count.
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
     def once(loops: int) -> _Pair:
@@ -270,7 +271,7 @@ def _time_passes(
     once(1)
     first = once(1)
     took = first.forward_s + first.backward_s
-    # Bounded, because the graphs of all loops are alive between the forwards and the backwards.
+    # The number is bounded, because the graphs of all loops are alive between the forwards and the backwards.
     loops = max(1, min(20, int(_SPAN_S / max(took, 1e-7))))
     seen: list[_Pair] = []
     end = time.perf_counter() + 2 * budget_s

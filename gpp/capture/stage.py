@@ -25,13 +25,13 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a received or sent tensor looks like.
+    """The form of a received or sent tensor.
 
     Args:
         shape: sizes without the batch dimension.
-        batch_dim: where the batch dimension goes in.
-        differentiable: a gradient of the loss may flow back through it; in a receiving stage that does
-            not use it differentiably, its gradient is None.
+        batch_dim: position of the batch dimension.
+        differentiable: whether a gradient of the loss may flow back through it; in a receiving stage that does not use
+            it differentiably, its gradient is None.
     """
 
     shape: tuple[int, ...]
@@ -44,11 +44,11 @@ class StageModule(nn.Module):
     """One stage of a captured model; made by `build_stage`.
 
     Args:
-        inputs: user inputs and targets that it needs, by name.
+        inputs: names of the user inputs and targets that the stage needs.
         receives: tensors from other stages, named after the nodes that make them.
         sends: own tensors that other stages need.
-        results: names of the results it makes (`loss` or `loss:NAME`, `metric:NAME`); the metrics in evaluation only.
-        has_random: its training pass draws random numbers.
+        results: names of the stage's results (`loss` or `loss:NAME`, `metric:NAME`); metrics in evaluation only.
+        has_random: whether the training pass draws random numbers.
     """
 
     inputs: tuple[str, ...]
@@ -79,10 +79,10 @@ class StageModule(nn.Module):
 
         Args:
             batch: samples in this micro-batch.
-            values: by name, what `inputs` and `receives` list; more is ignored.
+            values: by name, the tensors that `inputs` and `receives` list; others are ignored.
 
         Returns:
-            Tensors by name: `sends`, and of the results the losses (training) or all (evaluation).
+            Tensors by name: `sends`, and the losses (training) or all results (evaluation).
         """
         for block in self._blocks:
             block.train(self.training)
@@ -91,22 +91,22 @@ class StageModule(nn.Module):
         return dict(zip(self._makes, made, strict=True))
 
     def eval_module(self) -> StageModule:
-        """The same parameters and buffers with evaluation semantics: dropout off, running statistics used, metrics made."""
+        """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""
         return StageModule(self._cut, self._root, training=False)
 
     def compile_with(self, backend: str) -> None:
-        """Let torch.compile make kernels of the stage's training pass."""
+        """Compile the stage's training pass with torch.compile."""
         self._run = torch.compile(self._run, backend=backend)
 
     def adopt(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Use the given parameters in place of its own of the same full names."""
+        """Replace own parameters by the given ones of the same full names."""
         self._root.adopt(params)
 
     def spec(self, name: str) -> TensorSpec:
-        """What tensor `name` (an input, received or sent) looks like.
+        """The form of tensor `name` (an input, received or sent).
 
         Raises:
-            CaptureError: its samples cannot be told apart, so it cannot cross a boundary.
+            CaptureError: the tensor's samples cannot be told apart, so it cannot cross a boundary.
         """
         return self._cut.spec(name)
 
@@ -130,7 +130,7 @@ class StageModule(nn.Module):
 
 
 class _Cut:
-    """Which nodes a stage runs and what crosses its boundary."""
+    """The nodes that a stage runs, and the tensors that cross its boundary."""
 
     def __init__(
         self, captured: Captured, nodes: Iterable[str], device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
@@ -158,7 +158,7 @@ class _Cut:
         return node.kind in ("call", "block") and not node.free and node.name not in self.own
 
     def _boundary(self) -> list[str]:
-        """Fill `sends`; returns what every pass must compute because others need it (results excluded)."""
+        """Fill `sends`; returns the nodes that every pass must compute for other stages (results excluded)."""
         sends, roots = set(), set()
         for node in self.captured.nodes:
             if not self._foreign(node):
@@ -166,7 +166,7 @@ class _Cut:
             for name in node_references(node):
                 if name in self.own and not self.node_of[name].free:
                     sends.add(name)
-            # the reader sees what these have written into a sent tensor
+            # the reader sees the values that these nodes have written into a sent tensor
             roots.update(name for name in node.after if name in self.own and not self.node_of[name].free)
         self.sends = tuple(sorted(sends, key=self.order.__getitem__))
         return sorted(sends | roots, key=self.order.__getitem__)
@@ -203,7 +203,7 @@ class _Cut:
         return seen
 
     def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]:
-        """Generated function, names of its arguments, names of what it returns."""
+        """The generated function, the names of its arguments, and the names of its results."""
         closure = self.train_closure if training else self.eval_closure
         emitter = Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=self.captured.batch)
         reads = []
@@ -250,11 +250,11 @@ def build_stage(
 
     Args:
         device: where parameters, buffers and tensors made by the stage live.
-        dtype_of_floats: replaces every floating-point type (a mix would be promoted to the widest).
+        dtype_of_floats: the type that replaces every floating-point type (a mix would be promoted to the widest).
         blocks: makers of hand-written blocks by block name; default: each block's factory is imported.
 
     Raises:
-        CaptureError: unknown nodes, or an operator that is not registered in this process.
+        CaptureError: a node is unknown, or an operator is not registered in this process.
     """
     device = torch.device(device)
     dtypes = {} if dtype_of_floats is None else dict.fromkeys(_FLOATS, dtype_of_floats)
@@ -271,7 +271,7 @@ def build_stage(
 
 
 def tie(modules: Iterable[StageModule]) -> None:
-    """Let stages of one process share the parameters that they both have: one tensor, one gradient."""
+    """Make stages of one process share the parameters that they both have: one tensor, one gradient."""
     known: dict[str, nn.Parameter] = {}
     for module in modules:
         own = dict(module.named_parameters(remove_duplicate=False))
@@ -295,7 +295,7 @@ def initial_state(model: nn.Module, captured: Captured) -> dict[str, Tensor]:
     """All parameters, buffers (non-persistent ones too) and constants under the names that stages load them by.
 
     Raises:
-        CaptureError: a constant whose value neither the model nor the capture holds.
+        CaptureError: neither the model nor the capture holds the value of a constant.
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     state = {captured.aliases.get(name, name): tensor.detach() for name, tensor in tensors.items()}

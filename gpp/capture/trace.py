@@ -1,4 +1,4 @@
-"""Run `torch.export` on model + loss + metrics, and say what went wrong in the user's terms."""
+"""`torch.export` on model, loss and metrics, with its errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ REWRITE = "rewrite that line without it, or describe the model by hand-written b
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """An exported program and what is needed to read it.
+    """An exported program with the names that are needed to read it.
 
     Args:
-        inputs: names of the user inputs in the order of the program's; targets as `target:NAME`.
+        inputs: names of the user inputs in the program's order; targets as `target:NAME`.
         results: names of the outputs in order.
         batch: None if symbolic.
     """
@@ -49,7 +49,7 @@ class Traced:
 
 
 class Whole(nn.Module):
-    """Model, loss and metrics as one module: flat tensors in; loss and metrics out."""
+    """Model, loss and metrics as one module: it takes flat tensors and returns loss and metrics."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Whole(nn.Module):
         self._functions = (call, num_inputs, targets, loss, tuple(metrics.values()), tell)
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """(loss, metric, ...), every one a scalar; `tell` gets the names of the losses among them."""
+        """(loss, metric, ...), all of them scalars; `tell` gets the names of the losses among them."""
         call, num_inputs, names, loss, metrics, tell = self._functions
         outputs = call(self.model, flat[:num_inputs])
         targets: Any = dict(zip(names, flat[num_inputs:], strict=True))
@@ -101,7 +101,7 @@ def example_batch(examples: Mapping[str, Tensor]) -> int:
     """Batch size of the example tensors.
 
     Raises:
-        InvalidConfig: they have none, differing ones, or a batch of one sample.
+        InvalidConfig: the examples have no batch size, differing ones, or a batch of one sample.
     """
     for name, tensor in examples.items():
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
@@ -148,7 +148,7 @@ def trace(
     """Export with a symbolic batch, or at a fixed batch size where the model allows no other.
 
     Raises:
-        CaptureError: cannot be captured.
+        CaptureError: the model cannot be captured.
         InvalidConfig: see `example_batch`.
     """
     examples, call = named_inputs(model, inputs)
@@ -195,7 +195,7 @@ def _export(whole: Whole, flat: tuple[Tensor, ...], dim: Any) -> torch.export.Ex
 
 
 def _export_fixed(whole: Whole, flat: tuple[Tensor, ...], batch: int, first: Exception) -> torch.export.ExportedProgram:
-    """Export at one batch size, after a symbolic one has failed; if this fails too, the first failure is the one to tell."""
+    """Export at one batch size, after a symbolic one has failed; if this fails too, the first failure is raised."""
     try:
         return _export(whole, tuple(resized(tensor, batch) for tensor in flat), None)
     except CaptureError:
@@ -247,16 +247,16 @@ def _without_storage(whole: Whole, tensors: Mapping[str, Tensor]) -> Iterator[tu
 
 @contextlib.contextmanager
 def _annotations(notes: list[str]) -> Iterator[None]:
-    """See what tracing would lose silently: checkpoint annotations (noted) and custom backwards (refused)."""
+    """Find annotations that tracing would lose silently: checkpoints (noted) and custom backwards (refused)."""
 
     def note() -> None:
         notes.append(
             f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; "
-            "choose recomputation for whole stages (strategy/memory) instead"
+            "the activations inside are kept, not recomputed"
         )
 
     def not_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
-        # It stands around the call of the function; torch's own saves the inputs with a Function up to 2.11.
+        # The note stands around the call of the function: up to 2.11 torch's own saves the inputs with a Function.
         note()
         yield
 
@@ -299,7 +299,7 @@ def _where(frames: traceback.StackSummary) -> str:
 
 
 def where_of(stack_trace: str | None) -> str | None:
-    """`file:line: source` of the innermost user frame in the stack trace that torch keeps for a node; None without one."""
+    """`file:line: source` of the innermost user frame in a node's stack trace from torch; None without one."""
     found = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
     for filename, line in reversed(found):
         if _is_users(filename):

@@ -1,4 +1,4 @@
-"""What every data set promises; free of torch until samples are loaded."""
+"""The contract of every data set; no torch until samples are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "test")
 HeldOut = Annotated[float, Field(gt=0, lt=1)]
-"""The share of the samples that is for testing."""
+"""The share of the samples for testing."""
 
 TARGET = "target:"  # prefix of a target's name, so that a target may be called like an input
 
@@ -26,7 +26,7 @@ class Samples(ABC):
     """The samples of one split, by index."""
 
     in_memory: ClassVar[bool]
-    """Whether rows are copied out of memory: a whole mini-batch at once is then cheaper than its micro-batches one by one."""
+    """Whether rows are copied out of memory: one fetch per mini-batch is then cheaper than one per micro-batch."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Samples(ABC):
 
         Args:
             indices: B positions in 0 .. len - 1; a range of a mini-batch gives the same samples on every rank.
-            names: input names and `target:NAME`; only these are read. None for all.
+            names: input names and `target:NAME`; only these are read. None reads all.
 
         Returns:
             By name, [B, *spec.shape]: floats in the dtype asked of `load`, integers as int64, truths as bool.
@@ -54,7 +54,7 @@ class AbstractData(ABC):
         """Refuse a model that this data set cannot feed, before any process starts.
 
         Raises:
-            InvalidConfig: says what does not match.
+            InvalidConfig: the model and the data do not match.
         """
 
     @abstractmethod
@@ -63,12 +63,12 @@ class AbstractData(ABC):
 
         Args:
             split: `train` or `test`.
-            seed: of the run; equal seeds give equal samples.
-            dtype: of floats, as `float32`.
+            seed: seed of the run; equal seeds give equal samples.
+            dtype: type of floats, as `float32`.
         """
 
     def key(self) -> dict[str, Any]:
-        """Plain content that builds it again: `gpp.models.dotted.construct(data.key()) == data`."""
+        """Plain content that builds the data set again: `gpp.models.dotted.construct(data.key()) == data`."""
         return describe(self)
 
 
@@ -76,17 +76,17 @@ def check_split(split: str) -> None:
     """Refuse anything but `train` and `test`.
 
     Raises:
-        InvalidConfig: it is neither.
+        InvalidConfig: the split is neither.
     """
     if split not in SPLITS:
         raise InvalidConfig("split", split, f"must be one of {', '.join(SPLITS)}", "split=train")
 
 
 def check_names(names: Collection[str] | None, known: Collection[str]) -> list[str]:
-    """`names` in a fixed order, all of `known` for None.
+    """`names` in a fixed order; None gives all of `known`.
 
     Raises:
-        InvalidConfig: one is not known.
+        InvalidConfig: a name is not known.
     """
     unknown = sorted(set(names or ()) - set(known))
     if unknown:

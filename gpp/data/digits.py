@@ -25,8 +25,8 @@ class Digits(AbstractData):
 
     Args:
         test_fraction: share of each class held out; 0.2 gives 1437 and 360 images.
-        standardize: scale every pixel to mean 0 and deviation 1 over the training images instead (LeCun et al., "Efficient
-            BackProp", 1998); one that is the same in all of them becomes 0.
+        standardize: scale every pixel to mean 0 and deviation 1 over the training images instead (LeCun et al.,
+            "Efficient BackProp", 1998); a pixel that is the same in all images becomes 0.
     """
 
     test_fraction: HeldOut = 0.2
@@ -66,7 +66,7 @@ def _names(model: AbstractModel) -> tuple[str, str]:
 def _read() -> np.ndarray:
     """[1797, 65]: 64 intensities in 0..16, then the class.
 
-    The file is read without importing scikit-learn, which takes seconds where this takes milliseconds.
+    The file is read without importing scikit-learn: that would take seconds instead of milliseconds.
     """
     import numpy as np
 
@@ -83,7 +83,7 @@ def _read() -> np.ndarray:
 
 
 def _held_out(labels: np.ndarray, fraction: float) -> np.ndarray:
-    """Which rows are for testing: [num_rows], bool. Largest remainders bring the total to ceil(fraction * num_rows)."""
+    """The rows for testing: [num_rows], bool. Largest remainders bring the total to ceil(fraction * num_rows)."""
     import numpy as np
 
     counts = np.bincount(labels, minlength=NUM_CLASSES)

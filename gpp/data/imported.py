@@ -1,4 +1,4 @@
-"""A data set of the user's own, or of any library, named by the dotted path of what builds it."""
+"""A data set of the user's own, or of any library, named by the dotted path of its factory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Imported(AbstractData):
 
     Args:
         factory: dotted path of a class or function.
-        args, train_args, test_args: its keyword arguments; null for none.
+        args, train_args, test_args: keyword arguments of the factory; null for none.
     """
 
     factory: str

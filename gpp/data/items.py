@@ -20,8 +20,8 @@ class Items(Samples):
 
     Args:
         dataset: has `__len__` and `__getitem__`; see `gpp.data.imported.Imported` for its items.
-        model: whose inputs and targets they are.
-        dtype: of floats, as `float32`.
+        model: the model that the items are for.
+        dtype: type of floats, as `float32`.
     """
 
     in_memory: ClassVar[bool] = False
@@ -65,7 +65,7 @@ class Items(Samples):
 
 
 def by_name(value: Any, names: Collection[str]) -> dict[str, Any]:
-    """One half of an item under the model's names: a dict as it is, a tuple in order, a single value under the only name."""
+    """One half of an item by the model's names: a dict as it is, a tuple in order, a value under the only name."""
     if isinstance(value, Mapping):
         return dict(value)
     if len(names) == 1 and not (isinstance(value, (tuple, list)) and len(value) == 1):

@@ -1,4 +1,4 @@
-"""Which samples a step trains on: a pure function of the step, so that a resumed run goes on exactly."""
+"""The samples that a step trains on: a pure function of the step, so that a resumed run goes on exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def minibatch(step: int, minibatch_size: int, num_samples: int, seed: int) -> li
     An epoch has num_samples // minibatch_size steps; the ragged end of its order is left out.
 
     Raises:
-        InvalidConfig: the data set has less than one mini-batch.
+        InvalidConfig: the data set is smaller than one mini-batch.
     """
     if not 1 <= minibatch_size <= num_samples:
         rule = f"must be in 1 .. {num_samples}, the number of samples"

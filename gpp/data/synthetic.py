@@ -1,4 +1,4 @@
-"""Made-up samples of any model's shapes, with something in them to learn.
+"""Made-up samples of any model's shapes that a model can learn from.
 
 Every sample has a hidden vector z. Inputs are z seen through a random projection, with noise; targets are
 linear in z. So the loss falls for any model that can find z, and no file is needed.
@@ -32,7 +32,7 @@ class Synthetic(AbstractData):
     It is the same to the last bit on every processor and with any number of threads.
 
     Args:
-        num_samples, num_test_samples: of the two splits.
+        num_samples, num_test_samples: sizes of the two splits.
         noise: standard deviation of the noise on float inputs, beside a signal of 1.
     """
 
@@ -84,7 +84,7 @@ class _Draw:
         return (signal + np.float32(self.noise) * noise).reshape(shape)
 
     def target(self, name: str, spec: TensorSpec) -> np.ndarray:
-        """[num_samples, *spec.shape]: linear in z for floats, its sign for truths, the largest of several for classes."""
+        """[num_samples, *spec.shape]: a number linear in z, its sign for truths, the largest of several for classes."""
         import numpy as np
 
         shape = (self.num_samples, *spec.shape)
@@ -113,7 +113,8 @@ class _Draw:
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The matrix product [n, k] x [k, m] -> [n, m], each element summed term by term in ascending order of k.
 
-    A library's matrix product rounds as its kernels and threads please, so two processes could train on different data.
+    The rounding of a library's matrix product depends on its kernels and threads, so two processes could train on
+    different data.
     """
     import numpy as np
 

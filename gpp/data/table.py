@@ -20,8 +20,8 @@ class Table(Samples):
 
     Args:
         num_samples: rows of every column.
-        columns: by name, what makes the column.
-        dtype: of floats, as `float32`.
+        columns: name -> the function that makes the column.
+        dtype: type of floats, as `float32`.
     """
 
     in_memory: ClassVar[bool] = True

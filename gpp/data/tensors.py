@@ -38,7 +38,7 @@ class Tensors(AbstractData):
 
 
 def write(folder: Path, split: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write one split; names are the inputs', and `target:NAME`.
+    """Write one split; the names are those of the inputs, and `target:NAME`.
 
     Raises:
         InvalidConfig: the tensors differ in their number of samples.

@@ -15,7 +15,7 @@ from gpp.settings import Count, settings
 if TYPE_CHECKING:
     import numpy as np
 
-RARE = 0  # the token of all characters that are none of the most frequent
+RARE = 0  # the token of all characters that are not among the most frequent
 
 
 @final
@@ -23,11 +23,12 @@ RARE = 0  # the token of all characters that are none of the most frequent
 class Text(AbstractData):
     """Windows of characters, of the model's length, one behind the other; the target is each next character.
 
-    The text is Python's own language reference, as `help()` knows it: 465,000 characters in Python 3.11, a few more in later ones.
-    The split is the same for every seed: the end of the text is held out. Tokens follow the frequencies of what is trained on.
+    The text is Python's own language reference, as `help()` knows it: 465,000 characters in Python 3.11, a few more in
+    later ones. The split is the same for every seed: the end of the text is held out. Tokens follow the frequencies in
+    the training text.
 
     Args:
-        vocabulary: tokens: the most frequent characters, and one for all others.
+        vocabulary: number of tokens: the most frequent characters, and one token for all others.
         test_fraction: share of the text held out.
         file: another text to read, UTF-8; null for Python's.
     """
@@ -84,7 +85,7 @@ class Text(AbstractData):
 
 
 def _specs(model: AbstractModel) -> tuple[str, TensorSpec, str]:
-    """The model's name for the characters, what they are like, and its name for those that follow."""
+    """The model's name for the characters, their spec, and its name for the characters that follow."""
     inputs, targets = model.inputs(), model.targets()
     specs = [*inputs.values(), *targets.values()]
     alike = all(spec == specs[0] for spec in specs) and specs[0].dtype == "int" and len(specs[0].shape) == 1

@@ -18,13 +18,13 @@ START = 0  # the token before a target's first
 @final
 @settings("data")
 class Translation(AbstractData):
-    """`source` is random tokens, `target` the reversed source under a permutation of the tokens, `previous` the target one late.
+    """Random `source` tokens; `target` is the reversed source with permuted tokens, `previous` the target one late.
 
-    Length and tokens are the model's, of which `START` begins `previous` and occurs nowhere else. The permutation is a function of
-    the run's seed, and the same for both splits.
+    The model gives length and tokens; the token `START` begins `previous` and occurs nowhere else. The permutation is a
+    function of the run's seed, and the same for both splits.
 
     Args:
-        num_samples, num_test_samples: of the two splits.
+        num_samples, num_test_samples: sizes of the two splits.
     """
 
     num_samples: Count = 16384
@@ -61,7 +61,7 @@ class Translation(AbstractData):
 
 
 def late(tokens: np.ndarray) -> np.ndarray:
-    """[num_samples, L]: what is known of each row when its next token is asked for."""
+    """[num_samples, L]: the tokens of each row that are known when its next token is predicted."""
     import numpy as np
 
     return np.concatenate([np.full_like(tokens[:, :1], START), tokens[:, :-1]], axis=1)

@@ -10,7 +10,7 @@ Encoding of arguments (`Node.args`, `Node.kwargs`), JSON values all of them:
     {"ref": "linear_1"}            the value of another node
     {"size": ["mul", 3, "b"]}      a number that follows from the batch size b
     {"dtype": "float32"}, {"layout": "strided"}, {"memory_format": "contiguous_format"}
-    {"device": "stage"}            whatever device the stage lives on
+    {"device": "stage"}            the device that the stage lives on
 
 A block's `kwargs` hold `spec`, the JSON text of its factory's positional and keyword arguments, and
 `params`, references to its parameters and buffers.
@@ -54,14 +54,14 @@ class Node:
         dtype: name without `torch.`; None where the value is a tuple.
         batch_dim: the only dimension of exactly batch size, if the other sizes are fixed; else None.
         module: path of the innermost user module; `loss` for the loss and the metrics.
-        free: belongs to no operator, every stage that needs it computes its own copy: depends on
-            parameters, constants and the batch size only, or prepares user inputs (masks, indices)
-            without parameters and without FLOPs.
+        free: whether it belongs to no operator, so that every stage that needs it computes its own copy. A free node
+            depends on parameters, constants and the batch size only, or prepares user inputs (masks, indices) without
+            parameters and without FLOPs.
         after: in-place writers that must have run before this node reads.
         mutates: full names of the buffers and parameters that it writes.
-        no_grad: runs with autograd off.
-        requires_grad: trainable (param), or a gradient flows back through it (call, block).
-        persistent: a buffer that belongs to the state dict.
+        no_grad: whether it runs with autograd off.
+        requires_grad: whether it is trainable (param), or a gradient flows back through it (call, block).
+        persistent: whether it is a buffer that belongs to the state dict.
     """
 
     name: str
@@ -90,15 +90,15 @@ class Captured:
         inputs: names of the user's inputs; a target is `target:NAME`.
         results: `loss`, or `loss:NAME` for each term of a loss that has several, and `metric:NAME`, each with the node
             that makes it.
-        graph: fine-grained operators; `Op.nodes` are node names, free nodes are in none of them
+        graph: fine-grained operators; `Op.nodes` are node names, and free nodes are in none of them
             (except in-place updates of buffers, which belong to the operator of their module).
         constants: values of tensors that the code holds outside of parameters and buffers, as base64
             of their bytes; None where the value has to come from the model (`initial_state`).
         batch: None if any batch size runs, else the only one that does.
         aliases: other names of tied parameters and buffers, each with the name that counts.
-        warnings: for the user, one line each.
+        warnings: messages for the user, one line each.
         loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
-        coupled: the loss of a batch is not the mean of the losses of its parts; None where that was not found out.
+        coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
     """
 
     name: str
@@ -130,7 +130,7 @@ def loss_nodes(results: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def with_total(values: Mapping[str, float]) -> dict[str, float]:
-    """Values of results, with the sum of a loss's terms as `loss` before them.
+    """Values of results, preceded by the sum of a loss's terms as `loss`.
 
     Example: `with_total({"loss:a": 1.0, "loss:b": 2.0}) == {"loss": 3.0, "loss:a": 1.0, "loss:b": 2.0}`.
     """
@@ -172,7 +172,7 @@ def evaluate(expression: Any, batch: int) -> Any:
     """The number that an expression means at a batch size.
 
     Raises:
-        ValueError: an unknown operation.
+        ValueError: the expression has an unknown operation.
 
     Example: `evaluate(["add", 1, ["mul", 3, "b"]], 4) == 13`.
     """
@@ -187,13 +187,13 @@ def evaluate(expression: Any, batch: int) -> Any:
 
 
 def capture_key(spec: dict[str, Any]) -> str:
-    """Content key of a capture: what describes the model and its inputs, torch's version, this format."""
+    """Content key of a capture, from the description of the model and its inputs, torch's version and this format."""
     content = {"spec": spec, "torch": importlib.metadata.version("torch"), "format": FORMAT_VERSION}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def load_cached(key: str, cache_dir: str | Path) -> Captured | None:
-    """The capture stored under `key`; None if there is none or the file is damaged."""
+    """The capture stored under `key`; None if there is no file or it is damaged."""
     path = Path(cache_dir) / f"{key}.json"
     try:
         return from_json(Captured, path.read_bytes())

@@ -1,7 +1,6 @@
-"""The operator graph: what a model computes, sends and keeps, per sample.
+"""The operator graph: a model's compute, messages and memory, per sample.
 
-Operators are numbered 0..n-1 in a topological order; everything that planners do with sets of
-operators is done on Python-int bit masks (bit i = operator i).
+Operators are numbered 0..n-1 in a topological order; sets of operators are Python-int bit masks (bit i = operator i).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Param:
     """A trainable or frozen parameter under its full name.
 
     `aliases` are the other names of the same storage (tied weights); `bytes` is counted once.
-    `gathered`: a forward pass reads only the rows that its samples name (an embedding table).
+    `gathered` says that a forward pass reads only the rows that its samples name (an embedding table).
     """
 
     name: str
@@ -38,12 +37,13 @@ class Variant:
 
     Args:
         degree: devices that share one replica (tensor parallelism); 1 for a way to recompute.
-        recompute: the activations are computed again in the backward pass.
+        recompute: whether the activations are computed again in the backward pass.
         forward, backward: times, as multiples of the forward plus backward time of the operator as it stands.
         params: share of the operator's parameter bytes.
         saved_bytes: activations kept from forward to backward.
-        extra_bytes: held once, for the micro-batch at hand, beyond weights and gradients.
-        receive, send: (other operator, bytes) that the devices exchange if that edge crosses the stage's boundary, each way.
+        extra_bytes: bytes held once, for the current micro-batch, beyond weights and gradients.
+        receive, send: (other operator, bytes) that the devices exchange, each way, if that edge crosses the stage's
+            boundary.
     """
 
     degree: int = 1
@@ -66,10 +66,10 @@ class Op:
         forward_flops, backward_flops: floating-point operations.
         traffic_bytes: bytes that the forward pass reads and writes, weights excluded.
         num_kernels: kernels that one forward pass launches (not per sample).
-        saved_bytes: activations kept from forward to backward, own output included if anybody saves it.
+        saved_bytes: activations kept from forward to backward, own output included if any operator saves it.
         params: names of the parameters read.
         nodes: names of the captured nodes (or hand-written blocks) that make it up.
-        variants: other ways to run it; without any it is never split over devices, and recomputed by the general rule.
+        variants: other ways to run it; without any, it is never split over devices, and recomputed by the general rule.
     """
 
     name: str
@@ -89,11 +89,11 @@ class Tensor:
     """A value that one operator hands to others.
 
     Args:
-        name: of the captured node that makes it.
+        name: name of the captured node that makes it.
         producer, consumers: operator ids; consumers ascend.
         bytes_per_sample: its size.
-        saved: some operator keeps it for backward, so the producer's `saved_bytes` counts it.
-        differentiable: a gradient of the same size flows back.
+        saved: whether an operator keeps it for backward, so that the producer's `saved_bytes` counts it.
+        differentiable: whether a gradient of the same size flows back.
     """
 
     name: str
@@ -109,10 +109,10 @@ class Amounts:
     """The amounts of all operators as arrays of shape [num_ops], for cost models.
 
     Args:
-        param_bytes: of all parameters that an operator reads.
-        gathered_bytes: of those among them that are gathered.
-        trains: whether it reads a trainable parameter.
-        differentiated: whether a backward pass runs through it.
+        param_bytes: bytes of all parameters that an operator reads.
+        gathered_bytes: bytes of the gathered parameters among them.
+        trains: whether the operator reads a trainable parameter.
+        differentiated: whether a backward pass runs through the operator.
     """
 
     forward_flops: np.ndarray
@@ -147,7 +147,7 @@ class OpGraph:
     """Operators in a topological order and the tensors between them.
 
     Raises:
-        InvalidGraph: an edge that does not go forward, an unknown operator, two operators of one name.
+        InvalidGraph: an edge does not go forward, an operator is unknown, or two operators have one name.
     """
 
     name: str
@@ -254,15 +254,15 @@ class OpGraph:
 
     @cached_property
     def shared_by(self) -> tuple[tuple[str, ...], ...]:
-        """Those of them that another operator reads too."""
+        """Trainable parameters of each operator that another operator reads too."""
         return tuple(tuple(name for name in names if self.readers[name].bit_count() > 1) for names in self.trained_by)
 
     @cached_property
     def differentiated(self) -> int:
         """Mask of the operators that backward passes run through.
 
-        The others train nothing, hand on no gradients and compute nothing backwards: a frozen tower up to the first trainable
-        operator. (What they save is their output, if a trained operator reads it.)
+        The other operators train nothing, hand on no gradients and compute nothing backwards: a frozen tower up to the
+        first trainable operator. (They save only their output, if a trained operator reads it.)
         """
         out = mask_of(i for i, op in enumerate(self.ops) if self.trained_by[i] or op.backward_flops > 0)
         for tensor in self.tensors:

@@ -1,24 +1,24 @@
 """Profiles that others measured, as operator graphs.
 
-Three formats, told apart by their content:
+There are three formats, told apart by their content:
 
     PipeDream's graph.txt      node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.4,
-    activation_size=8.0, ...
-                               <tab>node4 -- node5                                                    (milliseconds, bytes)
-    Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}], "edges": [{"sourceId", ...}], ...}
-    plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}], "edges": [[u,
-    v, bytes]]}
+                               activation_size=8.0, ...
+                               <tab>node4 -- node5                                          (milliseconds, bytes)
+    Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}],
+                                "edges": [{"sourceId", ...}], ...}
+    plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}],
+                                "edges": [[u, v, bytes]]}
 
-One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample, which
-`gpp.cost.models.tabulated` reads as they are.
+One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample,
+which `gpp.cost.models.tabulated` reads as they are.
 
-What is taken as it stands, and what is not:
-* graph.txt: nodes called `Input...` without predecessors and `__getitem__...` without successors are left out, as PipeDream's
-  optimizer does: they compute nothing. An operator has one output of one size, whoever reads it.
-* Piper: edges from one operator with equal bytes are one tensor with several readers. `timePerSample` is both passes together;
-  the forward pass is what recomputation adds to it, or a third. Its `syncTime*` are bytes. `maxDevices`, `bandwidth`,
-  `maxMemoryPerDevice`
-  and `mbsInBatch` are the user's to choose (cluster, mini-batch).
+Files are read as follows:
+* graph.txt: nodes called `Input...` without predecessors and `__getitem__...` without successors are left out, as in
+  PipeDream's optimizer: they compute nothing. An operator has one output of one size, whoever reads it.
+* Piper: edges from one operator with equal bytes are one tensor with several readers. `timePerSample` is both passes
+  together; the forward pass is the time that recomputation adds to it, or a third. Its `syncTime*` are bytes. The user
+  chooses `maxDevices`, `bandwidth`, `maxMemoryPerDevice` and `mbsInBatch` (cluster, mini-batch).
 * plain JSON: parallel edges are added up.
 """
 
@@ -44,10 +44,11 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
     """The operator graph of a profile, operators in a topological order in which the file's order breaks ties.
 
     Args:
-        seconds: of one unit of Piper's times. Its own ResNet and GNMT files are in milliseconds: 1e-3.
+        seconds: length of one unit of Piper's times. Its own ResNet and GNMT files are in milliseconds: 1e-3.
 
     Raises:
-        InvalidConfig: not a file, none of the formats, or a field that is missing or wrong; names the line or the node.
+        InvalidConfig: there is no such file, it has none of the formats, or a field is missing or wrong; the message
+            names the line or the node.
     """
     path = Path(path)
     try:
@@ -187,7 +188,7 @@ def _graph_txt(text: str, path: str) -> _Draft:
         edges = [edge for edge in edges if not gone & set(edge)]
         nodes = {key: node for key, node in nodes.items() if key not in gone}
     if not nodes:
-        raise InvalidConfig(path, "no nodes", "a profile has one operator at least", "check the file")
+        raise InvalidConfig(path, "no nodes", "a profile has at least one operator", "check the file")
     readers: dict[str, list[str]] = {key: [] for key in nodes}
     for a, b in edges:
         readers[a].append(b)
@@ -230,7 +231,7 @@ def _json(text: str, path: str, seconds: float) -> _Draft:
         raise InvalidConfig(f"{path}:{error.lineno}", error.msg, "must be JSON", "correct the file") from None
     listed = _get(content, "nodes", path, list)
     if not listed:
-        raise InvalidConfig(path, "nodes=[]", "a profile has one operator at least", "check the file")
+        raise InvalidConfig(path, "nodes=[]", "a profile has at least one operator", "check the file")
     piper = isinstance(listed[0], dict) and "TMPCs" in listed[0]
     by_id: dict[Any, tuple[str, Any]] = {}
     for i, entry in enumerate(listed):

@@ -12,7 +12,7 @@ def random_series_parallel(num_ops: int, seed: int, *, skew: float = 1.0, skip_s
     """A random series-parallel graph of `num_ops` operators, with some skip edges beside its paths.
 
     Args:
-        skew: spread of the amounts: every one is `10 ** uniform(-skew/2, skew/2)` times its scale; 0 makes all equal.
+        skew: spread of the amounts: each is `10 ** uniform(-skew/2, skew/2)` times its scale; 0 makes all equal.
         skip_share: skip edges (which transitive reduction removes) for each operator.
     """
     rng = _rng(num_ops, seed, skew)
@@ -99,7 +99,7 @@ def _reachable(num_ops: int, edges: set[tuple[int, int]]) -> list[set[int]]:
 
 
 def _with_amounts(name: str, num_ops: int, edges: set[tuple[int, int]], rng: random.Random, skew: float) -> OpGraph:
-    """Operators of about 1 GFLOP and 1 MB a sample: a few milliseconds on one CPU core."""
+    """Operators of about 1 GFLOP and 1 MB a sample, which take a few milliseconds on one CPU core."""
 
     def amount(scale: float) -> float:
         return float(round(scale * 10 ** rng.uniform(-skew / 2, skew / 2)))

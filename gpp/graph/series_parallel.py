@@ -2,11 +2,11 @@
 
 An order of operators is series-parallel when it is one operator, or two such orders side by side
 (`Parallel`: nothing in one depends on the other), or one after the other (`Series`: everything in the
-second depends on everything in the first). Read off the reachability relation, which is the same as
+second depends on everything in the first). The structure is read off the reachability relation, which is the same as
 the vertex-series-parallel decomposition of the transitive reduction with a virtual source and sink
-(Valdes, Tarjan and Lawler, "The recognition of series parallel digraphs", 1982): models of several
+(Valdes, Tarjan and Lawler, "The recognition of series parallel digraphs", 1982). So models of several
 inputs or outputs need no special case, and a skip edge that runs beside a path does not disturb the
-tree (its tensor still costs communication; that is the cost model's business, not the tree's).
+tree (its tensor still costs communication, which the cost model counts).
 
 Sets of operators are masks (bit i = operator i). The decomposition of any subset is unique, so a mask
 alone names a sub-problem of the planners.
@@ -53,7 +53,7 @@ SPTree = Leaf | Series | Parallel
 
 
 class Dependency(NamedTuple):
-    """An order between two operators that no tensor asks for."""
+    """An order between two operators that no tensor requires."""
 
     before: int
     after: int
@@ -64,7 +64,7 @@ class Order:
     """Reachability between operators, and the two ways to take a subset apart.
 
     Args:
-        descendants, ancestors: masks for each operator, itself excluded; transitively closed.
+        descendants, ancestors: for each operator, a mask without itself; transitively closed.
     """
 
     descendants: list[int]
@@ -130,15 +130,15 @@ class Order:
         self._components.clear()
 
     def sinks(self, mask: int) -> list[int]:
-        """Operators of a set on which no other one of it depends."""
+        """Operators of a set that no other operator of the set depends on."""
         return [op for op in bits(mask) if not self.descendants[op] & mask]
 
     def sources(self, mask: int) -> list[int]:
-        """Operators of a set that depend on no other one of it."""
+        """Operators of a set that depend on no other operator of the set."""
         return [op for op in bits(mask) if not self.ancestors[op] & mask]
 
     def tree(self, mask: int) -> SPTree | None:
-        """The series-parallel tree of a set; None if it has none."""
+        """The series-parallel tree of a set; None if there is none."""
         if not mask & (mask - 1):
             return Leaf(mask.bit_length() - 1)
         for cut, node in ((self.components, Parallel), (self.series_items, Series)):
@@ -178,9 +178,9 @@ def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree
 
     Adding an order never changes what is computed. Series and parallel cuts are taken first, so the
     first set that has neither is the smallest region that is not series-parallel; only that region is
-    cut in two by a barrier, and its halves are decomposed in turn. Of the barriers that follow the
-    operators' earliest or latest times, or put one operator and its ancestors first, the one with
-    the shortest critical path is taken, then the one with the fewest new dependencies.
+    cut in two by a barrier, and its halves are decomposed in turn. Barriers follow the operators' earliest
+    or latest times, or put one operator and its ancestors first; the one with the shortest critical path
+    is taken, then the one with the fewest new dependencies.
 
     Args:
         weights: seconds of each operator.
@@ -193,7 +193,7 @@ def to_series_parallel(graph: OpGraph, weights: Sequence[float]) -> tuple[SPTree
 
 
 Barrier = Callable[[Order, int, Sequence[float]], int]
-"""(order, region, weights) -> the half of the region that is to come first; it holds all ancestors of its operators."""
+"""(order, region, weights) -> the half of the region that comes first; it holds all ancestors of its operators."""
 
 
 def series_parallel_order(
@@ -229,11 +229,11 @@ def series_parallel_order(
     return tree, tuple(sorted(added)), order
 
 
-MAX_BARRIERS = 16  # of each kind tried for a region; keeps a random graph of 1,000 operators within seconds
+MAX_BARRIERS = 16  # of each kind, tried for a region; the limit keeps a random graph of 1,000 operators within seconds
 
 
 def branch_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
-    """What depends on one source of the region alone comes first, then what joins several.
+    """A barrier that puts operators that depend on one source of the region first, and those that join several last.
 
     Towers that exchange values at several depths stay whole; the price is that a tower's last part no
     longer runs beside the first exchange. Where nothing is joined, `shortest_barrier` decides.
@@ -246,7 +246,7 @@ def branch_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
 
 
 def shortest_barrier(order: Order, mask: int, weights: Sequence[float]) -> int:
-    """The first half that lengthens the critical path least, of a region with neither a series nor a parallel cut."""
+    """The first half that lengthens the critical path least, for a region with neither a series nor a parallel cut."""
     start = _earliest(order, mask, weights)
     ops = list(start)
     tail: dict[int, float] = {}
@@ -290,13 +290,13 @@ def branches(graph: OpGraph) -> tuple[int | None, ...]:
 
 
 def signature(graph: OpGraph, mask: int, labels: Sequence[Hashable] | None = None) -> Hashable:
-    """What a planner can know about a set of operators, without names and numbers.
+    """Everything that a planner can know about a set of operators, without names and numbers.
 
     Two disjoint sets of equal signature cost the same under the map of their operators in ascending
     order, so they share the planners' table entries.
 
     Args:
-        labels: what distinguishes operators (their times, say); by default the amounts of `Op`.
+        labels: values that distinguish operators (their times, say); by default the amounts of `Op`.
     """
     rank = {op: i for i, op in enumerate(bits(mask))}
     out: list[Hashable] = []

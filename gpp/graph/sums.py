@@ -1,6 +1,6 @@
-"""Sums over sets of operators as array operations: what a set keeps, holds and sends, from its mask.
+"""Sums over sets of operators as array operations: the parameters, activations and messages of a set, from its mask.
 
-Planners ask this for thousands of sets; a look at every operator and tensor in Python would be most of their time.
+Planners need these sums for thousands of sets; a Python loop over operators and tensors would take most of their time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ class SetSums(NamedTuple):
     Args:
         trainable, frozen: parameters that the set reads, each counted once.
         saved: activations that its operators save.
-        kept: activations held besides: what comes in, and what goes out and nobody saves.
+        kept: further activations that are held: tensors that come in, and tensors that go out and are not saved.
         grads: gradients of both.
-        incoming, outgoing: forward bytes over the boundary; incoming_back, outgoing_back: those whose gradients come back.
-        num_tensors: over the boundary.
+        incoming, outgoing: forward bytes over the boundary.
+        incoming_back, outgoing_back: those of the bytes whose gradients come back.
+        num_tensors: tensors over the boundary.
     """
 
     trainable: float
@@ -55,7 +56,7 @@ class Sums:
         self._frozen = np.array([size * (not trains) for size, trains, _ in read], float)
 
     def members(self, mask: int) -> np.ndarray:
-        """Which operators are in a set: bool, shape [num_ops]."""
+        """The membership of each operator in a set: bool, shape [num_ops]."""
         packed = np.frombuffer(mask.to_bytes(self._num_bytes, "little"), np.uint8)
         return np.unpackbits(packed, count=self._num_ops, bitorder="little").view(bool)
 
@@ -93,7 +94,7 @@ class Sums:
 
 
 def _rows(lists: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists one after the other, none of them empty, and where each begins."""
+    """Lists one after the other, none of them empty, and the position at which each begins."""
     starts = np.cumsum([0, *(len(items) for items in lists)])[:-1]
     return np.array([item for items in lists for item in items], int), starts
 

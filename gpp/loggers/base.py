@@ -1,8 +1,8 @@
-"""What a logger promises.
+"""The contract of a logger.
 
-A logger is settings (`AbstractLogger`, what a YAML file describes); `start` opens one record of one run
-(`AbstractRecord`), which the controller alone writes to. A record never ends a run: where its back end
-fails, it says so in `warnings` and keeps quiet from then on.
+A logger is settings (`AbstractLogger`, described by a YAML file); `start` opens one record of one run
+(`AbstractRecord`), and only the controller writes to it. A record never ends a run: where its back end fails, it says
+so in `warnings` and does nothing from then on.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a logger may know of a run before it starts.
+    """The facts of a run that a logger gets before the run starts.
 
     Args:
-        run_dir: where the run keeps its files.
-        name: for people, as in `digits-graphpipe`.
+        run_dir: folder of the run's files.
+        name: a name for people, as in `digits-graphpipe`.
         config: the resolved configuration in plain dicts and lists.
         group: one name for all jobs of a sweep; None outside one.
         tags: short words to filter by.
-        first_step: steps that came before, in the run that this one resumes.
+        first_step: steps of the run that this one resumes.
     """
 
     run_dir: Path
@@ -37,7 +37,7 @@ class RunInfo:
 
 
 class AbstractRecord(ABC):
-    """One run's record. A context manager: leaving it finishes the record, also after an exception."""
+    """One run's record, as a context manager: leaving it finishes the record, also after an exception."""
 
     @property
     @abstractmethod
@@ -47,27 +47,27 @@ class AbstractRecord(ABC):
     @property
     @abstractmethod
     def warnings(self) -> tuple[str, ...]:
-        """What went wrong in the back end, in words."""
+        """Errors of the back end, in words."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of one training step (0-based): `loss`, `iteration_s`, `samples_per_s`, ..."""
+        """Record values of one training step (0-based): `loss`, `iteration_s`, `samples_per_s`, ..."""
 
     @abstractmethod
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of one evaluation after `step` steps."""
+        """Record values of one evaluation after `step` steps."""
 
     @abstractmethod
     def log_html(self, path: Path, name: str = "report") -> None:
-        """A self-contained page."""
+        """Record a self-contained page."""
 
     @abstractmethod
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table of plain values."""
+        """Record a table of plain values."""
 
     @abstractmethod
     def log_file(self, path: Path) -> None:
-        """A file to keep with the record, as the trace."""
+        """Keep a file with the record, as the trace."""
 
     @abstractmethod
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
@@ -81,7 +81,7 @@ class AbstractRecord(ABC):
 
 
 class AbstractLogger(ABC):
-    """Settings of a logger."""
+    """The settings of a logger."""
 
     @abstractmethod
     def start(self, run: RunInfo) -> AbstractRecord:

@@ -76,7 +76,7 @@ def _before(path: Path, first_step: int) -> list[str]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # half a line, of a run that was killed
+            continue  # half a line from a run that was killed
         if line.endswith("\n") and record["step"] < first_step + ("eval" in record):
             kept.append(line)
     return kept
@@ -84,7 +84,7 @@ def _before(path: Path, first_step: int) -> list[str]:
 
 @settings("logger")
 class Jsonl(AbstractLogger):
-    """`name` in the run directory; of a file from an earlier attempt, the steps that this run goes on from stay."""
+    """File `name` in the run directory; it keeps the steps of an earlier attempt that this run goes on from."""
 
     name: str = "metrics.jsonl"
 

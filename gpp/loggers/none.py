@@ -11,7 +11,7 @@ from gpp.settings import settings
 
 
 class NoRecord(AbstractRecord):
-    """Keeps nothing."""
+    """A record that keeps nothing."""
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class NoRecord(AbstractRecord):
 
 @settings("logger")
 class NoLogger(AbstractLogger):
-    """Writes nothing beyond what every run writes."""
+    """A logger that writes nothing beyond the files of every run."""
 
     def start(self, run: RunInfo) -> NoRecord:
         return NoRecord()

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless the user says otherwise; needs no account then.
+"""Weights & Biases, offline (without an account) unless the user says otherwise.
 
 `import wandb` takes two seconds, so it waits for `start`. Nothing here asks, prints or ends a run.
 """
@@ -116,9 +116,9 @@ class Wandb(AbstractLogger):
         project, entity: as in wandb.
         mode: `offline` (files only, upload them later), `online` (needs a key; without one it stays offline
             and says so), `disabled`.
-        group: None takes the sweep's name.
-        tags: besides the run's own.
-        system_metrics: sample load and memory of the machine every 15 s.
+        group: name of the group; None takes the sweep's name.
+        tags: further tags besides the run's own.
+        system_metrics: whether to sample load and memory of the machine every 15 s.
     """
 
     project: str = "gpp"

@@ -1,7 +1,7 @@
-"""What every model says of itself before any network exists; free of torch.
+"""The description of a model before any network exists; free of torch.
 
-Planning from a cached operator graph reads only this. The network itself lives in
-`gpp/models/networks/` (or in the user's own package) and is imported by `build()`.
+Planning from a cached operator graph reads only this description. The network itself lives in `gpp/models/networks/`
+(or in the user's own package) and is imported by `build()`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TensorSpec:
     """Shape and kind of one input or target, for one sample.
 
     Args:
-        shape: without the batch dimension; `()` for a scalar per sample.
+        shape: sizes without the batch dimension; `()` for a scalar per sample.
         dtype: `float` (the run's dtype), `int` (int64) or `bool`.
         high: values of an `int` are 0 .. high - 1 (vocabulary, rows of a table, classes); None otherwise.
     """
@@ -55,7 +55,7 @@ class AbstractModel(ABC):
     is B. No operation may couple the samples of a batch: the mini-batch is cut into micro-batches freely.
 
     Args:
-        name: what reports call it.
+        name: the model's name in reports.
         loss: see `gpp.models.losses.loss`.
         metric: see `gpp.models.losses.metric`; None for no metric but the loss.
     """
@@ -74,14 +74,14 @@ class AbstractModel(ABC):
 
     @abstractmethod
     def targets(self) -> dict[str, TensorSpec]:
-        """What the loss compares the outputs with."""
+        """Targets that the loss compares the outputs with."""
 
     @abstractmethod
     def source(self) -> str:
-        """A word that changes when the network's code does; found without importing it."""
+        """A word that changes when the network's code changes; found without importing the code."""
 
     def captured(self) -> Captured | None:
-        """A graph that the model brings along, for one that is planned only; None: `build` is captured."""
+        """The graph of a model that is planned only; None for a model whose network is captured."""
         return None
 
     def key(self) -> dict[str, Any]:

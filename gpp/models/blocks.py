@@ -23,8 +23,8 @@ class Block:
         name: unique; its parameters are called `NAME.PARAMETER`.
         factory: dotted path of the class or function that makes its module.
         args, kwargs: arguments of the factory; JSON values.
-        inputs: names of earlier blocks and of model inputs, in the order of its `forward`. A block that returns a tuple passes on
-            every tensor of it.
+        inputs: names of earlier blocks and of model inputs, in the order of its `forward`. A block that returns a tuple
+            passes on every tensor of it.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Blocks(AbstractModel):
     """Modules that are called in order, each on outputs of earlier ones; every block is one operator of the graph.
 
     Args:
-        blocks: by name, `{factory: package.module.Name, args: [64], kwargs: {depth: 2}, inputs: [x]}`, as of `Block`. The loss is
-            computed on the last one's output.
+        blocks: by name, `{factory: package.module.Name, args: [64], kwargs: {depth: 2}, inputs: [x]}`, the fields of
+            `Block`. The loss is computed on the last block's output.
         input_specs, target_specs: declarations by name; see `gpp.models.specs.read_specs`.
     """
 
@@ -53,7 +53,7 @@ class Blocks(AbstractModel):
     target_specs: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.targets()  # refuses what means no tensor, as inputs does
+        self.targets()  # refuses declarations that mean no tensor, as `inputs` does
         known = list(self.inputs())
         if not self.blocks:
             raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""Dotted paths: finding what a user named, building it from plain data, telling whether its code changed.
+"""Dotted paths: finding the object that a user named, building it from plain data, telling whether its code changed.
 
 Free of torch; `origin` and `source_hash` do not import the code that they describe.
 """
@@ -25,7 +25,7 @@ def resolve(path: str, *, field: str) -> Any:
         field: name of the setting, for the message.
 
     Raises:
-        InvalidConfig: no such module or attribute; the fix names the nearest one that exists.
+        InvalidConfig: there is no such module or attribute; the fix names the nearest one that exists.
     """
     names = check_dotted(path, field=field).split(".")
     found: Any = None
@@ -52,7 +52,7 @@ def check_dotted(path: str, *, field: str) -> str:
     """`path`, when it has the form `module.attribute`.
 
     Raises:
-        InvalidConfig: it has not.
+        InvalidConfig: the path has another form.
     """
     names = path.split(".") if isinstance(path, str) else []
     if len(names) < 2 or not all(name.isidentifier() for name in names):
@@ -82,10 +82,10 @@ def construct(description: Mapping[str, Any]) -> Any:
 
 
 def origin(path: str, *, field: str) -> str:
-    """A word that changes when the code behind a dotted path does.
+    """A word that changes when the code behind a dotted path changes.
 
-    For an installed package its distribution and version; for the user's own code a hash of every source
-    file of the top-level package, or of the folder when the module stands alone. Imports nothing.
+    For an installed package it is the distribution and version; for the user's own code it is a hash of every source
+    file of the top-level package, or of the folder when the module stands alone. Nothing is imported.
 
     Raises:
         InvalidConfig: there is no such top-level module.

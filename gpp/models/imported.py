@@ -1,4 +1,4 @@
-"""A model of the user's own, or of any library, named by the dotted path of what builds it."""
+"""A model of the user's own, or of any library, named by the dotted path of its factory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Imported(AbstractModel):
         factory: dotted path of a class or function that returns an nn.Module.
         config: dotted path of a configuration class, whose object is the factory's first argument.
         config_args, args: keyword arguments of the two; null for none.
-        input_specs, target_specs: declarations by name, as `{shape: [3, 32, 32], dtype: float}`; integers also say `high`. See
-            `gpp.models.specs.read_specs`; sizes may be names of `args`. Input names are the keyword arguments of the network's
-            forward.
-        outputs: fields of the returned object to keep; null keeps what the network returns. What is left out,
-            and only served what is left out, is not in the graph.
+        input_specs, target_specs: declarations by name, as `{shape: [3, 32, 32], dtype: float}`; integers also say
+            `high`. See `gpp.models.specs.read_specs`; sizes may be names of `args`. Input names are the keyword
+            arguments of the network's forward.
+        outputs: fields of the returned object to keep; null keeps everything that the network returns. Operators that
+            only make other fields are not in the graph.
     """
 
     name: str = "imported"
@@ -47,7 +47,7 @@ class Imported(AbstractModel):
             check_dotted(self.config, field="model.config")
         elif self.config_args:
             raise InvalidConfig("model.config_args", self.config_args, "need model.config", "name the configuration class")
-        self.inputs()  # both refuse what means no tensor
+        self.inputs()  # both refuse declarations that mean no tensor
         self.targets()
 
     def build(self) -> nn.Module:
@@ -72,10 +72,10 @@ class Imported(AbstractModel):
 
 
 def _call(function: Callable[..., Any], setting: str, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The call, with arguments that do not fit reported as the user's setting rather than a TypeError from within."""
+    """Call the factory; arguments that do not fit are reported as the user's setting, not as a TypeError."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some builtins have none
+    except ValueError:  # some builtins have no signature
         return function(*positional, **named)
     try:
         signature.bind(*positional, **named)

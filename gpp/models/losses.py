@@ -1,7 +1,7 @@
 """Losses and metrics by name, each the mean over the samples of a micro-batch.
 
 Because each is a mean over samples, the loss of a mini-batch is the sample-weighted mean of the losses of
-its micro-batches, however it was cut. One that couples the samples of a batch is no such mean; see `loss.scope`.
+its micro-batches, however it was cut. A loss that couples the samples of a batch is no such mean; see `loss.scope`.
 
     outputs   Tensor [B, ...], or a tuple or dict of such
     targets   Tensor [B, ...], or a dict of such
@@ -28,8 +28,8 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
 def loss(name: str) -> Loss:
     """The loss called `name`: `(outputs, targets) -> scalar`, mean over samples, or a dict of such terms.
 
-    A dict's terms, each weighted as it is to count, sum up to the loss. They may end in different stages, where each
-    is differentiated by itself, and each is recorded under its name.
+    The terms of a dict, each multiplied by its weight already, sum up to the loss. They may end in different stages,
+    where each is differentiated by itself, and each is recorded under its name.
 
     Args:
         name: `cross_entropy`, `mse`, `bce_with_logits`, or the dotted path of a function. That function gets
@@ -37,7 +37,7 @@ def loss(name: str) -> Loss:
             else the dict.
 
     Raises:
-        InvalidConfig: no such loss; the fix names the nearest.
+        InvalidConfig: there is no such loss; the fix names the nearest.
     """
     return _measure("model.loss", name, {"cross_entropy": cross_entropy, "mse": mse, "bce_with_logits": bce_with_logits})
 
@@ -46,16 +46,16 @@ def metric(name: str) -> Measure:
     """The metric called `name`: `accuracy`, or the dotted path of a function with the contract of `loss`.
 
     Raises:
-        InvalidConfig: no such metric; the fix names the nearest.
+        InvalidConfig: there is no such metric; the fix names the nearest.
     """
     return _measure("model.metric", name, {"accuracy": accuracy})
 
 
 def loss_terms(value: Any) -> dict[str, Tensor]:
-    """What a loss function returned, by the names of results: `loss`, or `loss:NAME` for each term.
+    """The values that a loss function returned, by the names of results: `loss`, or `loss:NAME` for each term.
 
     Raises:
-        CaptureError: an empty dict, a term without a name.
+        CaptureError: the dict is empty, or a term has no name.
     """
     if not isinstance(value, Mapping):
         return {LOSS: value}
@@ -95,7 +95,7 @@ def prediction(outputs: Any) -> Tensor:
     """The one tensor [B, ...] that a shipped loss compares: the only output, or the one called `logits`.
 
     Raises:
-        InvalidConfig: several outputs, none called `logits`.
+        InvalidConfig: there are several outputs, and none is called `logits`.
     """
     if isinstance(outputs, Tensor):
         return outputs

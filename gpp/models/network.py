@@ -50,12 +50,12 @@ def flat(
 class Network(AbstractModel):
     """A network as the keyword arguments of its class.
 
-    Types and ranges stand in the signature of the class (`gpp.settings.arguments`) and are checked when the network is built;
-    sizes of inputs and targets are checked at once, without torch.
+    Types and ranges stand in the signature of the class (`gpp.settings.arguments`) and are checked when the network is
+    built; sizes of inputs and targets are checked at once, without torch.
 
     Args:
         network: dotted path of the class.
-        arguments: its keyword arguments; besides, sizes that only the specs name.
+        arguments: keyword arguments of the class, and sizes that only the specs name.
         input_specs, target_specs: declarations by name; see `gpp.models.specs.read_specs`. Input names are the keyword
             arguments of the network's forward.
     """
@@ -67,7 +67,7 @@ class Network(AbstractModel):
 
     def __post_init__(self) -> None:
         check_dotted(self.network, field="model.network")
-        self.inputs()  # both refuse what means no tensor
+        self.inputs()  # both refuse declarations that mean no tensor
         self.targets()
 
     def build(self) -> nn.Module:

@@ -24,15 +24,15 @@ SAMPLE = "one sample is one micro-batch of the profile, so minibatch_size counts
 class Profile(AbstractModel):
     """PipeDream's graph.txt, Piper's JSON or plain JSON; see `gpp.graph.profiles`.
 
-    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between two
-    optimizer steps. Times are the profile's, whatever `cost` says.
+    One sample is one micro-batch of the profile, so `minibatch_size` is the number of profiled micro-batches between
+    two optimizer steps. Times are the profile's, whatever `cost` says.
 
     Args:
-        name: left at `profile` it becomes the file's, up to its first dot.
-        path: of the file.
-        coarsen: group the operators into `graph.max_ops`; false plans with the profile's own. What groups declare
-            (tensor parallelism, recomputation) is lost.
-        seconds: of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
+        name: the model's name; `profile` stands for the file's name, up to its first dot.
+        path: path of the file.
+        coarsen: whether to group the operators into `graph.max_ops`; false plans with the profile's own. Grouped
+            operators lose their declarations (tensor parallelism, recomputation).
+        seconds: length of one unit of the times in Piper's JSON; its ResNet and GNMT files are in milliseconds: 0.001.
     """
 
     path: str

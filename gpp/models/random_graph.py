@@ -21,10 +21,10 @@ class RandomGraph(AbstractModel):
 
     Args:
         kind: `series_parallel`, `dag` (mostly not series-parallel) or `towers` (equal branches joined by one operator).
-        num_ops: operators.
-        graph_seed: of the first two kinds.
-        skew: spread of their amounts, in powers of ten.
-        num_branches: of `towers`.
+        num_ops: number of operators.
+        graph_seed: seed of the first two kinds.
+        skew: spread of the operators' amounts, in powers of ten.
+        num_branches: number of branches of `towers`.
     """
 
     name: str = "random"

@@ -1,4 +1,4 @@
-"""Inputs and targets as the settings of a model declare them."""
+"""Inputs and targets that the settings of a model declare."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SIZE, SIZE_OR_NONE = kind_of(Count), kind_of(Natural)
 def read_specs(field: str, specs: Mapping[str, Any], sizes: Mapping[str, Any], *, group: str) -> dict[str, TensorSpec]:
     """The tensors that `model.input_specs` or `model.target_specs` declares, by name.
 
-    A whole number declares a vector of floats of that width. A mapping declares `shape`, `dtype` and `high`, as of `TensorSpec`.
-    `count: N` stands for N tensors alike, called NAME_0 to NAME_{N-1}; `optional: true` leaves a tensor out where one of its
-    sizes is 0. Sizes, counts and `high` are numbers, or names of the model's settings.
+    A whole number declares a vector of floats of that width. A mapping declares `shape`, `dtype` and `high`, the fields
+    of `TensorSpec`. `count: N` stands for N equal tensors, called NAME_0 to NAME_{N-1}; `optional: true` leaves a
+    tensor out where one of its sizes is 0. Sizes, counts and `high` are numbers, or names of the model's settings.
 
     Args:
-        field: what is read, as the user writes it.
+        field: name of the setting that is read, as the user writes it.
         specs: declarations by name.
         sizes: the model's settings by name.
-        group: prefix of their names for the user, as in `model`.
+        group: prefix of the settings' names for the user, as in `model`.
 
     Raises:
-        InvalidConfig: no tensor is declared, or a declaration means none.
+        InvalidConfig: no tensor is declared, or a declaration means no tensor.
     """
     if not specs:
         raise InvalidConfig(field, specs, "must name at least one tensor", "x: {shape: [16], dtype: float}")
@@ -83,7 +83,7 @@ def by_loss(*, loss: str, **specs: Any) -> Any:
     """The target specs of a model whose targets depend on its loss.
 
     Args:
-        loss: of the model.
+        loss: the model's loss.
         specs: target specs by loss.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Plans and clusters with one thing changed, to be simulated or planned for again."""
+"""Plans and clusters with one change, to be simulated or planned for again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_twice_the_devices(cluster: Cluster) -> Cluster:
 
 def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
     """The same stages with micro-batches `factor` times as large; None where a size does not divide the mini-batch."""
-    # A loss on the whole mini-batch keeps it.
+    # A loss on the whole mini-batch keeps its size.
     whole = [bool(mask_of(stage.ops) & problem.minibatch_ops) for stage in plan.stages]
     sizes = [stage.microbatch_size * (1 if kept else factor) for stage, kept in zip(plan.stages, whole, strict=True)]
     fits = all(
@@ -53,9 +53,10 @@ def with_microbatch(plan: Plan, problem: Problem, factor: float) -> Plan | None:
 
 
 def split_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tuple[Plan, Problem] | None:
-    """The plan with each of `stages` cut in two, each half on as many devices of its kind; None where one has a single operator.
+    """The plan with each of `stages` cut in two, each half on as many devices of its kind.
 
-    The further devices stand in the same nodes; the problem returned has them.
+    The further devices stand in the same nodes; the problem returned has them. The result is None where a stage has a
+    single operator.
     """
 
     def halves(stage: Stage, more: tuple[int, ...]) -> list[Stage] | None:
@@ -78,18 +79,18 @@ def replicate_stages(plan: Plan, problem: Problem, stages: Sequence[int]) -> tup
 
 
 def _dealt_out(stage: Stage, plan: Plan) -> bool:
-    """Whether replicas get equal shares: of every micro-batch, or as many of them."""
+    """Whether replicas get equal shares of every micro-batch, or equally many micro-batches."""
     share = -(-plan.minibatch_size // stage.microbatch_size) if stage.round_robin else stage.microbatch_size
     return share % len(stage.replicas) == 0
 
 
 def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage:
-    """A stage of some of its operators, which run as they did."""
+    """A stage of some operators of another one, which run as they did."""
     return replace(stage, ops=ops, devices=devices, recompute=tuple(op for op in stage.recompute if op in ops))
 
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
-    """How many of a stage's operators, in their order, make the half that leaves the slower half fastest."""
+    """The number of a stage's first operators that make one half, so that the slower half is as fast as possible."""
     times = problem.op_times(-(-stage.microbatch_size * stage.round_robin_degree // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
@@ -98,7 +99,7 @@ def balanced_cut(stage: Stage, problem: Problem) -> int:
 def _on_twice_the_devices(
     plan: Plan, problem: Problem, stages: Sequence[int], change: Callable[[Stage, tuple[int, ...]], list[Stage] | None]
 ) -> tuple[Plan, Problem] | None:
-    """The plan with what `change` makes of each of `stages` and as many further devices, of its kind and in its nodes."""
+    """The plan after `change` on each of `stages`, which gets as many further devices of its kind in its nodes."""
     pieces: list[Stage] = []
     devices, nodes = list(problem.cluster.devices), list(problem.cluster.nodes)
     for s, stage in enumerate(plan.stages):
@@ -117,7 +118,7 @@ def _on_twice_the_devices(
 
 
 def _remade(plan: Plan, problem: Problem, pieces: list[Stage]) -> Plan:
-    """A plan of these stages in this order, on their own devices; edges and samples in flight follow anew."""
+    """A plan of these stages in this order, on their own devices, with new edges and samples in flight."""
     made = make_plan(
         problem,
         plan.planner,

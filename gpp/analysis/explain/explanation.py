@@ -1,7 +1,7 @@
-"""Why a plan takes the time that it takes, and what would change it.
+"""The reasons for a plan's time, and changes that would reduce it.
 
 Every number follows from the simulated timeline, from simulating a changed plan, or from planning a changed
-problem again; none from a rule of thumb.
+problem again; no number follows from a rule of thumb.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 
 AS_SLOW = 0.98
-"""Stages whose load is at least this share of the largest are bottlenecks together."""
+"""Stages whose load is at least this share of the largest load are bottlenecks."""
 
 LIMITING = 1.02
-"""Memory limits a plan if planning with twice of it gives more than this speed-up."""
+"""Memory limits a plan if planning with twice the memory gives more than this speed-up."""
 
 Kind = Literal["compute", "communication", "all-reduce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """What one step asks of a device of a stage, in seconds.
+    """The load of a device of a stage in one step, in seconds.
 
     Args:
-        compute_s: all its forwards and backwards.
-        transfer_s: its busiest link, all micro-batches; it runs beside the compute.
-        all_reduce_s: gradient all-reduce and update, which come after.
-        memory_share: of the fullest device's memory.
+        compute_s: time of all its forwards and backwards.
+        transfer_s: time of its busiest link for all micro-batches; it runs beside the compute.
+        all_reduce_s: time of gradient all-reduce and update, which come after.
+        memory_share: used share of the fullest device's memory.
     """
 
     stage: int
@@ -49,12 +49,12 @@ class StageLoad:
 
     @property
     def seconds(self) -> float:
-        """No step is shorter than the load of any stage."""
+        """The load as a lower bound: no step is shorter than the load of any stage."""
         return max(self.compute_s, self.transfer_s) + self.all_reduce_s
 
     @property
     def kind(self) -> Kind:
-        """What most of the load is."""
+        """The kind of the largest part of the load."""
         if self.all_reduce_s > max(self.compute_s, self.transfer_s):
             return "all-reduce"
         return "communication" if self.transfer_s > self.compute_s else "compute"
@@ -62,19 +62,19 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """explanation.json: why the plan takes `iteration_s`, and what would change it.
+    """explanation.json: the reasons for `iteration_s`, and changes that would reduce it.
 
     Args:
-        iteration_s, bubble_fraction: as predicted.
-        bound: no plan for this problem is faster; None where that is not known.
-        loads: of every stage, in the plan's order.
+        iteration_s, bubble_fraction: predicted values.
+        bound: a time that no plan for this problem can beat; None where it is not known.
+        loads: loads of every stage, in the plan's order.
         bottlenecks: the stages with the largest load, and those within 2 % of it, largest first.
-        devices: how each device spends the step.
+        devices: the time of each device in the step, by use.
         idle: share of all device time by reason; adds up to the bubble.
-        reliefs: the bottlenecks changed and simulated again, best first.
+        reliefs: plans with changed bottlenecks, simulated, best first.
         alternatives: other plans for the same problem, best first.
         sensitivities: the best plans for changed clusters.
-        left_out: what was not planned again, and why.
+        left_out: changes that were not planned again, and why.
         replanning_s: seconds spent on planning again.
     """
 
@@ -98,7 +98,7 @@ class Explanation:
 
     @property
     def memory_speedup(self) -> float | None:
-        """What twice the memory gives, where memory limits the plan: more than 2 %; None elsewhere or where it is not known."""
+        """The speed-up from twice the memory, if it is above 2 %, so that memory limits the plan; else None."""
         found = next((what.speedup for what in self.sensitivities if what.change == MORE_MEMORY), None)
         return found if found is not None and found > LIMITING else None
 
@@ -117,10 +117,10 @@ def explain(
     """The explanation of a plan.
 
     Args:
-        predicted: with events.
-        known: other strategies' plans for the problem, to stand among the alternatives.
-        budget_s: seconds after which nothing is planned again any more.
-        replan: False for a plan that the strategy did not make: its reliefs are simulated, nothing is planned.
+        predicted: the prediction, with events.
+        known: other strategies' plans for the problem, to be listed among the alternatives.
+        budget_s: seconds after which nothing is planned again.
+        replan: False for a plan that the strategy did not make: its reliefs are simulated, and nothing is planned.
     """
     loads = stage_loads(plan, predicted, problem, strategy)
     most = max(load.seconds for load in loads)
@@ -146,8 +146,8 @@ def explain(
 
 
 def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Strategy) -> tuple[StageLoad, ...]:
-    """The load of every stage: of its busiest device and link."""
-    # By stage, not by device: a device may run several.
+    """The load of every stage, on its busiest device and link."""
+    # Events are summed by stage, not by device: a device may run several stages.
     compute: dict[tuple[int, int], float] = defaultdict(float)
     for event in predicted.events:
         if event.kind in COMPUTE:
@@ -191,7 +191,7 @@ def _wire_seconds(plan: Plan, problem: Problem) -> dict[int, float]:
 
 
 def _distinct(found: list[WhatIf], own: str) -> tuple[WhatIf, ...]:
-    """Best first; of several names for one plan the first, of the explained plan none; those without a plan last."""
+    """Distinct plans other than the explained one, best first; those without a plan come last."""
     seen: set[str | None] = {own}
     out = []
     for each in sorted(found, key=lambda w: float("inf") if w.iteration_s is None else w.iteration_s):

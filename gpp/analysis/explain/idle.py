@@ -1,17 +1,17 @@
-"""What each device does and waits for in one step, read off the timeline; the reasons add up to the bubble.
+"""The use of each device's time in one step, read off the timeline; the idle reasons add up to the bubble.
 
 Every instant of a device that is not a forward or backward has exactly one reason:
 
-* `fill`: before its first backward. The pipeline fills: deeper pipelines and larger micro-batches take longer.
-* `data`: later, before a forward: a predecessor, or the link from it, is slower.
-* `gradient`: later, before a backward: a successor, or the link from it, is slower.
-* `drain`: idle after its last forward, and after its own end until the step's. Where steps overlap, a device's step is a period
-  that ends no earlier than its own last action.
-* `peers`: reached an all-reduce, waits for the others of its group.
+* `fill`: before its first backward, while the pipeline fills; deeper pipelines and larger micro-batches take longer.
+* `data`: later, before a forward; a predecessor, or the link from it, is slower.
+* `gradient`: later, before a backward; a successor, or the link from it, is slower.
+* `drain`: idle after its last forward, and from its own end to the end of the step; where steps overlap, the step of a device
+  is a period that ends no earlier than its own last action.
+* `peers`: waiting at an all-reduce for the other devices of its group.
 * `all_reduce`: the all-reduce itself.
-* `update`: the optimizer's step, and whatever else is no pass.
+* `update`: the optimizer's step, and everything else that is no pass.
 
-A device that forwards everything before its first backward (GPipe, few micro-batches) only fills and drains.
+A device that runs all forwards before its first backward (GPipe, few micro-batches) only fills and drains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DeviceTime:
 
 
 def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tuple[DeviceTime, ...]:
-    """How every device of a plan spends the step, in the order of the devices."""
+    """The time of every device of a plan in the step, in the order of the devices."""
     own: dict[int, list[Event]] = {device: [] for device in sorted(stage_of_device)}
     reached: dict[int, float] = defaultdict(float)  # gradient group -> when its last member arrives
     for event in timeline.events:
@@ -55,7 +55,7 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tupl
 
 
 def _steady_time(device: int, stage: int, events: list[Event], length_s: float, steps: int) -> DeviceTime:
-    """The mean step of a pipeline that does not drain, seen for so many: what crosses the end of the view has begun before it."""
+    """The mean step of a continuous pipeline; an event across the end of the view stands for one across its start."""
     events.sort(key=lambda e: (e.start_s, e.end_s))
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
@@ -100,7 +100,7 @@ def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[
 
 
 def _reason(event: Event, now: float, full: float, last: float) -> Reason:
-    """Why a device idles from `now` until `event` starts."""
+    """The reason why a device idles from `now` until `event` starts."""
     if event.start_s <= full:
         return "fill"
     if now >= last:
@@ -109,6 +109,6 @@ def _reason(event: Event, now: float, full: float, last: float) -> Reason:
 
 
 def idle_shares(devices: tuple[DeviceTime, ...], step_s: float) -> dict[Reason, float]:
-    """The bubble by reason: the shares of all device time, which add up to `bubble_fraction`."""
+    """The bubble by reason, as shares of all device time, which add up to `bubble_fraction`."""
     total = len(devices) * step_s
     return {reason: sum(d.idle_s[reason] for d in devices) / total if total > 0 else 0.0 for reason in REASONS}

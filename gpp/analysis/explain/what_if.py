@@ -1,4 +1,4 @@
-"""What other plans and other clusters would take: plans changed and simulated, problems changed and planned."""
+"""Times of other plans and other clusters: plans changed and simulated, problems changed and planned."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One change and what came of it.
+    """One change and its effect.
 
     Args:
-        change: in words.
-        how: the same plan changed and simulated again, or the changed problem planned again.
-        iteration_s: predicted; None where no plan fits.
+        change: the change in words.
+        how: whether the plan was changed and simulated again, or the changed problem planned again.
+        iteration_s: predicted time; None where no plan fits.
         speedup: the explained plan's time over this one's; below 1 where the change makes things slower.
         reason: why there is no plan.
     """
@@ -69,13 +69,13 @@ class WhatIf:
 
 
 def planned(change: str, plan: Plan, iteration_s: float, base_s: float) -> WhatIf:
-    """A plan that is known already, beside one that takes `base_s` seconds a step."""
+    """A known plan compared with one that takes `base_s` seconds a step."""
     return WhatIf(change=change, how="planned", iteration_s=iteration_s, speedup=base_s / iteration_s, shape=Shape.of(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """What planning again gave within its time."""
+    """The results of planning again within the time given."""
 
     alternatives: tuple[WhatIf, ...]
     sensitivities: tuple[WhatIf, ...]
@@ -108,7 +108,7 @@ def reliefs(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy
 def replanned(plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, *, budget_s: float) -> Replanned:
     """Other problems planned with the same strategy, the most telling first, until the time is spent.
 
-    A search is not begun where the first one's time is no longer left; twice the devices count double.
+    A search begins only if as much time is left as the first one took; twice the devices count double.
     """
     cluster = problem.cluster
     free = [stage for stage in plan.stages if not mask_of(stage.ops) & problem.minibatch_ops] or plan.stages
@@ -166,7 +166,7 @@ def _outcome(
     except Infeasible as error:
         return WhatIf(change=words, how=how, reason=f"does not fit the memory: {error}")
     except Exception as error:
-        # A planner's bug on a changed problem must not take the run's own plan with it.
+        # A planner's bug on a changed problem must not lose the run's own plan.
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         return WhatIf(change=words, how=how, reason=reason)
     return WhatIf(

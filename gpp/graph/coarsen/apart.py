@@ -1,4 +1,4 @@
-"""Coarsening that keeps some operators at the end of the graph apart from the rest: those of a loss on whole mini-batches.
+"""Coarsening that keeps some operators at the end of the graph apart: those of a loss on whole mini-batches.
 
 a ─ b ─ c ─┬─ l1 ─ l2              a+b ─ c ─┐
 d ─ e ─ f ─┘             ──►                ├─ l1+l2
@@ -16,17 +16,17 @@ from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
 
 
 def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
-    """`coarsen`, but the operators of a set are merged with each other only: each connected part of it into one.
+    """`coarsen`, but merge the operators of a set only with each other: each connected part becomes one operator.
 
     Args:
-        max_ops: the most groups altogether; there are never fewer than one more than the set has parts.
-        apart: mask; nothing outside of it comes after it.
+        max_ops: the most groups altogether; there is always at least one more group than the set has parts.
+        apart: mask of the set; no operator outside of it comes after it.
 
     Returns:
         A graph whose last operators are the parts of the set, in the order of their first operators.
 
     Raises:
-        InvalidGraph: an operator outside of the set comes after one of it, or there is none outside.
+        InvalidGraph: an operator outside of the set comes after one inside, or there is none outside.
     """
     rest = [i for i in range(graph.num_ops) if not apart >> i & 1]
     if not rest or any(graph.descendants[i] & ~apart for i in bits(apart)):
@@ -42,7 +42,7 @@ def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
 
 
 def connected_parts(graph: OpGraph, mask: int) -> list[int]:
-    """Masks of the parts of a set that no tensor connects, by their first operators."""
+    """Masks of the parts of a set that no tensor connects, ordered by their first operators."""
     parts: list[int] = []
     for i in bits(mask):
         near = (graph.predecessors[i] | graph.successors[i] | 1 << i) & mask
@@ -65,7 +65,7 @@ def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
 
 
 def _merged(ops: list[Op], taken: set[str]) -> Op:
-    """One operator that does what `ops`, in this order, did; named after the last, which makes the result."""
+    """One operator with the work of `ops`, in this order; it is named after the last, which makes the result."""
     name, number = ops[-1].name, 1
     while name in taken:
         number += 1

@@ -3,19 +3,19 @@
     stem ─┬─ a1 ─ a2 ─ a3 ─┬─ head            stem ─┬─ a1+a2+a3 ─┬─ head
           └─ b1 ─ b2 ─ b3 ─┘           ──►          └─ b1+b2+b3 ─┘
 
-Write inc(u) for the operators that are neither before nor after u. Groups of equal inc follow each other in
-a line, so between neighbours u, v of such a line there is either nothing, and merging them takes nothing
-away from anybody (a *chain* link), or a region that everything outside sees as one operator (q, k and v
-between their fork and their join). Chains are merged while the result is light enough; a region is merged
-as a whole, and only if it is lighter than 1/16 of the model and than the cap, which keeps the model's real branches apart.
-Neither changes the order among the others, so groups are convex and the graph stays acyclic.
+Write inc(u) for the operators that are neither before nor after u. Groups of equal inc follow each other in a line. Two
+neighbours u, v of such a line either have nothing between them (a *chain* link), and then merging them loses no
+parallelism, or they have a region between them that all operators outside see as one (q, k and v between their fork and
+their join). Chains are merged while the result is light enough. A region is merged as a whole, and only if it is
+lighter than 1/16 of the model and than the cap, which keeps the model's real branches apart. Neither merge changes the
+order among the others, so groups are convex and the graph stays acyclic.
 
-The cap starts at 1/(4 max_ops) of the model, whatever its size (that removes views, sums and norms), and grows by a
-fifth until the count fits: a pass is finished even where the count fits half-way, so repeated layers are
-cut alike. Links deep inside one module go first, then light ones, so groups follow the user's modules.
+The cap starts at 1/(4 max_ops) of the model, whatever its size (this removes views, sums and norms), and grows by a
+fifth until the count fits. A pass is finished even where the count fits half-way, so repeated layers are cut alike.
+Links deep inside one module are merged first, then light ones, so groups follow the user's modules.
 
-Only if that cannot reach `max_ops` are branches glued, the least parallelism lost first;
-`coarsening_loss` says how much it was.
+If that cannot reach `max_ops`, branches are glued, and those that lose the least parallelism come first;
+`coarsening_loss` says how much is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
 _SAMPLES = 8
 # Weights are integers, the whole model being about 2**40, so that equal layers have exactly equal sums.
 _WHOLE = 1 << 40
-# A group of a 16th of the cap, or of its neighbour, is dust: it joins the neighbour at no loss worth a cut.
+# A group lighter than a 16th of the cap, or of its neighbour, is dust: too light for a cut, it joins the neighbour.
 _DUST_SHIFT = 4
 _GROWTH = 1.2
 # A region heavier than this has branches worth a stage of their own.
@@ -51,7 +51,7 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
 
     Args:
         graph: operators, one or many per module.
-        max_ops: the most groups that a planner is to see.
+        max_ops: the most groups.
 
     Returns:
         A graph whose operators are the groups: amounts summed, names of the modules they came from, captured nodes
@@ -66,7 +66,7 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
     total = groups.total()
     _reduce(groups, max_ops, until=total)
     if len(groups.members) > max_ops:
-        # A second start, so that chains keep some grain where the branches are what is too many.
+        # A second start keeps some grain in the chains where the branches alone are too many.
         groups = _Groups(graph)
         cap = _reduce(groups, max_ops, until=min(total, 8 * _WHOLE // max_ops))
         while len(groups.members) > max_ops:
@@ -79,8 +79,8 @@ def coarsen(graph: OpGraph, max_ops: int) -> OpGraph:
 def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
     """The parallelism that coarsening took away, 0 (none) to 1.
 
-    The share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if two
-    equal branches, the whole model, became one. `coarse` is what `coarsen` made of `fine`.
+    This is the share, by weight, of operator pairs that could have run at the same time and no longer can: 0.5 if a
+    model of two equal branches became one operator. `coarse` is the result of `coarsen` on `fine`.
     """
     position = {nodes_of(op)[0]: i for i, op in enumerate(fine.ops)}
     group_of = np.zeros(fine.num_ops, dtype=np.intp)
@@ -92,7 +92,7 @@ def coarsening_loss(fine: OpGraph, coarse: OpGraph) -> float:
 
 
 def _incomparable(graph: OpGraph) -> np.ndarray:
-    """Boolean [num_ops, num_ops]: neither before the other."""
+    """Whether neither of two operators comes before the other: bool, [num_ops, num_ops]."""
     rows = [graph.all_mask & ~(graph.ancestors[i] | graph.descendants[i] | 1 << i) for i in range(graph.num_ops)]
     size = -(-graph.num_ops // 8)
     packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
@@ -125,8 +125,8 @@ def _reduce(groups: _Groups, max_ops: int, until: int) -> int:
 class _Groups:
     """A partition of the operators and the order among its groups.
 
-    A group goes by its smallest operator. All masks are over the operators of the fine graph, so a merge that
-    changes nobody's order needs no update of the others.
+    A group is named by its smallest operator. All masks are over the operators of the fine graph, so a merge that
+    leaves the order unchanged needs no update of other groups.
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -195,7 +195,7 @@ class _Groups:
         self.scope[into] = scopes[0][: _common(scopes)]
 
     def shrink(self, cap: int, dust: int) -> None:
-        """Everything that is free under `cap`: light regions, chains, and dust beside them."""
+        """Make all merges without loss under `cap`: light regions, chains, and dust beside them."""
         changed = True
         while changed:
             changed = self._merge_regions(min(cap, _REGION))
@@ -248,7 +248,7 @@ class _Groups:
             offer(i, right[i])
 
     def _waits(self, u: int, v: int, cap: int) -> bool:
-        """Whether a larger cap will let u or v (dust, if one is dust to the other) join neighbours of a deeper module."""
+        """Whether a larger cap lets u or v (the dust, if one is dust to the other) join a deeper module's groups."""
         depth = _common([self.scope[u], self.scope[v]])
         light, heavy = sorted((u, v), key=self.size)
         alone = self.size(u, v) > cap or self.size(light) << _DUST_SHIFT <= self.size(heavy)
@@ -335,7 +335,7 @@ class _Groups:
             touched |= {u, v}
 
     def _loss(self, u: int, v: int) -> int:
-        """Weight times number of operators that would no longer be free to run beside u or v."""
+        """Weight times number of the operators that could no longer run beside u or v."""
         a, b = self.incomparable(u), self.incomparable(v)
         both = a & b
         return self.size(u) * (a & ~both).bit_count() + self.size(v) * (b & ~both).bit_count()
@@ -358,7 +358,7 @@ class _Groups:
 
 
 def _common(scopes: Iterable[tuple[str, ...]]) -> int:
-    """How many leading components the names share."""
+    """The number of leading components that the names share."""
     depth = 0
     for level in zip(*scopes, strict=False):
         if len(set(level)) > 1:
@@ -382,8 +382,8 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
 
 
 def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
-    """One operator that does what `ops`, in this order, did."""
+    """One operator with the work of `ops`, in this order."""
     if len(ops) == 1:
-        # What it declares names its neighbours by numbers that no longer hold.
+        # Its variants name neighbours by numbers that no longer hold.
         return replace(ops[0], variants=())
     return summed(name, ops[weight.index(max(weight))].kind, ops)

@@ -1,4 +1,4 @@
-"""Groups of operators as operators: what they add up to, and the tensors that are left between them."""
+"""Groups of operators as operators: their sums, and the tensors that are left between them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "
 
 
 def nodes_of(op: Op) -> tuple[str, ...]:
-    """The captured nodes that an operator was made of; a hand-written one without such stands for itself."""
+    """The captured nodes that an operator was made of; a hand-written operator without any stands for itself."""
     return op.nodes or (op.name,)
 
 
 def tensors_between(graph: OpGraph, group: Sequence[int] | Mapping[int, int]) -> tuple[Tensor, ...]:
-    """The tensors that cross between groups, by the groups that make them.
+    """The tensors that cross between groups, ordered by the groups that make them.
 
     Args:
         group: operator -> its group.

@@ -12,12 +12,12 @@ _MAJOR = 0.8
 def group_names(names: Sequence[str], weight: Sequence[int], parts: Sequence[tuple[int, ...]]) -> list[str]:
     """A unique name for each group.
 
-    The common module path if the group holds all of that module; else the path and its parts of the module:
-    `branches.0.layers.3`, `layers.3.attention+mlp`, `layers.0-3`. A group of one operator keeps its name.
+    The name is the common module path if the group holds the whole module; else it is the path and the parts of the
+    module: `branches.0.layers.3`, `layers.3.attention+mlp`, `layers.0-3`. A group of one operator keeps its name.
 
     Args:
-        names: of all operators, dotted module paths.
-        weight: of all operators; light ones do not show in a name.
+        names: dotted module paths of all operators.
+        weight: weights of all operators; light ones do not show in a name.
         parts: operator ids of every group, in topological order.
     """
     paths = [tuple(name.split(".")) for name in names]

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class Called(nn.Module):
-    """Calls modules in order; the last one's output is the result.
+    """Modules that are called in order; the last one's output is the result.
 
     Args:
-        modules: by name, each with the names of the earlier ones and of the inputs that it reads. A name may have dots, and is
-            the prefix of the module's parameters. A module that returns a tuple passes on every tensor of it.
+        modules: by name, each with the names of the earlier ones and of the inputs that it reads. A name may have dots,
+            and is the prefix of the module's parameters. A module that returns a tuple passes on every tensor of it.
     """
 
     def __init__(self, modules: Mapping[str, tuple[nn.Module, tuple[str, ...]]]) -> None:

@@ -1,4 +1,4 @@
-"""BridgeTower (AAAI '23, arXiv 2206.08657): text and image towers with a bridge from every upper layer to a cross layer.
+"""BridgeTower (AAAI '23, arXiv 2206.08657): text and image towers with bridges from upper layers to cross layers.
 
 Its operator graph is not series-parallel: each cross layer reads both towers in the middle, and the towers go on.
 
@@ -41,7 +41,7 @@ class Image(nn.Module):
 
 
 class Bridge(nn.Module):
-    """Adds what a tower says at this height to what the cross layers below have: [B, L, D], [B, L, D] -> [B, L, D]."""
+    """Adds a tower's output at this height to the cross layers' below: [B, L, D], [B, L, D] -> [B, L, D]."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class BridgeTower(nn.Module):
 
     Args:
         num_layers: layers of each tower.
-        num_cross_layers: the last so many layers of the towers each feed a cross layer.
+        num_cross_layers: cross layers, each fed by one of the last layers of the towers.
         hidden, num_heads, ffn: width, attention heads and inner width of a layer.
         vocabulary, text_sequence: token ids and their number.
         image_size, patch_size: pixels per side.

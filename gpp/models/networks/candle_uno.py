@@ -15,9 +15,9 @@ from gpp.settings import Count, arguments
 class CandleUno(nn.Module):
     """One feed-forward tower per input, concatenated, then a feed-forward head.
 
-    Inputs [B, width] by name -> predicted growth [B, 1]. Depth and width of the towers are the paper's. Inputs and head are those
-    of FlexFlow's example, except that the two doses have towers, too: the paper counts seven branches, the example joins the doses
-    raw.
+    Inputs [B, width] by name -> predicted growth [B, 1]. Depth and width of the towers are the paper's. Inputs and head
+    are those of FlexFlow's example, except that the two doses have towers, too: the paper counts seven branches, while
+    the example joins the doses raw.
 
     Args:
         features: width of each input, by name.

@@ -1,11 +1,12 @@
 """CLIP (ICML '21, arXiv 2103.00020): an image tower and a shorter, narrower text tower that meet only in the loss.
 
-Beside it stand the losses of models that bring two embeddings of a pair together.
+This module also has the losses of models that compare the two embeddings of a pair.
 
-CLIP's contrastive loss compares every text with every image of a batch. A batch is what one device has at once: a
-micro-batch, or a replica's share of it. So cutting the mini-batch changes what is compared, and with it the loss,
-unless `loss.scope=minibatch` keeps it whole for the loss. Judging each pair by itself, as the diagonal of SigLIP's
-loss does, leaves the samples independent: whatever the plan, the loss is the same.
+CLIP's contrastive loss compares every text with every image of a batch. A batch is the part of the mini-batch that one
+device has at once: a micro-batch, or a replica's share of it. So cutting the mini-batch changes the pairs that are
+compared, and with them the loss, unless `loss.scope=minibatch` keeps the mini-batch whole for the loss. A loss that
+judges each pair by itself, like the diagonal of SigLIP's, leaves the samples independent: it is the same for every
+plan.
 
 Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
@@ -40,7 +41,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Token ids [B, L] -> the last token's embedding [B, E]: causal attention has shown it all the others."""
+    """Token ids [B, L] -> the last token's embedding [B, E]: by causal attention it has seen all the others."""
 
     def __init__(self, vocabulary: int, sequence: int, num_layers: int, hidden: int, num_heads: int, embedding: int) -> None:
         super().__init__()
@@ -93,12 +94,12 @@ class CLIP(nn.Module):
 
 
 def pair_logits(one: Tensor, other: Tensor) -> Tensor:
-    """How well each pair fits: [..., B, E], [B, E] -> [..., B]."""
+    """Logits of each pair's match: [..., B, E], [B, E] -> [..., B]."""
     return F.cosine_similarity(one, other, dim=-1) / TEMPERATURE
 
 
 def contrast(one: Tensor, other: Tensor) -> Tensor:
-    """Cross entropy of finding each sample's partner among all of the batch, both ways: [..., B, E], [B, E] -> [..., B]."""
+    """Cross entropy of finding each sample's partner in the batch, both ways: [..., B, E], [B, E] -> [..., B]."""
     logits = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).T / TEMPERATURE
     both_ways = torch.logsumexp(logits, dim=-1) + torch.logsumexp(logits, dim=-2)
     return both_ways / 2 - logits.diagonal(dim1=-2, dim2=-1)
@@ -122,6 +123,6 @@ def contrastive_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
 
 
 def pair_accuracy(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
-    """Share of pairs judged rightly; arguments as of `pair_loss`."""
+    """Share of pairs judged rightly; the arguments are those of `pair_loss`."""
     logits = pair_logits(outputs["text_embeds"], outputs["image_embeds"])
     return ((logits.detach() > 0) == matched).float().mean()

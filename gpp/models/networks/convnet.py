@@ -17,11 +17,11 @@ from gpp.models.networks.checks import Rate
 from gpp.settings import Count, arguments
 
 SMALLEST = {"alexnet": 63, "vgg": 32, "resnet": 32, "googlenet": 32}
-"""Pixels per side by kind, from which one is left at the top."""
+"""The fewest pixels per side of an image, by kind; they leave one pixel at the top."""
 
-# Channels at each height: of VGG's convolutions, of ResNet's bottlenecks, of GoogLeNet's cells. A cell has five numbers for its
-# convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for the second 3 x 3; the
-# weights that are in use have 3 x 3, which makes 6.62M parameters.
+# Channels at each height of VGG's convolutions, of ResNet's bottlenecks and of GoogLeNet's cells. A cell has five
+# numbers for its convolutions (1 x 1; narrow, 3 x 3; narrow, 3 x 3) and one behind its maximum. The paper has 5 x 5 for
+# the second 3 x 3; the weights that are in use have 3 x 3, which makes 6.62M parameters.
 VGG = (64, 128, 256, 512, 512)
 RESNET = (64, 128, 256, 512)
 GOOGLENET = (
@@ -114,7 +114,7 @@ def linear(before: int, width: int, dropout: float) -> list[nn.Module]:
 
 
 def dropped(rate: float) -> list[nn.Module]:
-    """Dropout, where there is one."""
+    """Dropout, where the rate is above 0."""
     return [nn.Dropout(rate)] if rate else []
 
 
@@ -149,15 +149,16 @@ def googlenet(shrink: int, norm: str, dropout: float) -> tuple[list[nn.Module], 
 class ConvNet(nn.Module):
     """Torchvision's network of a kind, without its auxiliary heads: pixels [B, 3, S, S] -> logits [B, num_classes].
 
-    With batch norm (ResNet, GoogLeNet) a plan's statistics are those of its micro-batches; `norm: group` (one group) leaves the
-    samples independent.
+    With batch norm (ResNet, GoogLeNet) a plan's statistics are those of its micro-batches; `norm: group` (one group)
+    leaves the samples independent.
 
     Args:
         kind: the network.
-        blocks: blocks at each height: convolutions of VGG (five heights), bottlenecks of ResNet (four); empty for the others.
+        blocks: blocks at each height: convolutions of VGG (five heights), bottlenecks of ResNet (four); empty for the
+            others.
         image_size: pixels per side.
         num_classes: width of the output.
-        shrink: the paper's channels, 16 at least, and the width of its linear layers are divided by this.
+        shrink: divisor of the paper's channels (16 or more) and of the width of its linear layers.
         norm: `batch` or `group`, after each convolution of ResNet and GoogLeNet.
         dropout: rate after each linear layer but the last, GoogLeNet's before its only one; ResNet has none.
     """

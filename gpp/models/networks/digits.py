@@ -1,4 +1,4 @@
-"""Digits: four towers, one per quadrant of an 8 x 8 image of a handwritten digit. The model of the first run.
+"""Digits: four towers, one per quadrant of an 8 x 8 image of a handwritten digit; the default model.
 
 Shapes: B micro-batch, D hidden width.
 """
@@ -50,13 +50,13 @@ class Tower(nn.Module):
 class Digits(nn.Module):
     """Each tower sees one quadrant (4 x 4 pixels) through residual layers; a head joins them.
 
-    Image [B, 8, 8] in 0..1 -> logits [B, 10]; with the second task {"logits": [B, 10], "even": [B]}. Small enough to learn in
-    seconds on one core, wide enough that a stage has something to compute.
+    Image [B, 8, 8] in 0..1 -> logits [B, 10]; with the second task {"logits": [B, 10], "even": [B]}. The model is small
+    enough to learn in seconds on one core, and wide enough to give a stage something to compute.
 
     Args:
         num_layers: residual layers of a tower.
         hidden: width of the towers and of the head.
-        parity: a second head tells even digits from odd ones; its loss is `digit_and_parity`.
+        parity: whether a second head tells even digits from odd ones; its loss is `digit_and_parity`.
     """
 
     @arguments("model")

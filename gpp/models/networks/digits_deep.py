@@ -16,11 +16,11 @@ from gpp.settings import Count, arguments
 class DigitsDeep(nn.Module):
     """`num_layers` linear layers with tanh between them: pixels [B, 64] -> logits [B, 10].
 
-    Without residual paths or norms a stale gradient shows: what an asynchronous method costs in accuracy is seen within seconds.
-    Inputs and weights are scaled for tanh as in LeCun et al., "Efficient BackProp" (1998).
+    Without residual paths or norms the effect of stale gradients shows: the accuracy that an asynchronous method costs
+    is seen within seconds. Inputs and weights are scaled for tanh as in LeCun et al., "Efficient BackProp" (1998).
 
     Args:
-        num_layers: linear layers, the last to the classes included; with as many devices one each.
+        num_layers: linear layers, including the last one, to the classes; on as many devices each has one.
         width: width of the layers between.
     """
 
@@ -30,7 +30,7 @@ class DigitsDeep(nn.Module):
         widths = [64, *[width] * (num_layers - 1), 10]
         layers = [nn.Linear(narrow, wide) for narrow, wide in pairwise(widths)]
         for layer in layers:
-            # Keeps the deviation of what passes a tanh through many layers, for inputs of deviation 1 (LeCun et al. 1998).
+            # This deviation carries through many layers of tanh, for inputs of deviation 1 (LeCun et al. 1998).
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
             nn.init.zeros_(layer.bias)
         self.layers = nn.ModuleList(layers)

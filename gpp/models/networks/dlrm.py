@@ -26,8 +26,8 @@ class ConcatenatedBag(nn.Module):
 class DLRM(nn.Module):
     """Feed-forward towers beside embedding bags whose rows are concatenated, not summed; then a top MLP.
 
-    Dense features [B, num_dense_features] and row numbers [B, bag] -> logits [B]. The width of the dense features (that of the
-    towers) and the depth of the top MLP (that of the towers) are ours: the paper does not say.
+    Dense features [B, num_dense_features] and row numbers [B, bag] -> logits [B]. The width of the dense features (that
+    of the towers) and the depth of the top MLP (that of the towers) are our choice: the paper does not give them.
 
     Args:
         num_dense: dense features, inputs `dense_I` of shape [num_dense_features].

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from gpp.models.networks.checks import divides
 from gpp.settings import Count, arguments
 
-FARTHEST = 32  # residues apart, from where on all distances along the chain count the same
+FARTHEST = 32  # residues apart, from which on all distances along the chain count the same
 
 
 class GatedAttention(nn.Module):
-    """Attention along the third axis with a gate on what comes out: [B, X, Y, D], bias [B, 1, H, Y, Y] -> [B, X, Y, D]."""
+    """Attention along the third axis with a gate on its output: [B, X, Y, D], bias [B, 1, H, Y, Y] -> [B, X, Y, D]."""
 
     def __init__(self, hidden: int, num_heads: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class GatedAttention(nn.Module):
 
 
 class PairBias(nn.Module):
-    """What the pairs say to an attention between residues: [B, R, R, D] -> [B, 1, H, R, R]."""
+    """Bias of the pairs for an attention between residues: [B, R, R, D] -> [B, 1, H, R, R]."""
 
     def __init__(self, hidden: int, num_heads: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class TriangleAttention(nn.Module):
 
 
 class TriangleMultiplication(nn.Module):
-    """Each pair from the products of the two other sides, summed over the third residue: [B, R, R, D] -> [B, R, R, D]."""
+    """Each pair from products of the two other sides, summed over the third residue: [B, R, R, D] -> [B, R, R, D]."""
 
     def __init__(self, hidden: int, *, incoming: bool) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Transition(nn.Module):
 
 
 class OuterProduct(nn.Module):
-    """From the rows to the pairs: the outer product of two residues, mean over the rows: [B, S, R, D] -> [B, R, R, D']."""
+    """Pairs from rows: the outer product of two residues, mean over the rows: [B, S, R, D] -> [B, R, R, D']."""
 
     def __init__(self, hidden: int, outer: int, pair_hidden: int) -> None:
         super().__init__()
@@ -129,11 +129,11 @@ class EvoformerBlock(nn.Module):
 class Evoformer(nn.Module):
     """Blocks over a stream of aligned sequences and a stream of residue pairs, with AlphaFold 2's wiring.
 
-    Aligned sequences [B, S, R, F] and the target [B, R, F'] -> logits of the distances [B, R, R, num_bins]. In a block the
-    sequences attend along the row, biased by the pairs, then along the column; a transition; their outer product goes to the
-    pairs; these go through two triangle multiplications, two triangle attentions, a transition. Left out: dropout, masks,
-    recycling, templates, the extra sequences and the structure module. The head predicts the distance of each pair in bins (the
-    distogram), so the last block's pair stream is all that the loss sees.
+    Aligned sequences [B, S, R, F] and the target [B, R, F'] -> logits of the distances [B, R, R, num_bins]. In a block
+    the sequences attend along the row, biased by the pairs, then along the column, and pass a transition; their outer
+    product goes to the pairs; these pass two triangle multiplications, two triangle attentions and a transition.
+    Dropout, masks, recycling, templates, the extra sequences and the structure module are left out. The head predicts
+    the distance of each pair in bins (the distogram), so the loss sees only the last block's pair stream.
 
     Args:
         num_blocks: blocks of both streams.

@@ -14,7 +14,7 @@ from gpp.settings import Count, arguments
 
 
 class Modality(nn.Module):
-    """One modality as its embedding makes tokens of it -> [B, L, D], ready for the multimodal encoder."""
+    """One modality, whose embedding makes tokens of it -> [B, L, D], ready for the multimodal encoder."""
 
     def __init__(self, embed: nn.Module, num_layers: int, hidden: int, num_heads: int) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Modality(nn.Module):
 class FLAVA(nn.Module):
     """Two pre-norm Transformer encoders, projected and concatenated for a third.
 
-    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`. Of FLAVA's five losses the image-text
-    matching remains: whether text and image belong together, told from the class token of the multimodal encoder.
+    Token ids [B, L] and pixels [B, 3, S, S] -> logits [B] of `they belong together`. The loss is image-text matching,
+    one of FLAVA's five: whether text and image belong together, told from the class token of the multimodal encoder.
 
     Args:
         text_layers, image_layers, multimodal_layers: layers of the three encoders.

@@ -13,15 +13,15 @@ from gpp.settings import Count, arguments
 
 
 class GPT(nn.Module):
-    """A plain chain of causal pre-norm Transformer layers: token ids [B, L] -> logits [B, L, V] of the tokens that follow.
+    """A plain chain of causal pre-norm Transformer layers: token ids [B, L] -> logits [B, L, V] of the next tokens.
 
-    GPT-2 ties the head to the token embedding. Ours is its own matrix unless `tied`: the tie joins the first and
-    the last stage by an all-reduce of 322 MB each step, which has nothing to do with the shape of the graph.
+    GPT-2 ties the head to the token embedding. Here the head is its own matrix unless `tied`: the tie joins the first
+    and the last stage by an all-reduce of 322 MB each step, which has nothing to do with the shape of the graph.
 
     Args:
         num_layers, hidden, num_heads: layers, their width and attention heads; the MLP is four times as wide.
         vocabulary, sequence: token ids and their number.
-        tied: the head's matrix is the token embedding.
+        tied: whether the head's matrix is the token embedding.
         dropout: rate after attention and MLP, and inside attention.
     """
 
@@ -45,7 +45,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if tied:
-            nn.init.normal_(self.embed.tokens.weight, std=0.02)  # as a head, rows of length 40 would give logits of hundreds
+            # In the head, rows of length 40 would give logits of hundreds.
+            nn.init.normal_(self.embed.tokens.weight, std=0.02)
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ImageBind (CVPR '23, arXiv 2305.05665): six towers of very unequal size, each modality bound to the image; and its losses.
+"""ImageBind (CVPR '23, arXiv 2305.05665) and its losses: six towers of very unequal size, all bound to the image.
 
 Shapes: B micro-batch, L tokens, D hidden width of a tower, E width of the shared embedding.
 """
@@ -33,7 +33,7 @@ class MotionEmbedding(nn.Module):
 
 
 class Tower(nn.Module):
-    """One modality as its embedding makes tokens of it -> the first token's embedding [B, E]."""
+    """One modality, whose embedding makes tokens of it -> the first token's embedding [B, E]."""
 
     def __init__(self, embed: nn.Module, sizes: tuple[int, int, int], embedding: int) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class Tower(nn.Module):
 class ImageBind(nn.Module):
     """Pre-norm Transformer towers with projections into one space: inputs by modality -> embeddings [B, E] by modality.
 
-    Ours: one image instead of a clip of two frames, one piece of sound instead of three, and all modalities in
-    every sample, where ImageBind's batches hold pairs of two.
+    This version has one image instead of a clip of two frames, one piece of sound instead of three, and all modalities
+    in every sample, where ImageBind's batches hold pairs of two.
 
     Args:
         towers: layers, width and heads by modality; the image and one more at least.
@@ -107,7 +107,7 @@ class ImageBind(nn.Module):
 
 
 def beside_image(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The embeddings of the other M modalities: [M, B, E]. Stacked before they meet the image's, so they join at one place."""
+    """The embeddings of the other M modalities, stacked so that they meet the image's at one place: [M, B, E]."""
     return torch.stack([embedding for name, embedding in outputs.items() if name != "image"])
 
 
@@ -123,6 +123,6 @@ def pair_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
 
 
 def contrastive_loss(outputs: Mapping[str, Tensor], matched: Tensor) -> Tensor:
-    """InfoNCE of every other modality with the image, within the micro-batch; arguments as of `pair_loss`."""
+    """InfoNCE of every other modality with the image, within the micro-batch; arguments are those of `pair_loss`."""
     losses = contrast(beside_image(outputs), outputs["image"])
     return (losses * matched.to(losses.dtype)).mean()

@@ -1,4 +1,4 @@
-"""Inception-v3 (CVPR '16, arXiv 1512.00567): many short branches in every cell, too short to be worth a stage; and its loss.
+"""Inception-v3 (CVPR '16, arXiv 1512.00567) and its loss: every cell has branches too short to be worth a stage.
 
 Shapes: B micro-batch, C channels, S pixels per side at this height.
 """
@@ -21,7 +21,7 @@ Norm = Literal["batch", "group"]
 
 
 class Scale(NamedTuple):
-    """What all convolutions share: the paper's channels are divided by `shrink`, and `norm` follows each."""
+    """Settings of all convolutions: `shrink` divides the paper's channels, and `norm` follows each."""
 
     shrink: int
     norm: Norm
@@ -43,8 +43,8 @@ class Branch(nn.Sequential):
     """Convolutions one after the other, each (paper's channels, kernel); they keep the size unless `valid`.
 
     Args:
-        first_pool: an average over 3 x 3 pixels before them.
-        valid: the last one halves the size.
+        first_pool: whether an average over 3 x 3 pixels comes before them.
+        valid: whether the last one halves the size.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Auxiliary(nn.Module):
 class Inception(nn.Module):
     """The cells of torchvision's Inception-v3.
 
-    Pixels [B, 3, S, S] -> logits [B, num_classes], and `auxiliary` ones where there is a second head. With batch norm a plan's
-    statistics are those of its micro-batches (of a replica's share), so its loss and weights are not those of one device with
-    the whole mini-batch. `norm: group` (one group) leaves the samples independent.
+    Pixels [B, 3, S, S] -> logits [B, num_classes], and `auxiliary` ones where there is a second head. With batch norm a
+    plan's statistics are those of its micro-batches (of a replica's share), so its loss and weights are not those of
+    one device with the whole mini-batch. `norm: group` (one group) leaves the samples independent.
 
     Args:
-        image_size: pixels per side; 75 at least, so that a pixel is left after five halvings.
+        image_size: pixels per side; at least 75, so that a pixel is left after five halvings.
         num_classes: width of the output.
-        shrink: the paper's channels, 32 at least, are divided by this.
+        shrink: divisor of the paper's channels (32 or more).
         norm: `batch` or `group`, after each convolution.
         auxiliary: whether the second head, half-way up, is trained too; its loss counts 0.4, as in the paper.
         dropout: rate before the last layer.

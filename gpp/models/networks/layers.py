@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class FeedForward(nn.Module):
-    """Linear layers with a ReLU after each, as in the towers of DLRM and CANDLE-Uno: [B, widths[0]] -> [B, widths[-1]]."""
+    """Linear layers with a ReLU after each, as in towers of DLRM and CANDLE-Uno: [B, widths[0]] -> [B, widths[-1]]."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention with one fused projection for queries, keys and values: [B, L, D] -> [B, L, D].
 
-    Causal: a position sees itself and those before.
+    In causal attention a position sees itself and the positions before it.
     """
 
     def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0, *, causal: bool = False) -> None:
@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of one sequence to another: [B, L, D], [B, M, context] -> [B, L, D]; `context` is D by default."""
+    """Multi-head attention of one sequence to another: [B, L, D], [B, M, context (default D)] -> [B, L, D]."""
 
     def __init__(self, hidden: int, num_heads: int, dropout: float = 0.0, *, context: int | None = None) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class TransformerLayer(nn.Module):
 
 
 class CrossLayer(nn.Module):
-    """Attends to itself (causal: a decoder's layer), then to another sequence: [B, L, D], [B, M, D] -> [B, L, D]."""
+    """Attention to itself (causal: a decoder's layer), then to another sequence: [B, L, D], [B, M, D] -> [B, L, D]."""
 
     def __init__(self, hidden: int, num_heads: int, ffn: int, dropout: float = 0.0, *, causal: bool = False) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of an image or spectrogram behind a class token, with learned positions: [B, C, height, width] -> [B, 1 + M, D]."""
+    """Patches of an image or spectrogram behind a class token, with positions: [B, C, S, S'] -> [B, 1 + M, D]."""
 
     def __init__(self, channels: int, size: tuple[int, int], patch: int, hidden: int, *, stride: int | None = None) -> None:
         super().__init__()

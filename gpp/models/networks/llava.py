@@ -1,6 +1,7 @@
 """LLaVA-1.5 (arXiv 2310.03744): a vision branch beside the embedding of the text, then a long language trunk.
 
-Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, H heads, C width of a head, V vocabulary.
+Shapes: B micro-batch, L positions (M of the image, then the text's), D hidden width, H heads, C width of a head, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -75,18 +76,18 @@ class LlamaLayer(nn.Module):
 class LLaVA(nn.Module):
     """CLIP's image tower, a two-layer MLP, and Llama over image tokens followed by text tokens.
 
-    Pixels [B, 3, S, S] and token ids [B, L - M] -> logits [B, L - M, V] of the tokens that follow. Ours: the image comes first,
-    the features are those of the tower's last layer (LLaVA reads the one before and leaves the last idle), and only text
-    positions are predicted.
+    Pixels [B, 3, S, S] and token ids [B, L - M] -> logits [B, L - M, V] of the tokens that follow. In this version the
+    image comes first, the features are those of the tower's last layer (LLaVA reads the layer before and leaves the
+    last idle), and only text positions are predicted.
 
     Args:
         image_layers, image_hidden, image_heads: layers of the image tower, their width and heads.
         image_size, patch_size: pixels per side.
         num_layers, hidden, num_heads, ffn: layers of the trunk, their width, heads and inner width.
         vocabulary, text_sequence: token ids and their number.
-        frozen: the part that is not trained: `none`; `image`, the image tower, as in LLaVA's second stage; `towers`, the
-            image tower and the trunk, all but the MLP, as in its first. A frozen image tower has no backward pass; a frozen
-            trunk has one, for the MLP's sake, but no gradients of weights.
+        frozen: the part that is not trained: `none`; `image`, the image tower, as in LLaVA's second stage; `towers`,
+            the image tower and the trunk, all but the MLP, as in its first. A frozen image tower has no backward pass;
+            a frozen trunk has one, for the MLP's sake, but no gradients of weights.
     """
 
     @arguments("model")

@@ -30,8 +30,8 @@ class Branch(nn.Module):
 class MMT(nn.Module):
     """Branches of pre-norm Transformer layers over embedded sequences; pooled, concatenated, one linear head.
 
-    P sequences [B, L, D] -> [B, num_outputs]. The paper does not say what follows the concatenation: the head and the loss
-    (mean squared error, as in FlexFlow's examples) are ours.
+    P sequences [B, L, D] -> [B, num_outputs]. The paper does not say what follows the concatenation: the head and the
+    loss (mean squared error, as in FlexFlow's examples) are ours.
 
     Args:
         num_branches: modalities, each with an input `branch_I`.

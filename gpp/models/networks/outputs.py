@@ -1,4 +1,4 @@
-"""Fitting a library's network to ours: choosing among its outputs."""
+"""Choosing among the outputs of a library's network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpp.models.dotted import nearest
 def keep_outputs(network: nn.Module, names: Sequence[str]) -> nn.Module:
     """The same network, returning a dict of the named fields [B, ...] only.
 
-    A hook rather than a wrapper module, so that parameters and operators keep the names that their author gave.
+    This is a hook rather than a wrapper module, so that parameters and operators keep their author's names.
     """
 
     def keep(_module: nn.Module, _inputs: Any, outputs: Any) -> dict[str, Tensor]:

@@ -14,7 +14,10 @@ from gpp.settings import Count, arguments
 
 
 class Recurrent(nn.Module):
-    """One LSTM layer, from zero states: [B, L, before] -> [B, L, D], or 2 D both ways; a shortcut adds the first D of its input."""
+    """One LSTM layer, from zero states: [B, L, before] -> [B, L, D], or 2 D both ways.
+
+    A shortcut adds the first D of its input.
+    """
 
     def __init__(self, before: int, hidden: int, dropout: float, *, both_ways: bool = False, shortcut: bool = False) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class Recurrent(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """Bahdanau's: queries [B, L, D], memory [B, M, D] -> [B, L, D]."""
+    """Bahdanau's attention: queries [B, L, D], memory [B, M, D] -> [B, L, D]."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -42,18 +45,19 @@ class AdditiveAttention(nn.Module):
 
 
 class ResidualLSTM(nn.Module):
-    """An encoder and a decoder of LSTM layers with shortcuts; every decoder layer sees what the first one attends to.
+    """An encoder and a decoder of LSTM layers with shortcuts; every decoder layer reads the first one's attention.
 
-    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. Taught with the true tokens before each one, so
-    a layer is one operator over the whole sequence. As in the reference implementation of MLPerf, the attention's queries are the
-    first decoder layer's outputs, not those of the step before.
+    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. The decoder is taught with the true
+    tokens before each one, so a layer is one operator over the whole sequence. As in the reference implementation of
+    MLPerf, the attention's queries are the first decoder layer's outputs, not those of the step before.
 
     Args:
         num_layers: layers of the encoder, and as many of the decoder.
         hidden: width of all of them.
         vocabulary: token ids of both languages.
-        bidirectional: the encoder's first layer reads both ways; shortcuts then begin at the third layers, else at the second.
-        tied: both languages have one embedding; it joins two stages by an all-reduce.
+        bidirectional: whether the encoder's first layer reads both ways; shortcuts then begin at the third layers, else
+            at the second.
+        tied: whether both languages have one embedding; it joins two stages by an all-reduce.
         dropout: rate before each layer.
     """
 

@@ -1,4 +1,4 @@
-"""The first Transformer (Vaswani et al., 2017, arXiv 1706.03762): an encoder, and a decoder of which every layer sees its end.
+"""The first Transformer (Vaswani et al., 2017, arXiv 1706.03762): every decoder layer sees the end of the encoder.
 
 Shapes: B micro-batch, L target and M source sequence, D hidden width, V vocabulary.
 """
@@ -15,8 +15,9 @@ from gpp.settings import Count, arguments
 class Translator(nn.Module):
     """Pre-norm encoder and decoder layers, taught with the true tokens before each one.
 
-    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. The paper's one matrix for both embeddings and
-    the head is three here, as it would join three stages by an all-reduce; positions are learned.
+    Source token ids [B, M] and the target's, one late, [B, L] -> logits [B, L, V]. The paper has one matrix for both
+    embeddings and the head; here there are three, since one would join three stages by an all-reduce. Positions are
+    learned.
 
     Args:
         num_layers: layers of the encoder, and as many of the decoder.

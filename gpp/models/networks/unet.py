@@ -1,6 +1,7 @@
 """The U-Net of Stable Diffusion 1 (CVPR '22, arXiv 2112.10752): down and up again, with a skip edge at every height.
 
-Shapes: B micro-batch, C channels, S pixels per side at this height, L pixels in a row (S x S), T width of the time embedding.
+Shapes: B micro-batch, C channels, S pixels per side at this height, L pixels in a row (S x S), T width of the time
+embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpp.settings import Count, Natural, arguments
 
 
 class Shared(NamedTuple):
-    """What all blocks have in common: attention heads, groups of a norm, widths of the context and of the time embedding."""
+    """Settings of all blocks: attention heads, groups of a norm, widths of the context and of the time embedding."""
 
     num_heads: int
     num_groups: int
@@ -63,7 +64,7 @@ class ResidualBlock(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention among the pixels and to the context, then a gated MLP: [B, C, S, S], [B, M, context] -> [B, C, S, S]."""
+    """Attention between pixels and to the context, then a gated MLP: [B, C, S, S], [B, M, context] -> [B, C, S, S]."""
 
     def __init__(self, width: int, shared: Shared) -> None:
         super().__init__()
@@ -99,18 +100,19 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """Residual blocks that know the time step, Transformer blocks that attend to a context; predicts the noise.
+    """Residual blocks that know the time step, and Transformer blocks that attend to a context; predicts the noise.
 
-    Noisy latents [B, C, S, S], time steps [B], a context [B, M, context] -> the noise [B, C, S, S]. The activations at the skips
-    wait until the way up has come back to their height.
+    Noisy latents [B, C, S, S], time steps [B], a context [B, M, context] -> the noise [B, C, S, S]. The activations at
+    the skips wait until the way up has come back to their height.
 
     Args:
         size, channels: size of the noisy latent picture [channels, size, size].
         widths: channels at each height; the picture is halved between two.
-        num_blocks: residual blocks of a height on the way down; one more on the way up.
-        attention: whether the blocks of a height attend, one truth for each height.
+        num_blocks: residual blocks of a height on the way down; there is one more on the way up.
+        attention: for each height, whether its blocks attend.
         num_heads, num_groups: heads of every attention, and groups of every group norm.
-        context, context_length: width and number of the vectors to attend to (a text's); 0 and 0 attend to the picture alone.
+        context, context_length: width and number of the vectors to attend to (a text's); 0 and 0 attend to the picture
+            alone.
     """
 
     @arguments("model")
@@ -130,7 +132,7 @@ class UNet(nn.Module):
         super().__init__()
         _check(size, widths, attention, num_heads, num_groups)
         if bool(context) != bool(context_length):
-            rule = f"must be 0 where model.context_length={context_length} is, and only there"
+            rule = f"must be 0 if and only if model.context_length is, which is {context_length}"
             raise InvalidConfig("model.context", context, rule, "set model.context=0 model.context_length=0")
         first, shared = widths[0], Shared(num_heads, num_groups, context, 4 * widths[0])
         self.time = TimeEmbedding(first, shared.time)

@@ -1,4 +1,4 @@
-"""Several strategies on one problem: the facts of each as text and numbers, the same for terminal, page and result.json."""
+"""The facts of several strategies on one problem, as text and numbers: the same for terminal, page and result.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StrategyLine:
 
     Args:
         relative: iteration time over the best one's; None without a plan.
-        bound: no plan of its kind is faster; None where none is known.
+        bound: a time that no plan of its kind can beat; None where none is known.
     """
 
     attempt: Attempt
@@ -32,7 +32,7 @@ class StrategyLine:
 
     @property
     def gap(self) -> float | None:
-        """The share by which the plan is slower than the bound; None without a plan, or where the bound does not cover it."""
+        """The share by which the plan is slower than the bound; None without a plan or without a bound for it."""
         return optimality_gap(self.attempt.plan, self.metrics, self.bound)
 
     @property
@@ -42,7 +42,7 @@ class StrategyLine:
 
     @property
     def objective(self) -> Objective | None:
-        """The value that the planner minimised; None without a plan, or where that is the prediction itself."""
+        """The value that the planner minimised; None without a plan, or where it minimised the prediction itself."""
         return self.attempt.plan.objective if self.attempt.plan else None
 
     def cells(self) -> dict[str, str]:

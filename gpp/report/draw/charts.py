@@ -32,7 +32,7 @@ def grouped_bars(
         groups: names along the axis.
         series: name, colour and one value for each group (None: no bar) of every series.
         show: a value as text.
-        limits: a line across each group; only the legend has it where it is LIMIT_IN_SIGHT times the bars or more.
+        limits: height of a line across each group; the legend alone has it from LIMIT_IN_SIGHT times the bars on.
         notes: short text in place of the bars of a group that has none.
         limit_name: name of the limits in the legend.
     """
@@ -69,7 +69,7 @@ def grouped_bars(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BarFrame:
-    """Pixels of a bar chart: the height of zero, those of one unit, a bar's width; `unit` is common to most values."""
+    """Pixels of a bar chart: the height of zero, the height of one unit, a bar's width; most values share `unit`."""
 
     base: float
     scale: float
@@ -153,8 +153,8 @@ def line_chart(
     Args:
         series: name, colour and (x, y) pairs of every line; points that are not finite break the line.
         x_show: a value of the lower axis as text; None: they are whole numbers.
-        points: mark every value (for few of them), and label the axis at theirs.
-        from_zero: start the upright axis at zero.
+        points: whether to mark every value (for few of them), and label the axis at the points.
+        from_zero: whether the upright axis starts at zero.
     """
     finite = [(x, y) for _, _, pairs in series for x, y in pairs if math.isfinite(y)]
     if not finite:

@@ -100,7 +100,7 @@ def choose_style(num_layers: int, num_rows: int, width: float) -> tuple[Style, i
 
 
 def layout(num_stages: int, edges: Sequence[tuple[int, int]], width: float = 1320.0) -> Layout:
-    """PipelinePosition `num_stages` stages, numbered in a topological order, and their edges.
+    """Place `num_stages` stages, numbered in a topological order, and their edges.
 
     Args:
         edges: (producer, consumer), producer < consumer.
@@ -219,7 +219,7 @@ def _place(nodes: list[_Node], columns: list[list[int]], style: Style) -> None:
 
 
 def separate(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
-    """Least-squares positions near `wanted`, in the given order, neighbours at least `gaps` apart (pool adjacent violators)."""
+    """Least-squares positions near `wanted`, in order, neighbours at least `gaps` apart (pool adjacent violators)."""
     offset = [0.0]
     for step in gaps:
         offset.append(offset[-1] + step)
@@ -278,7 +278,7 @@ def _spread_labels(labels: list[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _stubs(boxes: list[Box], edges: list[tuple[int, int]]) -> list[Route]:
-    """Short ends of edges that leave a band or enter it; more than three on one side share one."""
+    """Short ends of edges that leave a band or enter it; more than three on one side share one stub."""
     out = []
     for box in boxes:
         for leaving in (True, False):

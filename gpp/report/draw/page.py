@@ -1,4 +1,4 @@
-"""Pages: templates filled with plain values. A page is self-contained: it loads nothing from anywhere."""
+"""Pages: templates filled with plain values. A page is self-contained: it loads no other file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Cell:
     """A cell with more than plain words.
 
     Args:
-        look: `status` is the coloured word for how a run ended, `best` marks the best row, `line` never wraps, `heading` is a
-            bold line.
+        look: `status` is the coloured word for how a run ended, `best` marks the best row, `line` never wraps,
+            `heading` is a bold line.
         link: a file beside the page.
         small: a second line in small print.
         more: text that unfolds.
@@ -61,7 +61,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Loaded with the first page: most commands that import this module end without one.
+    # jinja2 is loaded with the first page: most commands that import this module end without one.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(

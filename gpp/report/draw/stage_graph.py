@@ -1,4 +1,4 @@
-"""The plan as a drawing: stages as boxes coloured by branch, edges with what they carry."""
+"""The plan as a drawing: stages as boxes coloured by branch, edges with their bytes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """The number of operators that are recomputed, and the degree in which they are split; empty for an ordinary stage."""
+    """The number of recomputed operators and the degree of tensor parallelism; empty for an ordinary stage."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
     return ", ".join(words)
 
 
 def device_words(stage: Stage) -> str:
-    """The devices of a stage, and whether they take micro-batches in turn."""
+    """The devices of a stage, and whether they take micro-batches in round robin."""
     return text.ranges(stage.devices, "d") + " in turn" * (stage.round_robin_degree > 1)
 
 

@@ -12,7 +12,7 @@ from gpp.report.draw.palette import MUTED
 
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',Roboto,sans-serif"
-MONO_ADVANCE = 0.61  # em; of every common monospace face
+MONO_ADVANCE = 0.61  # em, the width in every common monospace face
 
 
 class Drawing(str):
@@ -26,7 +26,7 @@ class Drawing(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swatch:
-    """An entry of a legend: a patch of 26 by 12 pixels and what it means."""
+    """An entry of a legend: a patch of 26 by 12 pixels and its meaning."""
 
     words: str
     patch: Drawing
@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def element(tag: str, content: str = "", **attributes: Any) -> str:
-    """One element; `_` in attribute names becomes `-`, floats are shortened, values escaped, content is taken as it is."""
+    """One element: `_` in attribute names becomes `-`, floats are shortened, values escaped; content stays as it is."""
     pairs = []
     for key, value in attributes.items():
         if value is not None:

@@ -51,7 +51,7 @@ def ratio(value: float | None) -> str:
 
 
 def quotient(a: float | None, b: float | None) -> float | None:
-    """a / b where both are known and b is not zero."""
+    """The quotient a / b where both are known and b is not zero."""
     return None if a is None or b is None or b == 0 else a / b
 
 
@@ -98,10 +98,10 @@ def shorten_path(path: str, length: int) -> str:
 
 
 def compress_names(names: Sequence[str], universe: Sequence[str] = ()) -> tuple[str, ...]:
-    """Module paths in a short form that says the same.
+    """Module paths in a short form of the same meaning.
 
-    A module of which `names` holds every operator stands for its operators (`universe` lists all of the
-    model's); then paths that differ in one number only are joined.
+    A module stands for its operators if `names` holds all of them (`universe` lists all operators of the model); then
+    paths that differ in one number only are joined.
 
     Example:
         >>> compress_names([f"branches.0.layers.{i}" for i in range(4)] + ["head"])

@@ -15,7 +15,7 @@ from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import Event, Timeline
 
-DETAIL_LIMIT = 3000  # events of both timelines up to which each has its own rectangle with a tooltip
+DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
 
 
@@ -32,7 +32,7 @@ class Rows:
 
 
 def rows_of(stages_of_device: Mapping[int, tuple[int, ...]], tones: dict[int, Tone], timelines: Iterable[Timeline]) -> Rows:
-    """Rows for the devices of a plan, or, without one, for those that have events."""
+    """Rows for the devices of a plan, or, without a plan, for the devices that have events."""
     stages_of = stages_by_device(stages_of_device, timelines)
     return Rows(devices=tuple(stages_of), stages_of=stages_of, tones=tones)
 
@@ -65,7 +65,7 @@ def colour(event: Event, tone: Tone) -> tuple[str, str]:
 
 
 def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, float]:
-    """Share of the step that each device does not compute."""
+    """Share of the step in which each device does not compute."""
     busy: dict[int, float] = defaultdict(float)
     for event in timeline.events:
         if event.kind in COMPUTE:
@@ -87,7 +87,8 @@ def draw_timelines(
     Args:
         named: heading and timeline, from top to bottom.
         width: pixels.
-        scale_s: seconds that the width stands for, so that several drawings share a scale; None for the longest timeline here.
+        scale_s: seconds that the width stands for, so that several drawings share a scale; None for the longest
+            timeline here.
     """
     span = scale_s or span_s(t for _, t in named) or 1.0
     height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0

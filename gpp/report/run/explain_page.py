@@ -37,7 +37,7 @@ LEFT, GAP, RIGHT = 76.0, 40.0, 62.0
 
 
 def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]:
-    """The values of `explanation.html`: what bounds the plan, what its devices wait for, and what would change it."""
+    """The values of `explanation.html`: the bottleneck, the reasons of idle time, and the effects of changes."""
     proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, explanation.bound)
     return {
         "bottleneck": text.sentence(bottleneck_words(explanation, run)),

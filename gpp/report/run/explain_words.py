@@ -10,7 +10,7 @@ from gpp.report.draw.stage_graph import module_names
 from gpp.report.run.record import RunRecord
 
 SAME = 5e-4
-"""Times that differ by less are said to be equal."""
+"""Times that differ by a smaller share count as equal."""
 
 REASON_NAMES: dict[Reason, str] = {
     "fill": "filling",
@@ -50,10 +50,10 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
     ]
     rest = max(0.0, step - load.seconds)
     gain = explanation.memory_speedup
-    memory = f" and by memory (twice of it: {text.ratio(gain)} as fast)" if gain else ""
+    memory = f" and by memory (with twice of it: {text.ratio(gain)} as fast)" if gain else ""
     return (
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
-        f"{text.percent(load.seconds / step if step else None)} of the step; the other {text.seconds(rest)} it waits."
+        f"{text.percent(load.seconds / step if step else None)} of the step; it waits for the other {text.seconds(rest)}."
     )
 
 
@@ -71,7 +71,7 @@ def change_words(change: WhatIf) -> str:
 def alternatives_heading(explanation: Explanation) -> str:
     """Heading of the other plans for the problem: they are worse, unless the search was cut short."""
     missed = any(change.speedup is not None and change.speedup > 1 + SAME for change in explanation.alternatives)
-    return "other plans, of which the search missed a faster one" if missed else "next-best plans"
+    return "other plans; the search missed a faster one" if missed else "next-best plans"
 
 
 def shape_words(shape: Shape) -> str:

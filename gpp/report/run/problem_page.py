@@ -1,4 +1,4 @@
-"""What the pages about one problem share: the frame, and the drawings of a plan."""
+"""The common parts of pages about one problem: the frame, and the drawings of a plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def problem_page(
     files: Sequence[tuple[str, str]],
     **values: Any,
 ) -> str:
-    """A page with heading, reason, warnings and the command that reproduces it; the template adds what was found.
+    """A page with heading, reason, warnings and the command that reproduces it; the template adds the results.
 
     Args:
         facts: names and values in the line below the heading.
@@ -58,8 +58,8 @@ def plan_drawings(
     """Stage graph and timelines with their legends, by the names that the templates have for them.
 
     Args:
-        branches: for each operator the branch it lies in; () where unknown.
-        timelines: heading and timeline, from top to bottom; those without events are left out.
+        branches: for each operator, its branch; () where unknown.
+        timelines: heading and timeline, from top to bottom; timelines without events are left out.
         scale_s: see `draw_timelines`.
     """
     out: dict[str, Any] = {"stage_graph": "", "branch_swatches": (), "timelines": "", "event_swatches": event_swatches()}

@@ -1,4 +1,4 @@
-"""Everything that a report tells about one run."""
+"""The record of one run, from which its reports are made."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gpp.timeline import Emulation, Metrics, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run, finished, infeasible or failed; the latter two may lack a plan and timelines.
+    """One run that is finished, infeasible or failed; in the last two cases it may lack a plan and timelines.
 
     Args:
         result: the contract's result.json as a dict (see `gpp.report.run.result`).
-        branches: for each operator the branch it lies in, None for the trunk; () where unknown.
+        branches: for each operator, its branch, or None for the trunk; () where unknown.
         losses: one value per step, from `first_step` on.
         evals: `{"step": int, name: value, ...}` for every evaluation.
         command: the command line that reproduces the run.
-        baseline_predicted: other strategies' predictions for the same problem, `sequential` first of all.
-        bound: no plan for the problem is faster.
+        baseline_predicted: other strategies' predictions for the same problem, `sequential` first.
+        bound: a time that no plan for the problem can beat.
         explanation: bottleneck, idle time and alternatives of the plan.
         compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
-        emulation: how `measured` came about on emulated devices.
+        emulation: how `measured` was measured on emulated devices.
     """
 
     result: dict[str, Any]

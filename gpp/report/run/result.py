@@ -48,14 +48,15 @@ def result_dict(
         reason: why the run is not ok.
         plan, predicted: None where the run ended before there was one; null in the file.
         num_ops: operators of the graph that was planned.
-        planning_peak_bytes: peak memory of this process until there was a plan and its prediction.
+        planning_peak_bytes: peak memory of this process until the plan and its prediction were there.
         loss: one value per step; a resumed run has its own steps only.
-        loss_terms: likewise for each term of a loss that has several; the key is left out of other runs.
+        loss_terms: the same for each term of a loss that has several; the key is left out of other runs.
         resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
-        bound: no plan is faster; null in the file where it is not known.
+        bound: a time that no plan can beat; null in the file where it is not known.
         compared: the attempts of several strategies on one problem; the key is left out of other runs.
         emulation: how emulated devices were measured; the key is left out of other runs.
-        versions: weight versions in an engine that trains without a timeline (`reference`); likewise.
+        versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
+            other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if loss_terms:
@@ -143,7 +144,7 @@ def write_json(path: Path | str, value: Any, *, indent: int | None = 1) -> None:
     """
     separators = (",", ":") if indent is None else None
     try:
-        # Most values are JSON's own already; walking a trace of many thousand events takes longer than writing it.
+        # Most values have JSON's own types already; walking a trace of many events takes longer than writing it.
         words = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     except (TypeError, ValueError):
         words = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)

@@ -18,11 +18,11 @@ class StageLine:
     """One stage's line in the table.
 
     Args:
-        modules: short paths of the modules that it holds.
-        forward_s, backward_s: seconds of one micro-batch, as predicted; None where there is no prediction.
+        modules: short paths of its modules.
+        forward_s, backward_s: predicted seconds of one micro-batch; None where there is no prediction.
         memory_bytes: predicted peak on its fullest device.
         limit_bytes: memory of its smallest device.
-        operators: which operators run otherwise than once on each device's own samples.
+        operators: the operators that do not run just once on each device's own samples.
     """
 
     stage: int

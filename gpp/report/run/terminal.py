@@ -42,7 +42,7 @@ def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
 
 
 def _names(names: Sequence[str], room: int) -> str:
-    """As many names as fit into `room` characters, then how many more there are."""
+    """As many names as fit into `room` characters, then the number of the others."""
     for count in range(len(names), 0, -1):
         rest = f" +{len(names) - count}" if count < len(names) else ""
         joined = ", ".join(names[:count]) + rest
@@ -103,7 +103,7 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
     """Print the end of the run: status, figures, loss, warnings, paths.
 
     Args:
-        paths: (what, path), as in `("report", ".../report.html")`.
+        paths: (name, path), as in `("report", ".../report.html")`.
         hints: further command lines, for example a logger's.
     """
     status, reason = str(run.result.get("status")), run.result.get("reason")

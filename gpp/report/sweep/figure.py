@@ -1,4 +1,4 @@
-"""A sweep's figure as data: which columns of results.csv are its axes, and what a paper published beside them.
+"""A sweep's figure as data: the columns of results.csv that are its axes, and the numbers that a paper published.
 
 A sweep declares it in its YAML under `hydra.callbacks.sweep.figures`; see `sweeps/figure6.yaml`. The same
 declaration gives the picture (`figure_chart`), the table (`figure_table`) and the part of summary.json.
@@ -35,9 +35,9 @@ class Key(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Median or mean over the ok jobs that fall on one place (seeds, repeats); without one, how the jobs ended.
+    """Median or mean over the ok jobs at one place (seeds, repeats); if there is none, the status of the jobs.
 
-    `deviation`: the sample standard deviation (n - 1) of a mean over several jobs.
+    `deviation` is the sample standard deviation (n - 1) of a mean over several jobs.
     """
 
     value: float | None
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 class SweepFigure:
     """One figure of a sweep.
 
-    Columns are those of results.csv, as `predicted.iteration_s`; `override.KEY` is what the command line said.
+    Columns are those of results.csv, as `predicted.iteration_s`; `override.KEY` is the command line's value of a key.
 
     Args:
         title: heading of the figure.
@@ -63,14 +63,14 @@ class SweepFigure:
         x_scale, y_scale: `linear` or `log`.
         labels: value of a column -> its name in the figure; numbers make a numeric axis.
         order: series in the order of the legend; series that are not listed follow.
-        better: whether `higher` or `lower` values are.
+        better: whether `higher` or `lower` values are better.
         average: `median` of the jobs on one place, or `mean`, which is shown with the standard deviation.
         normalise: y is shown relative to the best of these series at the same place; above 1 is better.
-        multiple_of: y is shown as a multiple of the best of these series' at the same place, whichever way is better.
+        multiple_of: y is shown as a multiple of the best of these series at the same place, whichever way is better.
         gain: series whose advantage over the best of `over` is listed; above 1 is better.
         published: panel -> series -> x -> number, or [low, high]; without panels series -> x -> number.
-        reference: name of the published numbers, where they are something else.
-        source: the publication that has them.
+        reference: name of the numbers in `published`, where they are not published ones.
+        source: their publication.
         notes: sentences below the figure.
     """
 
@@ -103,20 +103,20 @@ class SweepFigure:
                 f"{FIELD}.multiple_of", list(self.multiple_of), "stands in place of `normalise`", "give one of them"
             )
         if self.average == "mean" and (self.normalise or self.multiple_of):
-            rule = "has a deviation, which a value relative to others has not"
+            rule = "has a deviation, which relative values do not have"
             raise InvalidConfig(f"{FIELD}.average", self.average, rule, "leave out normalise and multiple_of, or average")
         if (self.gain is None) != (not self.over):
             raise InvalidConfig(
                 f"{FIELD}.over", list(self.over), "must name the series that `gain` is measured against", "give both"
             )
-        self._published_points()  # its form is checked before the first job, not after the last
+        self._published_points()  # the form is checked before the first job, not after the last
 
     @classmethod
     def of(cls, declared: Mapping[str, Any]) -> Self:
         """A figure from its YAML.
 
         Raises:
-            InvalidConfig: a key that no figure has, or one that every figure needs.
+            InvalidConfig: no figure has a key, or a key that every figure needs is missing.
         """
         known = [f.name for f in fields(cls)]
         wrong = [key for key in declared if key not in known]
@@ -128,7 +128,7 @@ class SweepFigure:
         return cls(**declared)
 
     def evaluate(self, jobs: Sequence[Job]) -> FigureData:
-        """The figure's numbers, from whatever the jobs left."""
+        """The figure's numbers, from the results of the jobs."""
         found: dict[Key, list[Job]] = {}
         for job in itertools.chain.from_iterable(map(attempts, jobs)):
             key = self._key(job)
@@ -205,12 +205,12 @@ class FigureData:
 
     @property
     def panels(self) -> list[str]:
-        """In the order of the jobs; a panel that only a paper has comes last."""
+        """Panels in the order of the jobs; panels that only a paper has come last."""
         return list(dict.fromkeys([key.panel for key in self.points] + [key.panel for key in self.published]))
 
     @property
     def series(self) -> list[str]:
-        """In the declared order, then in that of the jobs."""
+        """Series in the declared order, then in that of the jobs."""
         names = list(dict.fromkeys(key.series for key in (*self.points, *self.published)))
         return [name for name in self.figure.order if name in names] + [name for name in names if name not in self.figure.order]
 

@@ -47,7 +47,7 @@ def _cell(data: FigureData, key: Key) -> str | Cell:
         return own
     words = show(printed[0]) if printed[0] == printed[1] else f"{show(printed[0])} to {show(printed[1])}"
     share = text.quotient(value, middle(printed))
-    # Beside a paper's number stands ours; beside a bound that all are measured by, how far each is from it.
+    # A published number is shown with the ratio of ours to it; a bound is shown with each series' ratio to it.
     beside = "ours" if data.figure.reference == "published" else "measured by it"
     small = f"{data.figure.reference} {words}" + (f", {beside} {text.ratio(share)}" if share is not None else "")
     return Cell(text=own, small=small)

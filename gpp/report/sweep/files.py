@@ -20,7 +20,7 @@ from gpp.report.sweep.page import sweep_report
 REPEATS = ("seed", "repeat")
 LEADING = ("status", "reason", *SETUP, "seed")
 SOURCES = ("predicted", "measured")
-PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them; no columns of their own
+PARTS = ("plan", *SOURCES, "final_metric")  # null where a job has none of them; they are no columns of their own
 MEDIANS = ("iteration_s", "throughput_samples_per_s", "bubble_fraction", "communication_bytes")
 
 
@@ -74,9 +74,9 @@ def summarise(jobs: Sequence[Job]) -> dict[str, Any]:
     """summary.json: one group for each setup, with medians over its ok jobs (seeds, repeats).
 
     A setup is (model, strategy, cluster, engine) and every other override but seeds. `speedup_over_sequential` is
-    sequential's median iteration time divided by the group's, of the same model, cluster, engine and overrides (of
+    sequential's median iteration time divided by the group's, for the same model, cluster, engine and overrides (for
     another engine where a strategy brings its own), so above 1 is faster. `errors` are the relative errors of the
-    measured groups' predictions: of the iteration time, and of that speed-up except for `sequential` itself.
+    measured groups' predictions: for the iteration time, and for that speed-up except for `sequential` itself.
     """
     varied = [
         key
@@ -154,7 +154,7 @@ def write_sweep(
     title: str = "",
     figures: Sequence[SweepFigure] = (),
 ) -> list[Job]:
-    """Write results.csv, summary.json, report.html and the figures' SVGs into a sweep directory, from whatever its jobs left.
+    """Write results.csv, summary.json, report.html and the figures' SVGs into a sweep directory.
 
     Args:
         jobs: see `read_jobs`.

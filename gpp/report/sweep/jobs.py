@@ -1,4 +1,4 @@
-"""The jobs of a sweep directory, also those that failed."""
+"""The jobs of a sweep directory, including those that failed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.jobs import Job
 
 MANY_PANELS = 24
-"""Number of charts above which those without a bar are left out."""
+"""Number of charts above which charts without a bar are left out."""
 MEDIAN_COLUMNS = ("predicted", "measured", "measured / predicted", "speed-up over sequential", "bubble", "peak memory", "ok jobs")
 
 

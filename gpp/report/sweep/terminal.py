@@ -15,7 +15,7 @@ from gpp.report.sweep.jobs import numbers
 
 
 def results_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH) -> Table:
-    """Many runs beside one another: result.json dicts, the speed-up over `sequential` on the same model, cluster and engine."""
+    """A table of runs from result.json dicts; speed-ups are over `sequential` on the same model, cluster, engine."""
     wide = width >= WIDE
     columns = [("strategy", "left"), ("model", "left"), ("predicted", "right"), ("measured", "right"), ("vs seq.", "right")]
     columns += [("bubble", "right"), ("peak memory", "right"), ("depth", "right")] if wide else []
