@@ -28,10 +28,10 @@ from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
 from tests.runtime import test_emulate
-from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
 from tests.support import inprocess
 from tests.support.cli import run
 from tests.support.graphs import DEVICE
+from tests.support.staged import DATA, captured, parts_of, problem_of
 from tests.test_turns import random_plan
 
 OPTIMIZER = SGD(lr=0.2, momentum=0.9)
