@@ -24,7 +24,7 @@ from gpp.weights.vertical_sync import VerticalSync
 from tests.support.asynchronous import HELD_OUT, MINIBATCH, STEPS, make_job
 from tests.support.crew import Trained, train_all
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("async_equality")]
+pytestmark = pytest.mark.dist
 
 POLICIES: dict[str, AbstractWeights] = {
     "naive": Naive(),

@@ -12,7 +12,7 @@ from tests.support.cli import run as run_command
 
 STEPS, EVERY = 20, 5
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("resume")]
+pytestmark = pytest.mark.dist
 
 
 @pytest.fixture(scope="module")
