@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.check_kills import WORDS, Attempt, attempt, run
+from tests.check_kills import WORDS, Attempt, run
 from tests.support.cli import run as run_command
 
 STEPS, EVERY = 20, 5
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.dist
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = attempt(folder / "run", f"steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep=9")
+    finished = run_command(folder / "run", *WORDS, f"steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep=9")
+    done = Attempt(finished.run_dir, finished.code, finished.out)
     assert done.code == 0, done.out
     assert sorted(path.name for path in (done.run_dir / "checkpoints").iterdir()) == [
         "final",
