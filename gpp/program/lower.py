@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
-from gpp.program.program import Action, Program, Task, reduce_groups
+from gpp.program.program import Program, Task, reduce_groups
 from gpp.routing import copies, messages
 
 DevicePass = tuple[int, tuple[int, str, int]]

@@ -17,29 +17,12 @@ from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
-from gpp.program.kinds import KINDS, REDUCE, SENDS, read, written
+from gpp.program.action import Action
+from gpp.program.kinds import KINDS, REDUCE, SENDS, read
 from gpp.program.waits import Channel, Waits
 
 NORM_BYTES = 8
 """The payload of the sum over all devices that clipping needs: one float64."""
-
-
-class Action(NamedTuple):
-    """One thing that a device does, and its kind (`gpp.program.kinds.KINDS`).
-
-    `microbatch` is the stage's own; of a reduction, the gradient group; of an update, the mini-batch.
-    """
-
-    kind: str
-    stage: int
-    microbatch: int
-    peer_stage: int = -1
-    peer_device: int = -1
-    lo: int = 0
-    hi: int = 0
-
-    def text(self, device: int) -> str:
-        return written(*self, device=device)
 
 
 class Task(NamedTuple):

@@ -13,8 +13,9 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.kinds import SUMS, UPDATES
-from gpp.program.program import Action, Program
+from gpp.program.program import Program
 from gpp.weights.base import AbstractWeights
 
 SETTLE = 8

@@ -22,13 +22,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 from gpp.errors import MalformedProgram
+from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Role
-
-if TYPE_CHECKING:
-    from gpp.program.program import Action
 
 Channel = tuple[Direction, int, int, int, int]
 """Direction, source stage, destination stage, source device, destination device."""

@@ -16,8 +16,9 @@ from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Direction, Role
-from gpp.program.program import NORM_BYTES, Action, Program, ReduceGroup, reduce_groups
+from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.period import Period, spans
 from gpp.timeline import Event, Metrics, Timeline

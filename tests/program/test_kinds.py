@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpp.errors import MalformedProgram
+from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Role
-from gpp.program.program import Action, Program, check_program
+from gpp.program.program import Program, check_program
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -70,11 +71,11 @@ def test_an_unknown_kind_is_refused_everywhere() -> None:
         lambda: check_program(program),
         lambda: simulate(program, plan, prob),  # type: ignore[arg-type]
         lambda: Interpreter(
-            program.actions[0][-1:], {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0
+            program.actions[0][-1:], {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0
         ).run(),  # emulated devices run the same interpreter
     ):
         with pytest.raises(MalformedProgram, match="'Q' is no kind of action"):
             call()
-    others = Interpreter((Action("I", 0, 0),), {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)
+    others = Interpreter((Action("I", 0, 0),), {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)
     with pytest.raises(MalformedProgram, match="no worker runs actions of kind I"):
         others.run()

@@ -9,7 +9,8 @@ import pytest
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
-from gpp.program.program import Action, Program, check_program, reduce_groups
+from gpp.program.action import Action
+from gpp.program.program import Program, check_program, reduce_groups
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe

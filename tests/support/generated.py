@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from gpp.cost.regime import Regime
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.program.program import Action, Program, ReduceGroup, reduce_groups
+from gpp.program.action import Action
+from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.routing import Piece, pieces
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
@@ -86,7 +88,7 @@ def lowered(draw: st.DrawFn, most_stages: int = 6) -> Lowered:
     sizes = [draw(st.integers(1, batch)) for _ in range(count)]
     replicas = [draw(st.integers(1, min(3, size))) for size in sizes]
     turns = [draw(st.booleans()) and batch % size == 0 and batch // size % r == 0 for size, r in zip(sizes, replicas, strict=True)]
-    posed = problem(net, 3 * count, batch, in_flight=schedule.in_flight, global_norm=norm)
+    posed = problem(net, 3 * count, batch, regime=Regime(in_flight=schedule.in_flight), global_norm=norm)
     placement = None
     if count > 1 and not any(turns) and draw(st.booleans()):
         # Fewer devices than replicas in all, so that stages share some.

@@ -20,8 +20,9 @@ from gpp.cluster import Cluster
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.kinds import TRANSFERS
-from gpp.program.program import NORM_BYTES, Action, channel_of, reduce_groups
+from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize

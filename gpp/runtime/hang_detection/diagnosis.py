@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, SENDS
-from gpp.program.program import Action, Program
+from gpp.program.program import Program
 from gpp.program.waits import Waits
 from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, PHASES, SILENT, TRAINING, RankState
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
+from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, SENDS, UPDATES, Kind, Role
-from gpp.program.program import Action
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.mailbox import AbstractMailbox

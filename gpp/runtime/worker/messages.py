@@ -14,9 +14,10 @@ import torch
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.action import Action
 from gpp.program.kinds import FORWARD, KINDS, SENDS
 from gpp.program.lower import POSTED_AHEAD
-from gpp.program.program import Action, channel_of
+from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
 

@@ -1,0 +1,25 @@
+"""One action of a program."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpp.program.kinds import written
+
+
+class Action(NamedTuple):
+    """One thing that a device does, and its kind (`gpp.program.kinds.KINDS`).
+
+    `microbatch` is the stage's own; of a reduction, the gradient group; of an update, the mini-batch.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    peer_stage: int = -1
+    peer_device: int = -1
+    lo: int = 0
+    hi: int = 0
+
+    def text(self, device: int) -> str:
+        return written(*self, device=device)
