@@ -17,6 +17,7 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import is_loss
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.kinds import KINDS
 from gpp.runtime.engine import Outcome, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.timeline import Event
@@ -154,9 +155,8 @@ def measured_by_events(job: Job, run_dir: Path, logs: Follower) -> Outcome:
 def _in_flight(events: tuple[Event, ...], plan: Plan) -> dict[int, int]:
     """Stage -> the most samples between a forward's start and the end of its whole backward."""
     held, most = dict.fromkeys(range(len(plan.stages)), 0), dict.fromkeys(range(len(plan.stages)), 0)
-    split = {event.stage for event in events if event.kind == "W"}
-    moments = [(event.start_s, 1, event) for event in events if event.kind == "F"]
-    moments += [(event.end_s, -1, event) for event in events if event.kind == ("W" if event.stage in split else "B")]
+    moments = [(event.start_s, 1, event) for event in events if KINDS[event.kind].holds]
+    moments += [(event.end_s, -1, event) for event in events if KINDS[event.kind].frees]
     for _, change, event in sorted(moments, key=lambda moment: moment[:2]):
         held[event.stage] += change
         most[event.stage] = max(most[event.stage], held[event.stage])

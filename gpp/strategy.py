@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Literal, final
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
+from gpp.program.kinds import BACKWARD, FORWARD, PASS
+from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
-from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
@@ -44,7 +44,7 @@ class Strategy:
 
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
-            as if they split; their candidates are judged, and the plan is made, with turns (`gpp.plan.round_robin.in_turn`).
+            as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
     """
 
     name: str
@@ -72,16 +72,18 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
-        self._check_turns(problem)
+        self._check_round_robin(problem)
         start = time.perf_counter()
-        for last, asked in self._asked(problem):
+        problem = self.posed(problem)
+        questions = self._questions(problem)
+        for asked in questions:
             try:
                 found = self.planner.plan(asked, lambda candidate, asked=asked: self._judge(candidate, problem, asked))
                 plan = replace(self._as_run(found, problem), search_s=time.perf_counter() - start)
                 self.check(plan, problem)
                 return plan
             except Infeasible:
-                if last:
+                if asked is questions[-1]:
                     raise
         raise AssertionError("there is a last one")
 
@@ -113,57 +115,65 @@ class Strategy:
             warmups = [self.schedule.warmup(plan, s, count) for s, count in enumerate(counts)]
             if can_score(plan, warmups):
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
-        return simulate(self._program(plan, problem.graph, problem.global_norm), plan, self.posed(problem), record=record)
+        return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
 
-    def lower(self, plan: Plan, graph: OpGraph, *, global_norm: bool = False) -> Program:
-        """The checked program of one training step; `global_norm` as in `gpp.schedules.passes.lower`.
+    def lower(self, plan: Plan, problem: Problem) -> Program:
+        """The checked program of one training step.
 
-        Of a pipeline that does not drain, it is one of a few mini-batches: see `gpp.program.steady_state`.
+        For a pipeline that does not drain it is one of a few mini-batches: see `gpp.program.steady_state`.
         """
-        program = self._program(plan, graph, global_norm)
-        check_program(program, reduce_groups(plan, graph))
+        program = self._program(plan, problem)
+        check_program(program, reduce_groups(plan, problem.graph))
         return program
 
-    def lower_evaluation(self, plan: Plan, graph: OpGraph, num_samples: int) -> Program:
+    def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int) -> Program:
         """The checked program of one evaluation over `num_samples` samples."""
-        program = lower(plan, graph, ForwardOnly(), num_samples)
+        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._seconds(plan, problem))
+        program = lower(plan, problem.graph, orders, num_samples)
         check_program(program)
         return program
 
     def posed(self, problem: Problem) -> Problem:
-        """The problem with what this strategy says of memory: samples in flight, versions of the weights."""
+        """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        in_flight = "all" if problem.minibatch_ops else self.schedule.in_flight
-        same = problem.in_flight == in_flight and problem.weights == self.weights
-        return problem if same else replace(problem, in_flight=in_flight, weights=self.weights)
+        regime = Regime(in_flight="all" if problem.minibatch_ops else self.schedule.in_flight, weights=self.weights)
+        return problem if problem.regime == regime else replace(problem, regime=regime)
 
-    def _program(self, plan: Plan, graph: OpGraph, global_norm: bool) -> Program:
+    def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
-        return lower(plan, graph, self.schedule, minibatches=minibatches, global_norm=global_norm)
+        samples = plan.minibatch_size * minibatches
+        orders = self.schedule.orders(plan, problem.graph, samples, self._seconds(plan, problem))
+        return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
-    def _asked(self, problem: Problem) -> Iterator[tuple[bool, Problem]]:
-        """What planners are asked, and whether it is the last of it.
+    def _seconds(self, plan: Plan, problem: Problem) -> list[dict[str, float]] | None:
+        """What a pass takes, by stage and kind, where an order depends on it: where devices run several stages."""
+        if not plan.shares_devices:
+            return None
+        bills = plan.bills(self.posed(problem))
+        return [{PASS[FORWARD]: bill.forward_s, PASS[BACKWARD]: bill.backward_s} for bill in bills]
 
-        A pipeline that does not drain is to them one with a very large mini-batch. How many versions of the weights a stage will
-        hold depends on its place, which they do not know: few are assumed first, and more if what comes out does not fit.
+    def _questions(self, posed: Problem) -> list[Problem]:
+        """What planners are asked, one after the other until a plan fits.
+
+        A planner cuts as if a loss on whole mini-batches were any operator; its candidates are judged with the loss apart. A
+        pipeline that does not drain is to it one with a very large mini-batch. How many versions of the weights a stage will hold
+        depends on its position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
         """
-        posed = self.posed(problem)
         if self.schedule.drains:
-            # A planner cuts as if the loss were any operator; its candidates are judged with the loss apart.
-            yield True, replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed
-            return
-        ahead = PLANNED_AHEAD * problem.cluster.num_devices
-        posed = replace(
-            posed,
-            minibatch_size=problem.minibatch_size * ahead,
-            microbatch_size=problem.microbatch_size or self._microbatch_size(problem.minibatch_size),
-            window=ahead,
-        )
-        most, copies = self.weights.most_copies(problem.cluster.num_devices), 1
-        while copies < most:
-            yield False, replace(posed, assumed_copies=copies)
-            copies *= 2
-        yield True, replace(posed, assumed_copies=most)
+            return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
+        ahead = PLANNED_AHEAD * posed.cluster.num_devices
+        most, copies = self.weights.most_copies(posed.cluster.num_devices), [1]
+        while copies[-1] < most:
+            copies.append(min(2 * copies[-1], most))
+        return [
+            replace(
+                posed,
+                minibatch_size=posed.minibatch_size * ahead,
+                microbatch_size=posed.microbatch_size or self._microbatch_size(posed.minibatch_size),
+                regime=replace(posed.regime, minibatches=ahead, assumed_copies=count),
+            )
+            for count in copies
+        ]
 
     def _microbatch_size(self, minibatch_size: int) -> int | None:
         """As the weight policy has it, where the user has not said otherwise."""
@@ -178,19 +188,19 @@ class Strategy:
         if plan.minibatch_size != problem.minibatch_size:
             plan = replace(plan, minibatch_size=problem.minibatch_size)
         if self.replicas == ROUND_ROBIN:
-            plan = in_turn(plan, self.posed(problem))
+            plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked."""
         found = self.predict(self._as_run(candidate, problem), problem, record=False)
-        if asked.window == 1:
+        if asked.regime.minibatches == 1:
             return found
-        seconds = found.metrics.iteration_s * asked.window * (1.0 + FRESHER * candidate.depth)
+        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth)
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
-    def _check_turns(self, problem: Problem) -> None:
-        """Refuse turns where a mini-batch is one micro-batch, before a search that could not use them."""
+    def _check_round_robin(self, problem: Problem) -> None:
+        """Refuse round robin where a mini-batch is one micro-batch, before a search that could not use them."""
         size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
         if self.replicas == ROUND_ROBIN and size == problem.minibatch_size:
             half = max(problem.minibatch_size // 2, 1)

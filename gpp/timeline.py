@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpp.program.kinds import COMPUTE
+
 
 class Event(NamedTuple):
     """One interval on one device.
 
-    `kind` is an action kind of `gpp.program.program` (F, B, RF, ... ); `num_bytes` are the bytes that a transfer moved.
+    `kind` is a kind of `gpp.program.kinds.KINDS`; `num_bytes` are the bytes that a transfer moved.
     """
 
     device: int
@@ -90,9 +92,6 @@ class Versions:
 
     weight_versions: dict[int, int]
     staleness: dict[int, int]
-
-
-COMPUTE = frozenset({"F", "B", "I", "W"})
 
 
 def bubble_fraction(events: tuple[Event, ...], devices: list[int], iteration_s: float) -> float:

@@ -26,6 +26,7 @@ from functools import cache
 
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
@@ -120,7 +121,7 @@ def validate(seed: int) -> Outcome:
         out.counts[f"{name}: plans"] += 1
         took = seconds(strategy, plan, problem)
         drains = strategy.schedule.drains
-        least = _bound(replace(problem, in_flight=strategy.schedule.in_flight)) if drains else _work(plan, problem)
+        least = _bound(replace(problem, regime=Regime(in_flight=strategy.schedule.in_flight))) if drains else _work(plan, problem)
         if not took * SAME >= least:
             out.violations.append(f"problem {seed}, {name}: predicted {took} is below the lower bound {least}")
     return out

@@ -14,8 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "weights"},
-    {"cost", "plan", "routing", "timeline", "optimizers"},
-    {"planners", "program"},
+    {"cost", "plan", "routing", "optimizers"},
+    {"program"},
+    {"timeline"},
+    {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},
     {"strategy"},
     {"analysis"},
@@ -27,6 +29,7 @@ SAME_LEVEL = {
     ("settings", "setting_types"),
     ("setting_types", "errors"),
     ("plan", "cost"),
+    ("cost", "plan"),  # `plan.stage` alone, which knows no cost
     ("plan", "routing"),
     ("data", "models"),
     ("capture", "models"),
@@ -36,7 +39,7 @@ SAME_LEVEL = {
 WINGS: dict[str, list[set[str]]] = {
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "passes", "cut_batches"},
+        {"job", "engine", "stretches", "cut_batches"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

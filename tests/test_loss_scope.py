@@ -129,8 +129,8 @@ def test_random_plans_with_the_loss_apart_never_deadlock(seed: int) -> None:
     plan = with_loss_apart(make_plan(of, "test", parts, [rng.choice([2, 4, 8]) for _ in parts], chain=chained), of)
     plan.validate(of)
     strategy = Strategy(name="test", planner=option("strategy", "even", "name=test").planner, schedule=OneFOneB())
-    strategy.lower(plan, of.graph)
-    strategy.lower_evaluation(plan, of.graph, 40)
+    strategy.lower(plan, of)
+    strategy.lower_evaluation(plan, of, 40)
 
 
 def test_the_scope_is_checked() -> None:

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Tensor, mask_of
 from gpp.graph.random_graphs import random_dag
@@ -11,6 +12,7 @@ from gpp.plan.in_flight import required_in_flight
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.serialization import from_json, to_json
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, problem
 
 PROBLEM = problem(diamond(), 4, 8)
@@ -102,7 +104,7 @@ def test_not_convex():
 
 def test_too_little_memory_names_the_worst_stage():
     plan = make_plan(PROBLEM, "test", [(1 << op, 1) for op in range(4)], 2)
-    need = [PROBLEM.stage_memory(s.ops, s.microbatch_size, 1, s.in_flight) for s in plan.stages]
+    need = [peak_bytes(PROBLEM, s.ops, s.microbatch_size, 1, s.in_flight) for s in plan.stages]
     small = problem(diamond(), 4, 8, memory_bytes=max(need) - 1)
     with pytest.raises(Infeasible, match=f"stage {need.index(max(need))} needs"):
         plan.validate(small)
@@ -145,7 +147,7 @@ def test_skip_connections_carry_their_tensor_past_stages():
 
 
 def test_gpipe_keeps_the_whole_minibatch():
-    of = problem(chain(3), 3, 8, in_flight="all")
+    of = problem(chain(3), 3, 8, regime=Regime(in_flight="all"))
     assert [s.in_flight for s in make_plan(of, "test", [(1, 1), (2, 1), (4, 1)], 2).stages] == [8, 8, 8]
 
 

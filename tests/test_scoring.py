@@ -9,15 +9,16 @@ import pytest
 from gpp.cluster import Link, uniform
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
 from tests.support.graphs import DEVICE
+from tests.support.programs import lower
 
 
 def random_dag(rng: random.Random, num_ops: int) -> OpGraph:
@@ -63,7 +64,9 @@ def test_score_equals_simulation(seed: int) -> None:
     )
     schedule = rng.choice([OneFOneB(), GPipe()])
     batch = rng.choice([24, 24, 240, 1200])  # of the long ones most rounds are skipped
-    problem = Problem(graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=batch, in_flight=schedule.in_flight)
+    problem = Problem(
+        graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=batch, regime=Regime(in_flight=schedule.in_flight)
+    )
     b = rng.choice([2, 4, 6])
     plan = make_plan(problem, "test", [(1 << op, rng.randint(1, min(3, b))) for op in range(num_ops)], b, chain=rng.random() < 0.3)
     plan.validate(problem)

@@ -293,7 +293,7 @@ class Experiment:
     @property
     def _kept_directions(self) -> float:
         """Bytes per parameter byte to keep the last step's direction, if predictions need it and the state lacks it."""
-        return float(self.strategy.weights.predicts and not self.optimizer.keeps_direction)
+        return float(self.strategy.weights.predictor is not None and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:

@@ -33,7 +33,6 @@ class Facts:
         storages: storages of its outputs; leaves included.
         reads: storages of its tensor arguments.
         writes: storages that it writes in place (running statistics included).
-        schema_writes: whether the operator's own schema says that it writes.
         view: whether it makes no new data.
         parts: number of outputs when they come as a tuple, else None.
         saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
@@ -42,7 +41,6 @@ class Facts:
     storages: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    schema_writes: bool = False
     view: bool = False
     random: bool = False
     parts: int | None = None
@@ -158,7 +156,6 @@ class _Run:
         facts.parts = None if isinstance(value, Tensor) else len(value)
         facts.num_bytes = _bytes(outputs)
         facts.random = is_random(operator, args, kwargs)
-        facts.schema_writes = writes(operator)
         facts.writes = tuple(storage_of(tensor) for tensor in _written(operator, args, kwargs))
         facts.view = not facts.writes and set(facts.storages) <= set(facts.reads)
         if not facts.view:

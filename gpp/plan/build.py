@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.in_flight import in_flight_samples
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
-
-if TYPE_CHECKING:
-    from gpp.cost.problem import Problem
 
 
 def make_plan(
@@ -47,7 +44,7 @@ def make_plan(
     graph = problem.graph
     sizes = [microbatch_size] * len(parts) if isinstance(microbatch_size, int) else list(microbatch_size)
     ks = [k] * len(parts) if isinstance(k, int) else list(k)
-    turning = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
+    takes_turns = [round_robin] * len(parts) if isinstance(round_robin, bool) else list(round_robin)
     owner = {op: p for p, (mask, _) in enumerate(parts) for op in bits(mask)}
     succ: list[set[int]] = [set() for _ in parts]
     for tensor in graph.tensors:
@@ -62,9 +59,9 @@ def make_plan(
     if chain:
         edges |= {(s, s + 1) for s in range(len(parts) - 1)}
     total = problem.minibatch_size
-    shapes = [(sizes[p], ks[p], parts[p][1] if turning[p] else 1) for p in order]
-    drained = total if problem.weights.flushes else None
-    in_flight = in_flight_samples(shapes, edges, drained, problem.in_flight == "all")
+    shapes = [(sizes[p], ks[p], parts[p][1] if takes_turns[p] else 1) for p in order]
+    drained = total if problem.regime.weights.flushes else None
+    in_flight = in_flight_samples(shapes, edges, drained, problem.regime.keeps_all)
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]
@@ -75,7 +72,7 @@ def make_plan(
                 microbatch_size=sizes[p],
                 in_flight=in_flight[s],
                 k=ks[p],
-                round_robin=turning[p],
+                round_robin=takes_turns[p],
             )
         )
         device += count

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, turns: int = 1) -> int:
+def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, degree: int = 1) -> int:
     """Smallest number of samples in flight at a stage that does not starve its successor.
 
     Args:
         b, k: the stage's micro-batch size and its k of kFkB.
         successor: (in-flight samples, b, k) of the next stage; None for a sink.
-        turns: replicas that take micro-batches in turn (R); each has one of its own in hand.
+        degree: replicas that take micro-batches in turn (R); each has one of its own in hand.
 
     Returns:
-        Samples, a multiple of `b`, of `turns` times b where that is not 1. With several successors take the maximum.
+        Samples, a multiple of `b`, of `degree` times b where that is not 1. With several successors take the maximum.
 
     Source: reconstruction of GraphPipe's ComputeInFlight (Table 2). For k = 1: a stage of smaller
     micro-batches must have the successor's next micro-batch ready when its backward ends; a stage of
     larger ones needs the time of its own backward and forward before the successor runs dry.
 
-    With turns: PipeDream's rule (NOAM, SOSP '19) is the successor's plus R, of which each replica's share is rounded up. Here
+    With round robin: PipeDream's rule (NOAM, SOSP '19) is the successor's plus R, of which each replica's share is rounded up. Here
     the rounded share counts for the stages before too. Else a stage whose replicas wait for a micro-batch that the stages before
     may not begin yet loses up to half of its time and more: a chain of 1, 3 and 1 replicas, equally fast, runs at half its pace.
     """
-    own = turns * k * b
+    own = degree * k * b
     if successor is None:
         return own
     held, b_next, k_next = successor
     need = held + max(own, b_next) if b <= b_next else held + own + b - min(b, k_next * b_next)
-    return -(-need // (turns * b)) * turns * b
+    return -(-need // (degree * b)) * degree * b
 
 
 def in_flight_samples(
@@ -38,15 +38,15 @@ def in_flight_samples(
     """Samples in flight at every stage.
 
     Args:
-        shapes: (b, k, turns) of the stages, in a topological order.
+        shapes: (b, k, degree of round robin) of the stages, in a topological order.
         total: samples between two drains; None: any number.
         whole: all of them are in flight.
     """
     out = [0] * len(shapes)
     for s in reversed(range(len(shapes))):
-        b, k, turns = shapes[s]
+        b, k, degree = shapes[s]
         nexts = [(out[t], *shapes[t][:2]) for a, t in edges if a == s]
-        need = max((required_in_flight(b, k, after, turns) for after in nexts), default=required_in_flight(b, k, None, turns))
+        need = max((required_in_flight(b, k, after, degree) for after in nexts), default=required_in_flight(b, k, None, degree))
         most = need if total is None else -(-total // b) * b
         out[s] = most if whole else min(need, most)
     return out

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.stage import Stage
 from gpp.weights.base import PipelinePosition
-
-if TYPE_CHECKING:
-    from gpp.cost.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ class Plan:
     @cached_property
     def _entering(self) -> int | None:
         """Samples in flight where most are, if a stage's replicas take turns."""
-        return max(s.in_flight for s in self.stages) if any(s.turns > 1 for s in self.stages) else None
+        return max(s.in_flight for s in self.stages) if any(s.round_robin_degree > 1 for s in self.stages) else None
 
     def position(self, stage: int) -> PipelinePosition:
         """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
@@ -91,7 +89,7 @@ class Plan:
         Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
         """
         s = self.stages[stage]
-        own = s.microbatch_size * s.turns
+        own = s.microbatch_size * s.round_robin_degree
         depth = self.depth if self._entering is None else -(-self._entering // own)
         return PipelinePosition(warmup=s.ahead - 1, depth=depth, accumulation=-(-self.minibatch_size // own))
 
@@ -210,14 +208,14 @@ class Plan:
     def _check_sizes(self, s: int) -> None:
         """Micro-batch and samples in flight fit the mini-batch and the replicas."""
         stage, replicas = self.stages[s], len(self.stages[s].replicas)
-        b, turns = stage.microbatch_size, stage.turns
-        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * turns) or replicas > b * turns:
+        b, degree = stage.microbatch_size, stage.round_robin_degree
+        if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * degree) or replicas > b * degree:
             raise InvalidPlan(
                 f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "
-                f"must be a multiple of it{f' times {turns}' if turns > 1 else ''}, and {replicas} replicas at most as many as its "
-                "samples, unless they take turns"
+                f"must be a multiple of it{f' times {degree}' if degree > 1 else ''}, and {replicas} replicas at most as many as "
+                "its samples, unless they take turns"
             )
-        if (count := -(-self.minibatch_size // b)) % turns:
+        if (count := -(-self.minibatch_size // b)) % degree:
             raise InvalidPlan(
                 f"stage {s}: {replicas} replicas take turns, and must divide the {count} micro-batches of a mini-batch. Fix: "
                 f"a smaller micro-batch size (strategy.weights.accumulation={replicas}), or strategy.replicas=split"
@@ -237,6 +235,12 @@ class Plan:
                             f"stage {s} splits {name} over {stage.tensor_parallel} devices, but another stage reads it too"
                         )
 
+    def bills(self, problem: Problem) -> tuple[StageCost, ...]:
+        """What every stage costs, in order."""
+        if problem.regime.weights.flushes:
+            return tuple(StageCost.of(problem, stage) for stage in self.stages)
+        return tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
+
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: the sum over its stages.
 
@@ -244,11 +248,8 @@ class Plan:
             in_flight: stage -> samples between forward and backward at a time, over all replicas.
         """
         out: dict[int, float] = {}
-        for s, stage in enumerate(self.stages):
-            b, t = stage.microbatch_size, stage.tensor_parallel
-            held, depth = b * -(-in_flight[s] // (b * stage.turns)), self.position(s).depth
-            count = len(stage.devices) // stage.turns
-            need = problem.stage_memory(stage.ops, b, count, held, stage.recompute, t, depth=depth, turns=stage.turns)
+        for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
+            need = bill.memory.peak(-(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
         return out

@@ -26,11 +26,11 @@ def in_turn(plan: Plan, problem: Problem) -> Plan:
         count, replicas = -(-plan.minibatch_size // stage.microbatch_size), len(stage.replicas)
         turned.append(replace(stage, round_robin=replicas > 1 and count % replicas == 0))
         split += [s] if count % replicas else []
-    if all(stage.turns == 1 for stage in turned):
+    if all(stage.round_robin_degree == 1 for stage in turned):
         return _noted(plan, split)
-    shapes = [(stage.microbatch_size, stage.k, stage.turns) for stage in turned]
-    drained = plan.minibatch_size if problem.weights.flushes else None
-    held = in_flight_samples(shapes, plan.edges, drained, problem.in_flight == "all")
+    shapes = [(stage.microbatch_size, stage.k, stage.round_robin_degree) for stage in turned]
+    drained = plan.minibatch_size if problem.regime.weights.flushes else None
+    held = in_flight_samples(shapes, plan.edges, drained, problem.regime.keeps_all)
     stages = tuple(replace(stage, in_flight=samples) for stage, samples in zip(turned, held, strict=True))
     found = replace(plan, stages=stages)
     needs = found.device_memory(problem, dict(enumerate(held)))

@@ -40,14 +40,14 @@ class Stage:
         return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
 
     @property
-    def turns(self) -> int:
-        """Every how many micro-batches it is a replica's turn: R with `round_robin`, else 1."""
+    def round_robin_degree(self) -> int:
+        """Replicas that take micro-batches in turn: R with `round_robin`, else 1."""
         return len(self.devices) // self.tensor_parallel if self.round_robin else 1
 
     @property
     def ahead(self) -> int:
         """Micro-batches, whole or in part, that a replica may hold at a time."""
-        return self.in_flight // (self.microbatch_size * self.turns)
+        return self.in_flight // (self.microbatch_size * self.round_robin_degree)
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """Who holds which samples of a pass over so many: pieces on the first device of each replica."""

@@ -1,8 +1,8 @@
-"""Pipelines that do not drain: one program of a few mini-batches stands for a pass of any length.
+"""Pipelines that do not drain: one program of a few mini-batches stands for a stretch of any length.
 
 Once the pipeline is full, a device does the same for every mini-batch, with other numbers: micro-batches, samples and updates
-move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer pass repeats
-its middle, a shorter one leaves out what belongs to mini-batches that do not come.
+move on by those of one mini-batch. So a program of some mini-batches (`window`) holds all there is to know: a longer stretch
+repeats its middle, a shorter one leaves out what belongs to mini-batches that do not come.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.program.kinds import SUMS, UPDATES
 from gpp.program.program import Action, Program
 from gpp.weights.base import AbstractWeights
 
@@ -43,10 +44,10 @@ def accumulation(plan: Plan, stage: int) -> int:
 
 
 def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> Iterator[Action]:
-    """A device's actions in a pass over so many mini-batches.
+    """A device's actions in a stretch of so many mini-batches.
 
     Args:
-        program: of at least `window` mini-batches, or of one, which is what every pass of it has.
+        program: of at least `window` mini-batches, or of one, which is what every stretch of it has.
 
     Raises:
         MalformedProgram: it does not repeat itself.
@@ -56,7 +57,7 @@ def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> It
     if minibatches == known:
         return iter(actions)
     if known == 1:
-        raise MalformedProgram(f"a program of one mini-batch has no pass of {minibatches}")
+        raise MalformedProgram(f"a program of one mini-batch has no stretch of {minibatches}")
     if minibatches < known:
         return iter(_shorter(actions, counts, minibatches))
     return _longer(actions, counts, plan.minibatch_size, known, minibatches)
@@ -66,9 +67,9 @@ def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: 
     out: list[Action] = []
     sums: list[Action] = []
     for action in actions:
-        if action.kind in ("R", "N"):
+        if action.kind in SUMS:
             sums.append(action)  # they belong to the update that follows
-        elif action.kind == "U":
+        elif action.kind in UPDATES:
             out += [*sums, action] if action.microbatch < minibatches else []
             sums = []
         elif action.microbatch < minibatches * counts[action.stage]:
@@ -80,7 +81,7 @@ def _longer(
     actions: Sequence[Action], counts: Mapping[int, int], minibatch_size: int, known: int, minibatches: int
 ) -> Iterator[Action]:
     middle = known // 2
-    ends = [i + 1 for i, action in enumerate(actions) if action.kind == "U"]
+    ends = [i + 1 for i, action in enumerate(actions) if action.kind in UPDATES]
     before, start, stop, after = ends[middle - 1], ends[middle], ends[middle + 1], ends[middle + 1 :]
     body = actions[start:stop]
     if not after or [_moved(a, counts, minibatch_size, 1) for a in actions[before:start]] != list(body):
@@ -96,9 +97,9 @@ def _longer(
 def _moved(action: Action, counts: Mapping[int, int], minibatch_size: int, by: int) -> Action:
     """The same action, `by` mini-batches later."""
     kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-    if kind == "R" or kind == "N":
+    if kind in SUMS:
         return action
-    if kind == "U":
+    if kind in UPDATES:
         return Action(kind, stage, microbatch + by)
     samples = by * minibatch_size if peer_stage >= 0 else 0
     return Action(kind, stage, microbatch + by * counts[stage], peer_stage, peer_device, lo + samples, hi + samples)
@@ -159,7 +160,7 @@ def _check_versions(plan: Plan, weights: AbstractWeights) -> None:
     first: list[int] = []
     for s, stage in enumerate(plan.stages):
         place, before = plan.position(s), steady * plan.minibatch_size
-        own = [(before + i) // stage.microbatch_size // stage.turns for i in range(plan.minibatch_size)]
+        own = [(before + i) // stage.microbatch_size // stage.round_robin_degree for i in range(plan.minibatch_size)]
         versions = [weights.forward_version(place, number) for number in own]
         if any(version > place.latest(number) for version, number in zip(versions, own, strict=True)):
             rule = f"stage {s} would use weights that it does not have yet: its forwards are {place.warmup} micro-batches ahead"

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, MalformedProgram
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
-from gpp.program.program import Program
-from gpp.runtime.stage_costs import StageCost, stage_costs
+from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
@@ -134,7 +134,11 @@ class Job:
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:
-        """The job that `save` wrote below `run_dir`."""
+        """The job that `save` wrote below `run_dir`.
+
+        Raises:
+            MalformedProgram: a program cannot run to its end under the plan; names the file.
+        """
         folder = run_dir / "job"
         types: dict[str, Any] = {
             "settings": Settings,
@@ -145,12 +149,22 @@ class Job:
             "costs": tuple[StageCost, ...],
         }
         values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
-        evaluation = folder / "evaluation.txt"
+        groups, evaluation = reduce_groups(values["plan"], values["graph"]), folder / "evaluation.txt"
         return cls(
             **values,
-            program=Program.from_text((folder / "program.txt").read_text()),
-            evaluation=Program.from_text(evaluation.read_text()) if evaluation.exists() else None,
+            program=_checked(folder / "program.txt", groups),
+            evaluation=_checked(evaluation, groups) if evaluation.exists() else None,
         )
+
+
+def _checked(path: Path, groups: Sequence[ReduceGroup]) -> Program:
+    """The program in a file, proved to run to its end."""
+    try:
+        program = Program.from_text(path.read_text())
+        check_program(program, groups)
+    except MalformedProgram as error:
+        raise MalformedProgram(f"{path}: {error}") from None
+    return program
 
 
 def assemble(
@@ -199,9 +213,9 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, problem.graph, global_norm=optimizer.clips_model),
-        costs=stage_costs(strategy.posed(problem), plan),
-        evaluation=strategy.lower_evaluation(plan, problem.graph, held_out) if held_out else None,
+        program=strategy.lower(plan, replace(problem, global_norm=optimizer.clips_model)),
+        costs=plan.bills(strategy.posed(problem)),
+        evaluation=strategy.lower_evaluation(plan, problem, held_out) if held_out else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from gpp.plan.plan import Plan
+from gpp.program.kinds import FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
 
 
@@ -20,4 +21,4 @@ class ForwardOnly(AbstractSchedule):
         return None
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        return [("F", m) for m in range(num_microbatches)]
+        return [(PASS[FORWARD], m) for m in range(num_microbatches)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
 from gpp.settings import settings
 
@@ -20,4 +21,4 @@ class GPipe(AbstractSchedule):
         return num_microbatches
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        return [("F", m) for m in range(num_microbatches)] + [("B", m) for m in range(num_microbatches)]
+        return [(PASS[FORWARD], m) for m in range(num_microbatches)] + [(PASS[BACKWARD], m) for m in range(num_microbatches)]

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
 from gpp.settings import settings
 
@@ -17,7 +18,7 @@ from gpp.settings import settings
 @final
 @settings("strategy.schedule")
 class NoFlush(AbstractSchedule):
-    """Warm-up once, then one forward, one backward; a drain only at the end of the pass."""
+    """Warm-up once, then one forward, one backward; a drain only at the end."""
 
     in_flight: ClassVar[Literal["depth", "all"]] = "depth"
     drains: ClassVar[bool] = False
@@ -31,9 +32,9 @@ class NoFlush(AbstractSchedule):
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         ahead = self.warmup(plan, stage, num_microbatches)
-        out: list[Pass] = [("F", m) for m in range(ahead)]
+        out: list[Pass] = [(PASS[FORWARD], m) for m in range(ahead)]
         for m in range(num_microbatches):
-            out.append(("B", m))
+            out.append((PASS[BACKWARD], m))
             if m + ahead < num_microbatches:
-                out.append(("F", m + ahead))
+                out.append((PASS[FORWARD], m + ahead))
         return out

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
+from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
 from gpp.settings import settings
 
@@ -32,14 +33,14 @@ class OneFOneB(AbstractSchedule):
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         s = plan.stages[stage]
         forward = self._ahead(s, num_microbatches)
-        out: list[Pass] = [("F", m) for m in range(forward)]
+        out: list[Pass] = [(PASS[FORWARD], m) for m in range(forward)]
         backward = 0
         while backward < num_microbatches:
             # Never a backward whose forward has not run, should k exceed what is in flight.
             stop = min(backward + s.k, forward)
-            out += [("B", m) for m in range(backward, stop)]
+            out += [(PASS[BACKWARD], m) for m in range(backward, stop)]
             backward = stop
             stop = min(forward + s.k, num_microbatches)
-            out += [("F", m) for m in range(forward, stop)]
+            out += [(PASS[FORWARD], m) for m in range(forward, stop)]
             forward = stop
         return out

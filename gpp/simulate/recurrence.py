@@ -7,16 +7,22 @@ Planners score many candidates. Three things make this some ten to hundred times
   of a warm-up as long as the mini-batch), round m of all stages is B_m and the forward before it: a recurrence over rounds;
 * replicas whose messages are alike have one timeline, so one of them is walked for all (`_classes`);
 * the recurrence is max-plus linear: once a whole state is the state before plus a constant, it stays so, and the
-  rounds up to the drain are skipped (Baccelli et al., "Synchronization and Linearity", 1992, chapter 3).
+  rounds up to the drain are skipped (Baccelli et al., "Synchronization and Linearity", 1992, chapter 3). The same holds for
+  whole steps: `gpp.simulate.period`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
-from gpp.program.program import NORM_BYTES, reduce_groups
+from gpp.program.kinds import BACKWARD, FORWARD, Direction
+from gpp.program.program import NORM_BYTES, ReduceGroup, reduce_groups
 from gpp.routing import copies, messages
-from gpp.simulate.simulator import ORDER_BYTES, pass_times
+from gpp.simulate.period import Period, spans
+from gpp.simulate.simulator import ORDER_BYTES
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -39,7 +45,7 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
-    if any(stage.turns > 1 for stage in plan.stages):
+    if any(stage.round_robin_degree > 1 for stage in plan.stages):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 
@@ -56,17 +62,28 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     count = plan.minibatch_size // b
     devices = [device for stage in stages for device in stage.devices]
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
-    duration = [pass_times(problem, plan, s, b) for s in range(len(stages))]
-    classes, members = _classes([s for s, stage in enumerate(stages) for _ in stage.devices], incoming)
+    bills = plan.bills(problem)
+    duration = [(bill.forward_s, bill.backward_s) for bill in bills]
+    groups = reduce_groups(plan, problem.graph)
+    sums: dict[int, tuple[int, ...]] = dict.fromkeys(devices, ())
+    for g, group in enumerate(groups):
+        for device in group.devices:
+            sums[device] += (g,)
+    # Devices that sum with the same others at the end of a step begin the next one alike.
+    alike = {key: i for i, key in enumerate(dict.fromkeys((plan.stage_of_device[device], sums[device]) for device in devices))}
+    first_of = [alike[plan.stage_of_device[device], sums[device]] for device in devices]
+    classes, members = _classes([plan.stage_of_device[device] for device in devices], first_of, incoming)
     channels = [found for _, found in members]
     if drains:
-        ends = _run([(*duration[s], warmups[s], 0.0) for s, _ in members], channels, count)
-        end, reduced = _finish(plan, problem, {device: ends[c] for device, c in zip(devices, classes, strict=True)})
+        rows = [(*duration[s], warmups[s], 0.0) for s, _ in members]
+        class_of = dict(zip(devices, classes, strict=True))
+        finish = _Finish(plan, problem, groups, class_of)
+        end, reduced = _period(rows, channels, count, finish), finish.moved
     else:
         after, reduced = _updates(plan, problem)
         rows = [(*duration[s], warmups[s], after[s] / count) for s, _ in members]
         first = STREAM * max(warmups)
-        early, late = (max(_run(rows, channels, n)) for n in (first, 2 * first))
+        early, late = (max(_run(rows, channels, n).clock) for n in (first, 2 * first))
         end = (late - early) / first * count
     busy = sum(count * sum(pair) * len(stage.devices) for pair, stage in zip(duration, stages, strict=True))
     most = count if drains else max(warmups)
@@ -81,19 +98,19 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
             peak_memory_bytes=memory,
             communication_bytes=round(sent * count + reduced),
             max_in_flight_samples=held,
-            weight_versions={s: problem.weights.copies(plan.position(s)) for s in range(len(stages))},
-            staleness={s: problem.weights.staleness(plan.position(s)) for s in range(len(stages))},
+            weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(stages))},
+            staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(stages))},
         ),
     )
 
 
-Channels = dict[str, list[tuple[int, float, float]]]
-"""For "F" and "B": (source, seconds on the wire, latency) of each channel on which one message a micro-batch arrives."""
+Channels = dict[Direction, list[tuple[int, float, float]]]
+"""For each direction: (source, seconds on the wire, latency) of each channel on which one message a micro-batch arrives."""
 
 
 def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tuple[list[Channels], float]:
     """Channels by destination device, and the bytes of one micro-batch."""
-    out: list[Channels] = [{"F": [], "B": []} for _ in index]
+    out: list[Channels] = [{FORWARD: [], BACKWARD: []} for _ in index]
     total = 0.0
     group_of = {replica[0]: replica for stage in plan.stages for replica in stage.replicas}
     cut = [stage.pieces(b) for stage in plan.stages]
@@ -107,65 +124,104 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
                 link = problem.cluster.link(src_device, dst_device)
                 size = forward * (route.hi - route.lo) + fixed
                 src, dst = index[src_device], index[dst_device]
-                out[dst]["F"].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
+                out[dst][FORWARD].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
                 total += size
                 if (s, t) in returning:
                     size = backward * (route.hi - route.lo) + fixed
-                    out[src]["B"].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
+                    out[src][BACKWARD].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
                     total += size
     return out, total
 
 
-def _classes(stage_of: list[int], incoming: list[Channels]) -> tuple[list[int], list[tuple[int, Channels]]]:
+def _classes(stage_of: list[int], first: list[int], incoming: list[Channels]) -> tuple[list[int], list[tuple[int, Channels]]]:
     """Devices of equal timelines: the class of each, and each class's stage and channels from classes.
 
-    Devices of one stage start as one class and are told apart by where their messages come from, until nothing changes.
-    Classes are numbered in stage order.
+    Devices of one first class are told apart by where their messages come from, until nothing changes. Classes are numbered in
+    stage order.
+
+    Args:
+        first: the class that each device is in at first; numbered in stage order, never over two stages.
     """
-    classes = list(stage_of)
+    classes = list(first)
     num_classes = len(set(classes))
     while True:
         keys = [
-            (classes[d], *(tuple(sorted({(classes[src], wire, late) for src, wire, late in channels[kind]})) for kind in "FB"))
+            (
+                classes[d],
+                *(tuple(sorted({(classes[src], wire, late) for src, wire, late in channels[way]})) for way in (FORWARD, BACKWARD)),
+            )
             for d, channels in enumerate(incoming)
         ]
         numbers = {key: i for i, key in enumerate(sorted(set(keys)))}
         if len(numbers) == num_classes:
             # Unchanged: the keys speak of the classes as they are.
-            first = {c: d for d, c in reversed(list(enumerate(classes)))}
-            rename = {c: i for i, c in enumerate(sorted(first))}
+            one_of = {c: d for d, c in reversed(list(enumerate(classes)))}
+            rename = {c: i for i, c in enumerate(sorted(one_of))}
             members = [
                 (
-                    stage_of[first[c]],
+                    stage_of[one_of[c]],
                     {
-                        kind: sorted({(rename[classes[src]], wire, late) for src, wire, late in incoming[first[c]][kind]})
-                        for kind in "FB"
+                        way: sorted({(rename[classes[src]], wire, late) for src, wire, late in incoming[one_of[c]][way]})
+                        for way in (FORWARD, BACKWARD)
                     },
                 )
-                for c in sorted(first)
+                for c in sorted(one_of)
             ]
             return [rename[c] for c in classes], members
         classes, num_classes = [numbers[key] for key in keys], len(numbers)
 
 
-def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels], count: int) -> list[float]:
-    """When each class has done its passes.
+def _period(rows: list[Row], channels: list[Channels], count: int, finish: _Finish) -> float:
+    """Seconds that a further step adds, as `gpp.simulate.period` has it."""
+    period, clock, wires = Period(), [0.0] * len(rows), None
+    before = [0.0] * (len(rows) + sum(map(len, (found for each in channels for found in each.values()))))
+    while True:
+        step = _run(rows, channels, count, clock, wires)
+        clock, wires = finish.after(step.clock), step.wires
+        free = [*clock, *wires]
+        found = period.after(spans(before, [*step.first, *step.sent], free, max(clock)))
+        if found is not None:
+            return found
+        before = free
+
+
+Row = tuple[float, float, int, float]
+"""Of a class: seconds of a forward, of a backward, warm-up, seconds after each backward that nobody waits for."""
+
+
+class _Step(NamedTuple):
+    """A step of all classes.
 
     Args:
-        stages: of each class, in a topological order: seconds of a forward, of a backward, warm-up, seconds after each backward
-            that nobody waits for.
+        clock: when each class has done its passes.
+        first: when it began the first of them.
+        wires: when each channel is free again: those of forwards by class, then those of backwards.
+        sent: when each of them was first used.
+    """
+
+    clock: list[float]
+    first: list[float]
+    wires: list[float]
+    sent: list[float]
+
+
+def _run(
+    stages: list[Row], incoming: list[Channels], count: int, start: list[float] | None = None, held: list[float] | None = None
+) -> _Step:
+    """One step.
+
+    Args:
+        stages: in a topological order.
         count: micro-batches.
+        start, held: when each class may begin, and until when each channel is taken; None: 0.
     """
     n = len(stages)
     warmup = [min(w, count) for _, _, w, _ in stages]
-    # A channel: source, seconds on the wire, latency, when the wire is free again.
-    into = {kind: [[[src, wire, late, 0.0] for src, wire, late in channels[kind]] for channels in incoming] for kind in "FB"}
-    forwards, backwards = into["F"], into["B"]
-    wires = [channel for kind in "FB" for channels in into[kind] for channel in channels]
+    forwards, backwards, wires = _wires(incoming, held or [])
     done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards
-    clock, last = [0.0] * n, [0.0] * n
+    clock, last = start[:] if start else [0.0] * n, [0.0] * n
     for c in range(n):
-        took, now, mine = stages[c][0], 0.0, done[c]
+        took, now, mine = stages[c][0], clock[c], done[c]
         for m in range(warmup[c]):
             for channel in forwards[c]:
                 left = done[channel[0]][m]
@@ -175,6 +231,8 @@ def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels]
             now += took
             mine.append(now)
         clock[c] = now
+    begun = [mine[0] for mine in done]
+    returned = begun
     longest = max(warmup)
     window = longest - min(warmup) + 2  # of the forwards that later rounds may read
     m, steady, length = 0, 0, 0.0
@@ -201,6 +259,8 @@ def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels]
                     now = free + channel[2]
             last[c] = now = now + stages[c][1]
             clock[c] = now + stages[c][3]
+        if not m:
+            returned = last[:]
         if m and free_before:
             step = last[0] - before[0]
             near = STEADY * step
@@ -220,15 +280,28 @@ def _run(stages: list[tuple[float, float, int, float]], incoming: list[Channels]
                 for channel in wires:
                     channel[3] += skip * step
         m += 1
-    return clock
+    made = [begun[c[0]] for channels in forwards for c in channels] + [returned[c[0]] for channels in backwards for c in channels]
+    sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
+    first = [when - row[0] for when, row in zip(begun, stages, strict=True)]
+    return _Step(clock, first, [channel[3] for channel in wires], sent)
+
+
+Wire = list[Any]
+"""Of a channel: source, seconds on the wire, latency, when the wire is free again."""
+
+
+def _wires(incoming: list[Channels], held: list[float]) -> tuple[list[list[Wire]], list[list[Wire]], list[Wire]]:
+    """The channels of forwards and of backwards by class, and all of them; taken until `held` where that is given."""
+    into = [[[[src, wire, late, 0.0] for src, wire, late in each[way]] for each in incoming] for way in (FORWARD, BACKWARD)]
+    wires = [channel for way in into for channels in way for channel in channels]
+    for channel, when in zip(wires, held, strict=False):
+        channel[3] = when
+    return into[0], into[1], wires
 
 
 def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
-    """Of a pipeline that does not drain: seconds that each stage's sums and update take, and bytes that the sums move."""
-    out, moved = [problem.weight_times(s.ops, s.devices[0], plan.position(i))[2] for i, s in enumerate(plan.stages)], 0.0
-    for i, stage in enumerate(plan.stages):
-        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-        out[i] += problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+    """For a pipeline that does not drain: seconds that each stage's sums and update take, and bytes that the sums move."""
+    out, moved = [bill.update_s for bill in plan.bills(problem)], 0.0
     for group in reduce_groups(plan, problem.graph):
         num_bytes = group.num_bytes(problem.graph)
         took = problem.cluster.allreduce_s(num_bytes, group.devices)
@@ -238,21 +311,35 @@ def _updates(plan: Plan, problem: Problem) -> tuple[list[float], float]:
     return out, moved
 
 
-def _finish(plan: Plan, problem: Problem, clock: dict[int, float]) -> tuple[float, float]:
-    """End of the step after reductions and updates, and the bytes that the reductions moved."""
-    moved, done = 0.0, dict(clock)
-    for group in reduce_groups(plan, problem.graph):
-        num_bytes = group.num_bytes(problem.graph)
-        end = max(done[d] for d in group.devices) + problem.cluster.allreduce_s(num_bytes, group.devices)
-        done.update(dict.fromkeys(group.devices, end))
-        moved += num_bytes * 2 * (len(group.devices) - 1)
-    if problem.global_norm:
-        end = max(done.values()) + problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(done)))
-        moved += NORM_BYTES * 2 * (len(done) - 1)
-        done = dict.fromkeys(done, end)
-    for stage in plan.stages:
-        trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-        update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
-        for d in stage.devices:
-            done[d] += update_s
-    return max(done.values(), default=0.0), moved
+@final
+class _Finish:
+    """What follows the last backward of a step: reductions, the sum of the norm, updates.
+
+    Args:
+        class_of: device -> class; those of a class are in the same groups.
+    """
+
+    def __init__(self, plan: Plan, problem: Problem, groups: Sequence[ReduceGroup], class_of: Mapping[int, int]) -> None:
+        self.moved = 0.0
+        self.sums: list[tuple[tuple[int, ...], float]] = []
+        for group in groups:
+            num_bytes = group.num_bytes(problem.graph)
+            members = tuple(sorted({class_of[device] for device in group.devices}))
+            self.sums.append((members, problem.cluster.allreduce_s(num_bytes, group.devices)))
+            self.moved += num_bytes * 2 * (len(group.devices) - 1)
+        if problem.global_norm:
+            self.sums.append(
+                (tuple(sorted(set(class_of.values()))), problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(class_of))))
+            )
+            self.moved += NORM_BYTES * 2 * (len(class_of) - 1)
+        update = [bill.update_s for bill in plan.bills(problem)]
+        self.update_s = {class_of[device]: update[s] for device, s in plan.stage_of_device.items()}
+
+    def after(self, clock: Sequence[float]) -> list[float]:
+        """When each class has done all of a step, from when it has done its passes."""
+        done = list(clock)
+        for members, took in self.sums:
+            end = max(done[c] for c in members) + took
+            for c in members:
+                done[c] = end
+        return [when + self.update_s[c] for c, when in enumerate(done)]

@@ -1,21 +1,25 @@
 """Discrete-event run of a program on a cost model.
 
-Every device walks its static list. A compute action starts when the device is free and its messages
-have arrived; a send leaves at once on its own first-in-first-out channel and overlaps with compute; a
-reduction starts when all its devices have reached it. Channels do not contend with each other.
-The order of every device is static, so the times are a longest path: no event queue is needed.
+Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
+its own first-in first-out channel and overlaps with compute; a reduction starts when all its devices have reached it. Channels do
+not contend with each other. The order of every device is static, so the times are a longest path in the graph of waits
+(`gpp.program.waits`): no event queue is needed.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.program import NORM_BYTES, WORLD, Program, ReduceGroup, reduce_groups
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Direction, Role
+from gpp.program.program import NORM_BYTES, Action, Program, ReduceGroup, reduce_groups
+from gpp.program.waits import Times
+from gpp.simulate.period import Period, spans
 from gpp.timeline import Event, Metrics, Timeline
 
 ORDER_BYTES = 1
@@ -30,7 +34,7 @@ STEADY = 1e-9
 
 
 def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
-    """The timeline of one training step; of a program that does not drain, of `SHOWN` mini-batches in its steady state.
+    """The timeline of one training step of many; of a program that does not drain, of `SHOWN` mini-batches in its steady state.
 
     Args:
         record: keep the events; a planner that scores candidates needs only the metrics.
@@ -38,35 +42,43 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     Raises:
         MalformedProgram: the program cannot run to its end.
     """
-    run = _Run(program, plan, problem, record)
-    run.advance_all()
-    iteration_s, events, count = max(run.clock.values(), default=0.0), run.events, program.minibatches
+    waits, count = program.waits, program.minibatches
+    costs = Costs.of(program, plan, problem)
+    events: list[Event] = []
     if count > 1:
-        begin, iteration_s = steady_period(run.updated, plan)
-        events = within(events, begin, SHOWN * iteration_s)
+        times = waits.times(costs.seconds, costs.late)
+        begin, iteration_s = steady_period(_updated(program, plan, times), plan)
+        if record:
+            events = within(_events(program, costs, times, 0.0), begin, SHOWN * iteration_s)
+    else:
+        times, iteration_s = steps_of(program, costs)
+        if record:
+            events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
     kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
-    busy = sum(run.busy.values()) / count
+    busy = sum(times * costs.seconds[label] for label, times in waits.counts.items() if waits.labels[label][1].kind in COMPUTE)
+    sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
         iteration_s=iteration_s,
         throughput_samples_per_s=program.num_samples / count / iteration_s if iteration_s else 0.0,
-        bubble_fraction=max(0.0, 1.0 - busy / (len(program.actions) * iteration_s)) if iteration_s else 0.0,
+        bubble_fraction=max(0.0, 1.0 - busy / count / (len(program.actions) * iteration_s)) if iteration_s else 0.0,
         peak_memory_bytes=memory,
-        communication_bytes=round(run.sent_bytes / count),
+        communication_bytes=round(sent / count),
         max_in_flight_samples=held,
-        weight_versions={s: problem.weights.copies(plan.position(s)) for s in range(len(plan.stages))},
-        staleness={s: problem.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
+        weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(plan.stages))},
+        staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
     )
     return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN if count > 1 else 1)
 
 
-def pass_times(problem: Problem, plan: Plan, s: int, samples: int) -> tuple[float, float]:
-    """Seconds of a forward and of a backward of stage `s` on a micro-batch of so many samples, its weights made ready included."""
-    stage = plan.stages[s]
-    forward, backward = problem.stage_times(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.turns)
-    more = problem.weight_times(stage.ops, stage.devices[0], plan.position(s), stage.tensor_parallel)
-    return forward + more[0], backward + more[1]
+def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float]]:
+    """Stage -> when its updates ended, by its first device."""
+    out: dict[int, list[float]] = defaultdict(list)
+    for node, stage, device in program.waits.updates:
+        if device == plan.stages[stage].devices[0]:
+            out[stage].append(times.end_s[node])
+    return out
 
 
 def steady_period(updated: Mapping[int, Sequence[float]], plan: Plan) -> tuple[float, float]:
@@ -97,7 +109,7 @@ def update_ends(events: Iterable[Event], plan: Plan) -> dict[int, list[float]]:
     """Stage -> when its updates ended, by its first device."""
     out: dict[int, list[float]] = defaultdict(list)
     for event in events:
-        if event.kind == "U" and event.device == plan.stages[event.stage].devices[0]:
+        if event.kind in UPDATES and event.device == plan.stages[event.stage].devices[0]:
             out[event.stage].append(event.end_s)
     return {stage: sorted(ends) for stage, ends in out.items()}
 
@@ -118,165 +130,116 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
         held = most = 0
         keeps = False
         for action in program.actions[stage.devices[0]]:
-            if action.stage != s:
-                continue
-            if action.kind == "F":
-                held += 1
-                most = max(most, held)
-            elif action.kind == "B":
-                held, keeps = held - 1, True
-        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.turns
+            if action.kind in COMPUTE and action.stage == s:
+                row = KINDS[action.kind]
+                if row.holds:
+                    held += 1
+                    most = max(most, held)
+                if row.frees:
+                    held, keeps = held - 1, True
+        out[s] = (most if keeps else 1) * stage.microbatch_size * stage.round_robin_degree
     return out
 
 
-def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[str, int, int], tuple[float, float]]:
+def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
     for (s, t), tensors in plan.edge_tensors(graph).items():
         fixed = 0.0 if tensors else float(ORDER_BYTES)
-        out["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        out["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+        out[FORWARD, s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
+        out[BACKWARD, t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
     return out
 
 
-class _Run:
-    """State of one simulation; mutable and private to `simulate`."""
+class Costs(NamedTuple):
+    """What the actions of a program take.
 
-    def __init__(self, program: Program, plan: Plan, problem: Problem, record: bool) -> None:
-        self.program, self.plan, self.problem, self.record = program, plan, problem, record
-        self.groups: tuple[ReduceGroup, ...] = reduce_groups(plan, problem.graph)
-        self.group_s = [self._group_s(group) for group in self.groups]
-        self.norm_s = problem.cluster.allreduce_s(NORM_BYTES, tuple(sorted(program.actions)))
-        self.duration = {s: self._durations(s, stage.microbatch_size) for s, stage in enumerate(plan.stages)}
-        # The last micro-batch is smaller where the size does not divide the mini-batch: (stage, micro-batch) -> durations.
-        self.shorter = {
-            (s, program.num_samples // stage.microbatch_size): self._durations(s, rest)
-            for s, stage in enumerate(plan.stages)
-            if (rest := program.num_samples % stage.microbatch_size)
-        }
-        self.update_s = {
-            s: problem.cost.update_s(
-                problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
-            )
-            + problem.weight_times(stage.ops, stage.devices[0], plan.position(s), stage.tensor_parallel)[2]
-            for s, stage in enumerate(plan.stages)
-        }
-        self.updated: dict[int, list[float]] = defaultdict(list)  # stage -> when each of its updates ended
-        self.rate = message_rates(plan, problem.graph)
-        self.clock = dict.fromkeys(program.actions, 0.0)
-        self.busy = dict.fromkeys(program.actions, 0.0)
-        self.position = dict.fromkeys(program.actions, 0)
-        self.arrival: dict[tuple[str, int, int, int, int, int], float] = {}
-        self.channel_free: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
-        self.needs: dict[tuple[int, str, int, int], list[tuple[str, int, int, int, int, int]]] = {}
-        self.waiting: dict[object, int] = {}
-        # (group, which of its sums) -> device -> when it came; and which one a device is at.
-        self.reached: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        self.sums_done: dict[tuple[int, int], int] = defaultdict(int)
-        self.events: list[Event] = []
-        self.sent_bytes = 0.0
+    Args:
+        seconds: of each label of its waits.
+        num_bytes: of its message, or of what it sums.
+        moved: bytes that it puts on links; a ring moves 2(n-1)/n of a sum's over each of the n members' links.
+        late: by channel, seconds from the wire to the arrival.
+    """
 
-    def _durations(self, s: int, samples: int) -> dict[str, float]:
-        """Seconds of a forward ("F") and of a backward ("B") of a micro-batch of so many samples."""
-        return dict(zip(("F", "B"), pass_times(self.problem, self.plan, s, samples), strict=True))
+    seconds: list[float]
+    num_bytes: list[float]
+    moved: list[float]
+    late: list[float]
 
-    def _group_s(self, group: ReduceGroup) -> float:
-        return self.problem.cluster.allreduce_s(group.num_bytes(self.problem.graph), group.devices)
+    @classmethod
+    def of(cls, program: Program, plan: Plan, problem: Problem) -> Costs:
+        """By the cost model.
 
-    def advance_all(self) -> None:
-        ready = sorted(self.program.actions, reverse=True)
-        while ready:
-            self._advance(ready.pop(), ready)
-        stuck = {d: a[self.position[d]] for d, a in self.program.actions.items() if self.position[d] < len(a)}
-        if stuck:
-            raise MalformedProgram(
-                "the program cannot run to its end; blocked: " + ", ".join(action.text(d) for d, action in sorted(stuck.items()))
-            )
-
-    def _advance(self, device: int, ready: list[int]) -> None:
-        """Run one device until it blocks or ends; wake those who waited for what it sent."""
-        actions, at, now = self.program.actions[device], self.position[device], self.clock[device]
-        arrival, needs, waiting, record, link_of = self.arrival, self.needs, self.waiting, self.record, self.problem.cluster.link
-        duration, shorter = self.duration, self.shorter
-        count = len(actions)
-        while at < count:
-            action = actions[at]
-            kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-            if kind == "RF" or kind == "RB":
-                needs.setdefault((device, kind[1], stage, microbatch), []).append(
-                    (kind[1], peer_stage, stage, peer_device, device, lo)
-                )
-            elif kind == "F" or kind == "B":
-                start, keys = now, needs.get((device, kind, stage, microbatch))
-                if keys:
-                    missing = None
-                    for key in keys:
-                        when = arrival.get(key)
-                        if when is None:
-                            missing = key
-                            break
-                        if when > start:
-                            start = when
-                    if missing:
-                        waiting[missing] = device
-                        break
-                took = shorter.get((stage, microbatch), duration[stage]) if shorter else duration[stage]
-                now = start + took[kind]
-                self.busy[device] += now - start
-                if record:
-                    self.events.append(Event(device, kind, stage, microbatch, start, now))
-            elif kind == "SF" or kind == "SB":
-                if peer_device == device:
-                    # Handed over in memory, to a stage that this same device runs later.
-                    arrival[kind[1], stage, peer_stage, device, device, lo] = now
-                    at += 1
-                    continue
-                per_sample, fixed = self.rate[kind[1], stage, peer_stage]
-                num_bytes = per_sample * (hi - lo) + fixed
-                channel = (kind[1], stage, peer_stage, device, peer_device)
-                link = link_of(device, peer_device)
-                start = max(now, self.channel_free[channel])
-                free = start + num_bytes / link.bandwidth_bytes_per_s
-                self.channel_free[channel] = free
-                key = (*channel, lo)
-                arrival[key] = free + link.latency_s
-                self.sent_bytes += num_bytes
-                if record:
-                    self.events.append(Event(device, kind, stage, microbatch, start, free + link.latency_s, round(num_bytes)))
-                if key in waiting:
-                    ready.append(waiting.pop(key))
-            elif kind == "R" or kind == "N":
-                done = self._reduce(device, WORLD if kind == "N" else microbatch, now, ready)
-                if done is None:
-                    break
-                if record:
-                    num_bytes = NORM_BYTES if kind == "N" else self._group_bytes(microbatch)
-                    self.events.append(Event(device, kind, stage, microbatch, now, done, num_bytes))
-                now = done
+        Raises:
+            MalformedProgram: the program cannot run to its end, or holds what the plan does not know.
+        """
+        waits, rates = program.waits, message_rates(plan, problem.graph)
+        groups = reduce_groups(plan, problem.graph)
+        seconds: list[float] = []
+        num_bytes: list[float] = []
+        moved: list[float] = []
+        bills = plan.bills(problem)
+        for device, action in waits.labels:
+            row, s = KINDS[action.kind], action.stage
+            size, share = 0.0, 1.0
+            if row.role is Role.COMPUTE:
+                b = plan.stages[s].microbatch_size
+                forward_s, backward_s = bills[s].pass_s(last=(action.microbatch + 1) * b > program.num_samples)
+                took = forward_s if row.direction == FORWARD else backward_s
+            elif row.role is Role.SEND:
+                # What a device hands to itself stays in memory.
+                per_sample, fixed = rates[row.direction, s, action.peer_stage]
+                size = per_sample * (action.hi - action.lo) + fixed if action.peer_device != device else 0.0
+                took = size / problem.cluster.link(device, action.peer_device).bandwidth_bytes_per_s if size else 0.0
+            elif row.role is Role.SUM:
+                size, members = _summed(program, groups, problem, device, action)
+                took, share = problem.cluster.allreduce_s(size, members), 2 * (len(members) - 1) / len(members)
+            elif row.role is Role.UPDATE:
+                took = bills[s].update_s
             else:
-                if record:
-                    self.events.append(Event(device, kind, stage, microbatch, now, now + self.update_s[stage]))
-                now += self.update_s[stage]
-                if device == self.plan.stages[stage].devices[0]:
-                    self.updated[stage].append(now)
-            at += 1
-        self.position[device], self.clock[device] = at, now
+                raise MalformedProgram(f"{action.text(device)} takes no time that a simulation could know")
+            seconds.append(took)
+            num_bytes.append(size)
+            moved.append(size * share)
+        late = [0.0 if src == dst else problem.cluster.link(src, dst).latency_s for _, _, _, src, dst in waits.channels]
+        return cls(seconds, num_bytes, moved, late)
 
-    def _group_bytes(self, group: int) -> int:
-        return round(self.groups[group].num_bytes(self.problem.graph))
 
-    def _reduce(self, device: int, group: int, now: float, ready: list[int]) -> float | None:
-        """End of a reduction, or None while a member is still on its way there."""
-        reached = self.reached[group, self.sums_done[device, group]]
-        members = self.program.actions if group == WORLD else self.groups[group].devices
-        if device not in reached:
-            reached[device] = now
-            n = len(members)
-            # A ring moves 2(n-1)/n of the bytes over each member's link.
-            self.sent_bytes += (NORM_BYTES if group == WORLD else self._group_bytes(group)) * 2 * (n - 1) / n
-            if len(reached) == n:
-                ready += [member for member in reached if member != device]
-        if len(reached) < len(members):
-            return None
-        self.sums_done[device, group] += 1
-        return max(reached.values()) + (self.norm_s if group == WORLD else self.group_s[group])
+def _summed(
+    program: Program, groups: Sequence[ReduceGroup], problem: Problem, device: int, action: Action
+) -> tuple[float, tuple[int, ...]]:
+    """Bytes that a sum is about, and its members."""
+    if KINDS[action.kind].everyone:
+        return NORM_BYTES, program.waits.devices
+    if not 0 <= action.microbatch < len(groups):
+        raise MalformedProgram(f"{action.text(device)}: the plan has {len(groups)} gradient groups")
+    group = groups[action.microbatch]
+    return group.num_bytes(problem.graph), group.devices
+
+
+def steps_of(program: Program, costs: Costs) -> tuple[Times, float]:
+    """The times of a step of a pipeline that repeats it, and the period.
+
+    The times are those of the step in which the period shows, from the beginning of the first one on.
+    """
+    waits, period, start = program.waits, Period(), [0.0] * program.waits.num_resources
+    while True:
+        times = waits.times(costs.seconds, costs.late, start)
+        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s[: len(waits.devices)], default=0.0)))
+        if found is not None:
+            return times, found
+        start = times.free_s
+
+
+def _events(program: Program, costs: Costs, times: Times, zero: float) -> list[Event]:
+    """What happens, as if `zero` were the zero of time."""
+    waits, num_bytes = program.waits, [round(size) for size in costs.num_bytes]
+    begin, end, labels = times.begin_s, times.end_s, waits.label_of
+    out: list[Event] = []
+    for device in waits.devices:
+        for node, action in enumerate(program.actions[device], start=waits.first[device]):
+            kind, stage, microbatch, _, peer_device, _, _ = action
+            if kind not in RECEIVES and peer_device != device:
+                start, stop = (begin[node], end[node]) if not zero else (begin[node] - zero, end[node] - zero)
+                out.append(Event(device, kind, stage, microbatch, start, stop, num_bytes[labels[node]]))
+    return out

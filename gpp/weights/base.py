@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
@@ -35,7 +36,7 @@ class PipelinePosition:
     accumulation: int = 1
 
     @property
-    def position(self) -> int:
+    def stages_before(self) -> int:
         """Stages before this one, seen from the sink (k); on a branch shorter than the longest one, as if it were that long."""
         return max(self.depth - 1 - self.warmup, 0)
 
@@ -52,8 +53,22 @@ class PipelinePosition:
         return max(start, (microbatch - self.warmup) // self.accumulation)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """How weights are extrapolated with the optimizer's state, beyond the rule of the optimizer itself.
+
+    Args:
+        future: gradients to come: `same`: steps go on as the last one did; `zero`: momentum decays without new gradients.
+        decay: whether decoupled weight decay is part of the prediction.
+    """
+
+    future: str = "same"
+    decay: bool = False
+
+
 class Traffic(NamedTuple):
-    """Bytes moved around each forward, each backward and each update, for each byte of the stage's weights."""
+    """Bytes moved around a forward, a backward and an update, for each byte of the stage's weights: means over a mini-batch of the
+    steady state."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -67,6 +82,10 @@ COPY = 2.0
 class AbstractWeights(ABC):
     """A weight policy. Its settings are its fields.
 
+    A policy declares which version each pass uses and by how many updates it is extrapolated. Copies, staleness and traffic follow
+    from that (`copies`, `staleness`, `traffic`), as the runtime keeps versions: in memory of their own where the backward of a
+    micro-batch goes through what its forward used, else in one scratch copy that is written before a pass.
+
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
     """
@@ -74,9 +93,6 @@ class AbstractWeights(ABC):
     name: ClassVar[str]
     flushes: ClassVar[bool] = False
     """Whether the pipeline drains before every update, so that there is one version at a time."""
-    predicts: ClassVar[bool] = False
-    """Whether forwards use weights extrapolated with the optimizer's state."""
-
     repeats: ClassVar[bool] = True
     """Whether the forward of a micro-batch in flight can be repeated, so that a checkpoint needs no drain."""
     in_step: ClassVar[bool] = False
@@ -86,11 +102,16 @@ class AbstractWeights(ABC):
 
     @property
     @abstractmethod
+    def predictor(self) -> Predictor | None:
+        """How forwards extrapolate weights; None where all passes use weights that are, or were, the stage's own."""
+
+    @property
+    @abstractmethod
     def backward(self) -> Backward:
         """The weights that gradients of inputs go through."""
 
     @abstractmethod
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """The version that the forward of `microbatch` uses, or that is extrapolated for it.
 
         Args:
@@ -98,63 +119,69 @@ class AbstractWeights(ABC):
         """
 
     @abstractmethod
-    def copies(self, place: PipelinePosition) -> int:
-        """Copies of the weights that the stage holds at most, the latest one included."""
-
-    @abstractmethod
-    def most_copies(self, depth: int) -> int:
-        """The largest of `copies` over the stages of any pipeline of at most `depth` stages."""
-
-    @abstractmethod
     def least_accumulation(self, depth: int) -> int:
         """Micro-batches that a mini-batch must have at least in a pipeline of `depth` stages."""
 
     @abstractmethod
-    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
+    def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """Updates by which the weights of a forward are extrapolated; 0: not at all."""
 
     @abstractmethod
-    def backward_horizon(self, place: PipelinePosition) -> int:
+    def backward_horizon(self, position: PipelinePosition) -> int:
         """The same of a backward."""
 
-    @abstractmethod
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
+    def backward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
+        return self.forward_version(position, microbatch, start) if self.backward == "same" else position.batch(microbatch)
+
+    def copies(self, position: PipelinePosition) -> int:
+        """Copies of the weights that the stage holds at most, the latest one included."""
+        return _copies(self, position)
+
+    def most_copies(self, depth: int) -> int:
+        """The largest of `copies` over the stages of any pipeline of at most `depth` stages: the first stage of the deepest holds
+        most."""
+        accumulation = max(self.accumulation or 1, self.least_accumulation(depth))
+        return self.copies(PipelinePosition(warmup=depth - 1, depth=depth, accumulation=accumulation))
+
+    def staleness(self, position: PipelinePosition) -> int:
+        """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
+        return _staleness(self, position)
+
+    def traffic(self, position: PipelinePosition, prediction: float) -> Traffic:
         """What the policy moves through memory, beyond passes and updates of one version.
 
         Args:
             prediction: bytes moved to extrapolate a byte of weights, by the optimizer's rule.
         """
+        moves = _moves(self, position)
+        forward, backward = (extrapolated * prediction + copied * COPY for extrapolated, copied in (moves.forward, moves.backward))
+        return Traffic(forward, backward, moves.update * COPY)
 
-    def backward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
-        return self.forward_version(place, microbatch, start) if self.backward == "same" else place.batch(microbatch)
-
-    def staleness(self, place: PipelinePosition) -> int:
-        """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
-        first = place.accumulation * (place.depth + place.warmup + 2)
-        batch = range(first, first + place.accumulation)
-        return max(place.batch(j) - self.forward_version(place, j) for j in batch)
-
-    def check(self, place: PipelinePosition) -> None:
+    def check(self, position: PipelinePosition) -> None:
         """Refuse a pipeline in which the policy cannot hold.
 
         Raises:
             InvalidConfig: too few micro-batches in a mini-batch.
         """
-        least = self.least_accumulation(place.depth)
-        if place.accumulation < least:
+        least = self.least_accumulation(position.depth)
+        if position.accumulation < least:
             rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as are in flight"
             fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
-            raise InvalidConfig("micro-batches in a mini-batch", place.accumulation, rule, fix)
+            raise InvalidConfig("micro-batches in a mini-batch", position.accumulation, rule, fix)
 
 
 class AbstractActual(AbstractWeights):
     """Policies whose passes use weights that were, or are, the stage's own: nothing is extrapolated."""
 
-    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
+    @property
+    def predictor(self) -> None:
+        return None
+
+    def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         return 0
 
-    def backward_horizon(self, place: PipelinePosition) -> int:
+    def backward_horizon(self, position: PipelinePosition) -> int:
         return 0
 
 
@@ -166,24 +193,92 @@ class AbstractRing(AbstractActual):
     """
 
     @abstractmethod
-    def lag(self, place: PipelinePosition) -> int:
+    def lag(self, position: PipelinePosition) -> int:
         """Micro-batches by which the version that a forward uses is behind the latest there could be."""
 
     @property
     def backward(self) -> Backward:
         return "same"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return max(start, (microbatch - self.lag(place)) // place.accumulation)
-
-    def copies(self, place: PipelinePosition) -> int:
-        return -(-self.lag(place) // place.accumulation) + 1
-
-    def most_copies(self, depth: int) -> int:
-        return -(-(depth - 1) // (self.accumulation or 1)) + 1
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return max(start, (microbatch - self.lag(position)) // position.accumulation)
 
     def least_accumulation(self, depth: int) -> int:
         return 1
 
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        return Traffic(update=COPY if self.copies(place) > 1 else 0.0)
+
+KNOWN = 1 << 14
+"""Positions whose derived numbers are remembered: planners ask for the same ones again and again."""
+
+
+def _steady(position: PipelinePosition) -> int:
+    """A mini-batch for which the pipeline is full: no version is bounded by the start any more."""
+    return position.depth + position.warmup + 2
+
+
+@lru_cache(KNOWN)
+def _extrapolates(policy: AbstractWeights, position: PipelinePosition) -> bool:
+    """Whether some pass of a mini-batch uses weights ahead of the stage's own."""
+    first = _steady(position) * position.accumulation
+    batch = range(first, first + position.accumulation)
+    return policy.backward_horizon(position) > 0 or any(policy.horizon(position, j) > 0 for j in batch)
+
+
+@lru_cache(KNOWN)
+def _copies(policy: AbstractWeights, position: PipelinePosition) -> int:
+    if policy.predictor is not None:
+        if not _extrapolates(policy, position):
+            return 1
+        # Beside the weights themselves: what every micro-batch in flight used, or one scratch copy for all passes.
+        return 1 + (position.warmup + 1 if policy.backward == "same" else 1)
+    if policy.backward == "current":
+        return 1
+    # Right after update v the first micro-batch of the next mini-batch is in flight, or about to be, and uses the oldest version
+    # that anything still needs. Versions are used in order and none is left out, so those from there to v are all alive.
+    version = _steady(position)
+    return 1 + version - policy.forward_version(position, version * position.accumulation)
+
+
+@lru_cache(KNOWN)
+def _staleness(policy: AbstractWeights, position: PipelinePosition) -> int:
+    first = _steady(position) * position.accumulation
+    batch = range(first, first + position.accumulation)
+    return max(position.batch(j) - policy.forward_version(position, j) for j in batch)
+
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class _Moves(NamedTuple):
+    """(extrapolations, copies) of the weights for each forward and for each backward; copies for each update."""
+
+    forward: tuple[float, float] = (0.0, 0.0)
+    backward: tuple[float, float] = (0.0, 0.0)
+    update: float = 0.0
+
+
+@lru_cache(KNOWN)
+def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
+    """What the passes of a mini-batch of the steady state do to the weights, divided by their number."""
+    m, warmup = position.accumulation, position.warmup
+    if policy.copies(position) == 1:
+        return _Moves()
+    if policy.predictor is None:
+        # A version that is still needed is copied before the update that would overwrite it.
+        return _Moves(update=1.0)
+    first = _steady(position) * m
+    if policy.backward == "same":
+        ahead = sum(policy.horizon(position, j) > 0 for j in range(first, first + m))
+        return _Moves(forward=(ahead / m, (m - ahead) / m))
+    # One scratch copy: it is extrapolated for a pass, or copied where it does not hold the latest weights already.
+    done = {FORWARD: [0, 0], BACKWARD: [0, 0]}
+    latest = False
+    for j in range(first - m, first + m):
+        for way, horizon in ((FORWARD, policy.horizon(position, j + warmup)), (BACKWARD, policy.backward_horizon(position))):
+            if j >= first:
+                done[way][0] += horizon > 0
+                done[way][1] += horizon == 0 and not latest
+            latest = horizon == 0
+        latest = latest and (j + 1) % m > 0
+    (forwards, first_copies), (backwards, copies) = done[FORWARD], done[BACKWARD]
+    return _Moves((forwards / m, first_copies / m), (backwards / m, copies / m))

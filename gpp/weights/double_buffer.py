@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.settings import Count, settings
-from gpp.weights.base import COPY, AbstractActual, Backward, PipelinePosition, Traffic
+from gpp.weights.base import AbstractActual, Backward, PipelinePosition
 
 
 @final
@@ -25,17 +25,8 @@ class DoubleBuffer(AbstractActual):
     def backward(self) -> Backward:
         return "same"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return max(start, place.batch(microbatch) - 1)
-
-    def copies(self, place: PipelinePosition) -> int:
-        return 2
-
-    def most_copies(self, depth: int) -> int:
-        return 2
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return max(start, position.batch(microbatch) - 1)
 
     def least_accumulation(self, depth: int) -> int:
         return depth
-
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        return Traffic(update=COPY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.settings import Count, settings
-from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic
+from gpp.weights.base import AbstractActual, Backward, PipelinePosition
 
 
 @final
@@ -22,17 +22,8 @@ class Flush(AbstractActual):
     def backward(self) -> Backward:
         return "same"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return place.batch(microbatch)
-
-    def copies(self, place: PipelinePosition) -> int:
-        return 1
-
-    def most_copies(self, depth: int) -> int:
-        return 1
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return position.batch(microbatch)
 
     def least_accumulation(self, depth: int) -> int:
         return 1
-
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        return Traffic()

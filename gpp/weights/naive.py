@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.settings import Count, settings
-from gpp.weights.base import AbstractActual, Backward, PipelinePosition, Traffic
+from gpp.weights.base import AbstractActual, Backward, PipelinePosition
 
 
 @final
@@ -21,17 +21,8 @@ class Naive(AbstractActual):
     def backward(self) -> Backward:
         return "current"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return place.latest(microbatch, start)
-
-    def copies(self, place: PipelinePosition) -> int:
-        return 1
-
-    def most_copies(self, depth: int) -> int:
-        return 1
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return position.latest(microbatch, start)
 
     def least_accumulation(self, depth: int) -> int:
         return 1
-
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        return Traffic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 from gpp.settings import Count, settings
-from gpp.weights.base import COPY, AbstractWeights, Backward, PipelinePosition, Traffic
+from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
 
 
 @final
@@ -27,7 +27,6 @@ class PipeOptim(AbstractWeights):
     """
 
     name: ClassVar[str] = "pipeoptim"
-    predicts: ClassVar[bool] = True
     accumulation: Count | None = 1
     horizon_from: Literal["schedule", "constant"] = "schedule"
     offset: Literal[0, 1] = 0
@@ -35,28 +34,23 @@ class PipeOptim(AbstractWeights):
     decay: bool = False
 
     @property
+    def predictor(self) -> Predictor:
+        return Predictor(future=self.future, decay=self.decay)
+
+    @property
     def backward(self) -> Backward:
         return "current"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return place.latest(microbatch, start)
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return position.latest(microbatch, start)
 
-    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
+    def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         if self.horizon_from == "constant":
-            return place.warmup + self.offset
-        return place.batch(microbatch) - place.latest(microbatch, start) + self.offset
+            return position.warmup + self.offset
+        return position.batch(microbatch) - position.latest(microbatch, start) + self.offset
 
-    def backward_horizon(self, place: PipelinePosition) -> int:
+    def backward_horizon(self, position: PipelinePosition) -> int:
         return 0
-
-    def copies(self, place: PipelinePosition) -> int:
-        return 2 if place.warmup or self.offset else 1
-
-    def most_copies(self, depth: int) -> int:
-        return 2 if depth > 1 or self.offset else 1
 
     def least_accumulation(self, depth: int) -> int:
         return 1
-
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        return Traffic(forward=prediction, backward=COPY) if self.copies(place) > 1 else Traffic()

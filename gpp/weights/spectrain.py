@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 from gpp.settings import Count, settings
-from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Traffic
+from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
 
 
 @final
@@ -23,37 +23,26 @@ class SpecTrain(AbstractWeights):
     """
 
     name: ClassVar[str] = "spectrain"
-    predicts: ClassVar[bool] = True
     accumulation: Count | None = 1
     form: Literal[1, 2] = 1
+
+    @property
+    def predictor(self) -> Predictor:
+        return Predictor()
 
     @property
     def backward(self) -> Backward:
         return "predicted" if self.form == 1 else "same"
 
-    def forward_version(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        return place.latest(microbatch, start)
+    def forward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        return position.latest(microbatch, start)
 
-    def horizon(self, place: PipelinePosition, microbatch: int, start: int = 0) -> int:
-        own = place.batch(microbatch) - place.latest(microbatch, start)
-        return own + self.backward_horizon(place)
+    def horizon(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
+        own = position.batch(microbatch) - position.latest(microbatch, start)
+        return own + self.backward_horizon(position)
 
-    def backward_horizon(self, place: PipelinePosition) -> int:
-        return place.position // 2 // place.accumulation if self.form == 1 else 0
-
-    def copies(self, place: PipelinePosition) -> int:
-        if self.form == 1:
-            return 2 if place.warmup or self.backward_horizon(place) else 1
-        # One for every micro-batch in flight, beside the weights themselves.
-        return place.warmup + 2 if place.warmup else 1
-
-    def most_copies(self, depth: int) -> int:
-        return (2 if self.form == 1 else depth + 1) if depth > 1 else 1
+    def backward_horizon(self, position: PipelinePosition) -> int:
+        return position.stages_before // 2 // position.accumulation if self.form == 1 else 0
 
     def least_accumulation(self, depth: int) -> int:
         return 1
-
-    def traffic(self, place: PipelinePosition, prediction: float) -> Traffic:
-        if self.copies(place) == 1:
-            return Traffic()
-        return Traffic(forward=prediction, backward=prediction if self.form == 1 else 0.0)

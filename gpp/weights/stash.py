@@ -19,5 +19,5 @@ class Stash(AbstractRing):
     name: ClassVar[str] = "stash"
     accumulation: Count | None = 1
 
-    def lag(self, place: PipelinePosition) -> int:
-        return place.warmup
+    def lag(self, position: PipelinePosition) -> int:
+        return position.warmup

@@ -21,5 +21,5 @@ class VerticalSync(AbstractRing):
     name: ClassVar[str] = "vertical_sync"
     accumulation: Count | None = 1
 
-    def lag(self, place: PipelinePosition) -> int:
-        return place.depth - 1
+    def lag(self, position: PipelinePosition) -> int:
+        return position.depth - 1

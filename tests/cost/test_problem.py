@@ -8,6 +8,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.graph.random_graphs import random_dag
+from tests.support.bills import peak_bytes
 from tests.support.graphs import DEVICE, chain, problem
 
 
@@ -42,32 +43,32 @@ def test_parameters_count_once_in_a_stage_and_once_in_every_stage_that_reads_the
 def test_memory_of_the_whole_graph():
     of = problem(shared(), 1, 8, optimizer_state_factor=2.0)
     static = 107 * (1 + 1 + 2) + 1000  # weight, gradient, two moments; frozen weights alone
-    assert of.stage_memory((0, 1, 2), 2, 1, 6) == static + 60 * 6
+    assert peak_bytes(of, (0, 1, 2), 2, 1, 6) == static + 60 * 6
 
 
 def test_memory_at_the_boundary():
     of = problem(shared(), 2, 8)
     # First stage: t0 is in its saved bytes, gradient of t0 comes back.
-    assert of.stage_memory((0,), 2, 1, 4) == 2 * 100 + 10 * 4 + 4 * 2
+    assert peak_bytes(of, (0,), 2, 1, 4) == 2 * 100 + 10 * 4 + 4 * 2
     # Middle: receives t0; sends t1, which nobody saved, and the index i1, which has no gradient.
-    assert of.stage_memory((1,), 2, 1, 4) == 1000 + (20 + 4 + 6) * 4 + (4 + 6) * 2
-    assert of.stage_memory((2,), 2, 1, 2) == 2 * 107 + (30 + 4 + 6 + 8) * 2 + (4 + 6) * 2
+    assert peak_bytes(of, (1,), 2, 1, 4) == 1000 + (20 + 4 + 6) * 4 + (4 + 6) * 2
+    assert peak_bytes(of, (2,), 2, 1, 2) == 2 * 107 + (30 + 4 + 6 + 8) * 2 + (4 + 6) * 2
 
 
 def test_replicas_share_the_samples():
     of = problem(shared(), 4, 8)
-    one, two = of.stage_memory((0, 1, 2), 4, 1, 8), of.stage_memory((0, 1, 2), 4, 2, 8)
+    one, two = peak_bytes(of, (0, 1, 2), 4, 1, 8), peak_bytes(of, (0, 1, 2), 4, 2, 8)
     assert one - two == 60 * 4
-    assert of.stage_memory((0, 1, 2), 4, 3, 8) == two  # the larger share of 4 samples over 3 replicas is 2
+    assert peak_bytes(of, (0, 1, 2), 4, 3, 8) == two  # the larger share of 4 samples over 3 replicas is 2
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_memory_grows_with_what_is_in_flight_and_with_the_cut(seed):
     of = problem(random_dag(16, seed), 2, 8)
     whole = tuple(range(16))
-    assert of.stage_memory(whole, 2, 1, 4) < of.stage_memory(whole, 2, 1, 8)
-    halves = of.stage_memory(whole[:8], 2, 1, 4) + of.stage_memory(whole[8:], 2, 1, 4)
-    assert halves >= of.stage_memory(whole, 2, 1, 4)
+    assert peak_bytes(of, whole, 2, 1, 4) < peak_bytes(of, whole, 2, 1, 8)
+    halves = peak_bytes(of, whole[:8], 2, 1, 4) + peak_bytes(of, whole[8:], 2, 1, 4)
+    assert halves >= peak_bytes(of, whole, 2, 1, 4)
 
 
 def test_crossing_tensors():

@@ -19,11 +19,12 @@ from gpp.program.program import check_program, reduce_groups
 from gpp.routing import copies
 from gpp.runtime.engines.distributed import Distributed
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
 from tests.support.problems import cluster
+from tests.support.programs import lower
 
 HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))
 STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())
@@ -51,10 +52,10 @@ def test_recomputation_by_the_general_rule():
     problem = Problem(graph=chain(3, saved=10.0), cluster=cluster(1), cost=Constant(), minibatch_size=8)
     assert problem.stage_times((0, 1, 2), 2, (0,)) == (6.0, 12.0)
     assert problem.stage_times((0, 1, 2), 2, (0,), (1, 2)) == (6.0, 16.0)
-    whole = problem.stage_memory((0, 1, 2), 2, 1, 8)
+    whole = peak_bytes(problem, (0, 1, 2), 2, 1, 8)
     # 9 of 10 bytes of two operators and 2 samples are kept once instead of four times.
-    assert whole - problem.stage_memory((0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 9 * 2 * 3
-    assert problem.stage_memory((0, 1, 2), 2, 1, 2, (1, 2)) == problem.stage_memory((0, 1, 2), 2, 1, 2)
+    assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 9 * 2 * 3
+    assert peak_bytes(problem, (0, 1, 2), 2, 1, 2, (1, 2)) == peak_bytes(problem, (0, 1, 2), 2, 1, 2)
 
 
 def test_a_declared_degree_sets_time_memory_and_boundary():
@@ -63,7 +64,7 @@ def test_a_declared_degree_sets_time_memory_and_boundary():
     boundary = 3.0 * 2 / 10.0
     assert forward == pytest.approx(0.2 * 3 * 2 + boundary) and backward == pytest.approx(0.4 * 3 * 2 + boundary)
     # Half of the weights and gradients, the declared activations, the boundary's tensors and their gradients.
-    assert problem.stage_memory((1,), 2, 2, 4, (), 2) == pytest.approx(2 * 50 + (6 + 1) * 2 * 2 + (1 + 1) * 2)
+    assert peak_bytes(problem, (1,), 2, 2, 4, (), 2) == pytest.approx(2 * 50 + (6 + 1) * 2 * 2 + (1 + 1) * 2)
     assert problem.trainable_bytes((1,), 2) == 50
 
 

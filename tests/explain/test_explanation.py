@@ -19,6 +19,7 @@ from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, problem
 from tests.support.problems import random_problem
 
@@ -112,7 +113,7 @@ def test_memory_is_named_where_it_limits() -> None:
     """Half of the memory that the best plan wants: micro-batches of the best size no longer fit."""
     given = problem(chain(4), 2, 16, fixed_s=4.0)
     best = GRAPHPIPE.plan(given)
-    need = max(given.stage_memory(s.ops, s.microbatch_size, len(s.devices), s.in_flight) for s in best.stages)
+    need = max(peak_bytes(given, s.ops, s.microbatch_size, len(s.devices), s.in_flight) for s in best.stages)
     found = explained(problem(chain(4), 2, 16, fixed_s=4.0, memory_bytes=need * 0.6))
     assert found.memory_speedup and found.memory_speedup > 1.02
     assert explained(given).memory_speedup is None

@@ -136,7 +136,7 @@ class OptionTables:
             problem, cluster, ops = self.problem, self.problem.cluster, list(bits(mask))
             trainable = problem.param_bytes(mask)[0]
             update = min(problem.cost.update_s(trainable, cluster.devices[kind]) for kind in self.kinds)
-            static, kept, grads = problem.amounts(mask)
+            _, static, kept, grads = problem.amounts(mask)
             samples = np.array(self.samples)
             self._stages[mask] = _Stage(
                 np.array([min(sum(kind[op] for op in ops) for kind in row) for row in self._forward]),
@@ -156,9 +156,9 @@ class OptionTables:
     def bounds_s(self, shape: Shape, combos: np.ndarray) -> np.ndarray:
         """No plan of the shape takes less, for every row of options; infinite where the memory surely does not suffice.
 
-        At every stage: the way in, its micro-batches, then the way out or its own reduction and update. Its micro-batches
-        take their time, or as many round trips as those in flight force one after the other, or a round trip and all
-        other forwards (backwards).
+        At every stage: its micro-batches, and its own reduction and update, or the way from another stage to it and back, which is
+        followed by the other stage's. Its micro-batches take their time, or as many round trips as those in flight force one
+        after the other, or a round trip and all other forwards (backwards).
         """
         count = len(shape.masks)
         option = [combos[:, s] for s in range(count)]
@@ -167,7 +167,7 @@ class OptionTables:
         backward = [stages[s].backward_s[option[s]] for s in range(count)]
         equal = not self.mixed
         out = np.zeros(len(combos))
-        way_in, way_out, trip = ([np.zeros(len(combos)) for _ in range(count)] for _ in range(3))
+        way, trip = ([np.zeros(len(combos)) for _ in range(count)] for _ in range(2))
         there, back = {}, {}
         for (s, t), (to, fro) in shape.crossing.items():
             there[s, t] = self.latency_s + (to * self.message[option[s], option[t]] / self.bytes_per_s if equal else 0.0)
@@ -179,19 +179,21 @@ class OptionTables:
             trip[s] = trip[s] + forward[s] + backward[s]
         for s in range(count):
             micro = self.micro[option[s]]
-            least = (
-                micro if self.problem.in_flight == "all" else np.minimum(shape.depth[s], micro) if equal else np.ones(len(combos))
-            )
+            least = micro if self.problem.regime.keeps_all else np.minimum(shape.depth[s], micro) if equal else np.ones(len(combos))
             out[stages[s].fixed[option[s]] + stages[s].per_micro[option[s]] * least > self.memory * (2 - SURELY)] = np.inf
             busy = np.maximum(micro * (forward[s] + backward[s]), (micro - 1) * np.maximum(forward[s], backward[s]) + trip[s])
             if equal:
                 busy = np.maximum(busy, np.ceil(micro / least) * trip[s])
-            out = np.maximum(out, way_in[s] + busy + np.maximum(way_out[s], stages[s].finish_s[option[s]]))
+            behind = np.maximum(way[s], stages[s].finish_s[option[s]])
+            out = np.maximum(out, busy + behind)
             for t in shape.nexts[s]:
-                way_in[t] = np.maximum(way_in[t], way_in[s] + forward[s] + there[s, t])
-                if shape.crossing[s, t][1] >= 0:
-                    way_out[t] = np.maximum(way_out[t], way_out[s] + backward[s] + back[s, t])
+                if shape.crossing[s, t][1] >= 0 and self._differentiates(shape.masks[s]) and self._differentiates(shape.masks[t]):
+                    way[t] = np.maximum(way[t], behind + forward[s] + backward[s] + there[s, t] + back[s, t])
         return out * SURELY
+
+    def _differentiates(self, mask: int) -> bool:
+        graph = self.problem.graph
+        return graph.differentiated == graph.all_mask or bool(mask & graph.differentiated)
 
 
 def _senders(senders: int, receivers: int) -> int:

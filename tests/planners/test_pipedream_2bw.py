@@ -123,7 +123,7 @@ def every_plan(strategy: Strategy, problem: Problem):
     for order in {depth_first_order(problem.graph), branch_first_order(problem.graph)}:
         for depth in range(1, min(n, devices) + 1):
             for width in range(1, devices // depth + 1):
-                for b in replace(problem, weights=strategy.weights).microbatch_sizes(depth):
+                for b in strategy.posed(problem).microbatch_sizes(depth):
                     for inner in combinations(range(1, n), depth - 1):
                         cuts = [0, *inner, n]
                         parts = [(sum(1 << op for op in order[i:j]), width) for i, j in pairwise(cuts)]

@@ -17,6 +17,7 @@ from gpp.planners.chains.published.piper import published_plan
 from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
@@ -145,7 +146,7 @@ def _value(problem, graph, parts, counts, b, count, link):
     worst = 0.0
     for s, (ops, r) in enumerate(zip(parts, counts, strict=True)):
         held = min(len(parts) - s, count) * b
-        if problem.stage_memory(ops, b, r, held) > problem.memory_limit_bytes:
+        if peak_bytes(problem, ops, b, r, held) > problem.memory_limit_bytes:
             return None
         forward, backward = problem.stage_times(ops, b, tuple(range(r)))
         moved = 0.0

@@ -26,8 +26,7 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
-from gpp.simulate.simulator import _Run
+from gpp.simulate.simulator import Costs
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -37,8 +36,10 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import Rate, cluster, random_problem, towers
+from tests.support.programs import lower
 
 PLANNERS = (Even(), Sequential(), GraphPipe(max_candidates=200), PipeDream(), Piper(recompute=False), PipeDream2BW())
 POLICIES = (
@@ -112,10 +113,10 @@ def test_plans_are_valid_fit_and_take_what_is_predicted(planner: AbstractPlanner
         held = plan.device_memory(of.posed(problem), {s: stage.in_flight for s, stage in enumerate(plan.stages)})
         assert all(need <= problem.cluster.devices[d].memory_bytes for d, need in held.items()), name
         for s, stage in enumerate(plan.stages):
-            # As `stage_memory` without versions has it, and the versions that the policy holds at this place beyond the first.
+            # What one version takes, and the versions that the policy holds at this position beyond the first.
             warmup, b = stage.in_flight // stage.microbatch_size - 1, stage.microbatch_size
             assert warmup + 1 == plan.distance_to_sink[s]
-            one = problem.stage_memory(stage.ops, b, len(stage.devices), stage.in_flight)
+            one = peak_bytes(problem, stage.ops, b, len(stage.devices), stage.in_flight)
             more = (weights.copies(plan.position(s)) - 1) * problem.trainable_bytes(stage.ops)
             assert held[stage.devices[0]] == pytest.approx(one + more)
         quick, exact = (of.predict(plan, problem, record=record).metrics for record in (False, True))
@@ -148,7 +149,7 @@ def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed:
     problem = random_problem(seed, max_ops=10, max_devices=6)
     of = strategy(Even(), weights)
     rng = random.Random(seed)
-    for _, asked in list(of._asked(problem))[:1]:
+    for asked in of._questions(of.posed(problem))[:1]:
         assessor = Assessor(StageCosts(asked))
         n, most = problem.graph.num_ops, min(problem.graph.num_ops, problem.cluster.num_devices)
         for b in asked.microbatch_sizes():
@@ -241,7 +242,7 @@ def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: 
     plan = planned(Even(), weights, problem)
     if plan is None:
         return
-    program = of._program(plan, problem.graph, False)
+    program = of._program(plan, problem)
     long = long_pass_s(of, plan, problem, 20 * program.minibatches)
     assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(long, rel=2e-3)
 
@@ -250,7 +251,7 @@ def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) ->
     """Seconds of a mini-batch in the second half of a pass, less its drain, which is the same for both."""
     ends = []
     for count in (minibatches, 2 * minibatches):
-        run = _Run(lower(plan, problem.graph, of.schedule, minibatches=count), plan, of.posed(problem), False)
-        run.advance_all()
-        ends.append(max(run.clock.values()))
+        program = lower(plan, problem.graph, of.schedule, minibatches=count)
+        costs = Costs.of(program, plan, of.posed(problem))
+        ends.append(max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices]))
     return (ends[1] - ends[0]) / minibatches

@@ -115,7 +115,7 @@ def _rounded() -> dict[str, Case]:
 def followed(job: Job, weights: dict[str, Tensor]) -> Trained:
     """What the loop in this process makes of a job, evaluations included."""
     pipeline, losses, evaluations = Pipeline(job, weights), [], []
-    for first, count in pipeline.passes():
+    for first, count in pipeline.stretches():
         losses += [sum(results.values()) for results in pipeline.train(first, count)]
         if job.evaluation and (first + count == job.settings.steps or (first + count) % job.settings.evaluate_every == 0):
             evaluations.append({"step": first + count, **pipeline.evaluate()})

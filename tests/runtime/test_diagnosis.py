@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpp.plan.build import make_plan
-from gpp.program.program import COMPUTE, RECEIVES, SENDS, Program, message_key
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
+from gpp.program.program import Action, Program, channel_of
 from gpp.runtime.hang_detection.diagnosis import Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import FINISHING, STARTING, TRAINING, RankState
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.support.graphs import chain, graph, problem
+from tests.support.programs import lower
 
 PASSES = 2
+
+
+def key_of(action: Action, device: int) -> tuple[object, int]:
+    """A message: its channel and its first sample."""
+    return channel_of(action, device), action.lo
 
 
 @dataclass
@@ -46,7 +52,7 @@ class Walk:
         if step > PASSES or self.frozen == (device, step, index):
             return False
         if index == len(actions):
-            sends = {message_key(a, device) for a in actions if a.kind in SENDS}
+            sends = {key_of(a, device) for a in actions if a.kind in SENDS}
             self.waits[device] = any((key, step) not in self.posted for key in sends)
             if self.waits[device]:
                 return False
@@ -55,13 +61,13 @@ class Walk:
         action = actions[index]
         waits = False
         if action.kind in RECEIVES:
-            self.posted.add((message_key(action, device), step))
+            self.posted.add((key_of(action, device), step))
         elif action.kind in SENDS:
-            if self.lost != (message_key(action, device), step):
-                self.sent.add((message_key(action, device), step))
+            if self.lost != (key_of(action, device), step):
+                self.sent.add((key_of(action, device), step))
         elif action.kind in COMPUTE:
             needs = [
-                message_key(a, device)
+                key_of(a, device)
                 for a in actions
                 if a.kind == f"R{action.kind}" and (a.stage, a.microbatch) == (action.stage, action.microbatch)
             ]
@@ -79,9 +85,9 @@ class Walk:
     def _state(self, device: int) -> RankState:
         step, index = self.at[device]
         if step > PASSES:
-            return RankState(phase=FINISHING, passes=PASSES, index=len(self.program.actions[device]), waiting=True)
+            return RankState(phase=FINISHING, runs=PASSES, index=len(self.program.actions[device]), waiting=True)
         frozen = self.frozen is not None and self.frozen[0] == device
-        return RankState(phase=TRAINING, passes=step, step=step - 1, index=index, waiting=self.waits[device] and not frozen)
+        return RankState(phase=TRAINING, runs=step, step=step - 1, index=index, waiting=self.waits[device] and not frozen)
 
 
 def random_program(seed: int) -> tuple[Program, random.Random]:
@@ -113,7 +119,7 @@ def test_the_rank_that_stays_behind_is_named(seed: int) -> None:
 def test_a_lost_message_is_named_with_its_sender(seed: int) -> None:
     program, rng = random_program(seed)
     device, action = rng.choice([(d, a) for d, actions in program.actions.items() for a in actions if a.kind in SENDS])
-    states = Walk(program, lost=(message_key(action, device), rng.randint(1, PASSES))).run()
+    states = Walk(program, lost=(key_of(action, device), rng.randint(1, PASSES))).run()
     programs = Programs(sorted(program.actions), program)
     found = diagnose(programs, {rank: Sight(state=state, quiet_s=5.0) for rank, state in states.items()})
     assert f"{action.text(device)} of rank {programs.devices.index(device)}" in found.why, found.reason
@@ -131,11 +137,11 @@ def chain_of_three() -> Programs:
 def test_what_is_said_of_every_rank() -> None:
     programs = chain_of_three()
     at = {text: i for i, text in enumerate(a.text(1) for a in programs.actions(1, RankState(phase=TRAINING)))}
-    waiting = RankState(phase=TRAINING, passes=7, step=6, index=0, waiting=True, host="a", pid=11)
+    waiting = RankState(phase=TRAINING, runs=7, step=6, index=0, waiting=True, host="a", pid=11)
     first = next(i for i, a in enumerate(programs.actions(2, RankState(phase=TRAINING))) if a.kind == "F")
     states = {
-        0: RankState(phase=TRAINING, passes=7, step=6, index=len(programs.actions(0, RankState(phase=TRAINING))) - 2, waiting=True),
-        1: RankState(phase=TRAINING, passes=7, step=6, index=at["s1.F0@d1"]),
+        0: RankState(phase=TRAINING, runs=7, step=6, index=len(programs.actions(0, RankState(phase=TRAINING))) - 2, waiting=True),
+        1: RankState(phase=TRAINING, runs=7, step=6, index=at["s1.F0@d1"]),
         2: RankState(**{**{name: getattr(waiting, name) for name in waiting.__slots__}, "index": first}),
     }
     found = diagnose(programs, {r: Sight(state=s, quiet_s=5.04) for r, s in states.items()})
@@ -146,7 +152,7 @@ def test_what_is_said_of_every_rank() -> None:
 
 def test_who_cannot_run_is_the_cause_before_who_waits() -> None:
     programs = chain_of_three()
-    state = RankState(phase=TRAINING, passes=1, index=0)
+    state = RankState(phase=TRAINING, runs=1, index=0)
     sights = {rank: Sight(state=state, out="stopped by a signal" if rank else None, quiet_s=9.0) for rank in range(3)}
     found = diagnose(programs, sights)
     assert found.rank == 1

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph, bits
@@ -40,7 +41,7 @@ class Case:
         sizes: micro-batch of each stage, or of all.
         replicas: devices of each stage.
         where: devices of each stage, instead of devices of their own.
-        turns: replicas take whole micro-batches in turn.
+        round_robin: replicas take whole micro-batches in turn.
     """
 
     network: str
@@ -48,7 +49,7 @@ class Case:
     replicas: tuple[int, ...] | None = None
     where: tuple[tuple[int, ...], ...] | None = None
     chain: bool = False
-    turns: bool = False
+    round_robin: bool = False
 
 
 CASES = {
@@ -76,14 +77,14 @@ CASES = {
     "tied weights on one device": Case(network="Tied", where=((0,), (1,), (0,))),
     "dropout": Case(network="Dropping", sizes=(4, 8, 4), replicas=(1, 2, 1)),
     "dropout, two stages on a device": Case(network="Dropping", where=((0,), (1,), (0,))),
-    "in turn, fork and join": Case(network="Fork", sizes=2, replicas=(2, 4, 1, 2), turns=True),
-    "in turn, unequal micro-batches": Case(network="Skip", sizes=(2, 8, 4, 1), replicas=(2, 2, 4, 1), turns=True),
-    "in turn, more replicas than samples": Case(network="Chain", sizes=1, replicas=(1, 4, 2), turns=True),
-    "in turn, tied weights": Case(network="Tied", replicas=(2, 1, 4), turns=True),
-    "in turn, frozen tower": Case(network="Frozen", replicas=(2, 1, 2, 1), turns=True),
-    "in turn, dropout": Case(network="Dropping", sizes=(4, 8, 4), replicas=(1, 2, 1), turns=True),
-    "in turn, two stages on replicated devices": Case(network="Fork", where=((0, 1), (1,), (2,), (0, 2)), turns=True),
-    "in turn, last micro-batch smaller": Case(network="TwoSinks", sizes=(3, 5, 3), replicas=(3, 2, 2), turns=True),
+    "in turn, fork and join": Case(network="Fork", sizes=2, replicas=(2, 4, 1, 2), round_robin=True),
+    "in turn, unequal micro-batches": Case(network="Skip", sizes=(2, 8, 4, 1), replicas=(2, 2, 4, 1), round_robin=True),
+    "in turn, more replicas than samples": Case(network="Chain", sizes=1, replicas=(1, 4, 2), round_robin=True),
+    "in turn, tied weights": Case(network="Tied", replicas=(2, 1, 4), round_robin=True),
+    "in turn, frozen tower": Case(network="Frozen", replicas=(2, 1, 2, 1), round_robin=True),
+    "in turn, dropout": Case(network="Dropping", sizes=(4, 8, 4), replicas=(1, 2, 1), round_robin=True),
+    "in turn, two stages on replicated devices": Case(network="Fork", where=((0, 1), (1,), (2,), (0, 2)), round_robin=True),
+    "in turn, last micro-batch smaller": Case(network="TwoSinks", sizes=(3, 5, 3), replicas=(3, 2, 2), round_robin=True),
     "last micro-batch smaller": Case(network="Skip", sizes=(3, 5, 7, 6)),
     "last micro-batch smaller than its replicas": Case(network="TwoSinks", sizes=(5, 5, 3), replicas=(2, 3, 1)),
 }
@@ -106,10 +107,10 @@ def parts_of(graph: OpGraph) -> list[int]:
 
 
 def problem_of(found: Captured, schedule: AbstractSchedule, num_devices: int) -> Problem:
-    base = inprocess.problem_of(found, num_devices, MINIBATCH, in_flight=schedule.in_flight)
+    base = inprocess.problem_of(found, num_devices, MINIBATCH, regime=Regime(in_flight=schedule.in_flight))
     # As captured: a coarser graph would not keep the submodules apart.
     return Problem(
-        **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "in_flight")}, "graph": found.graph}
+        **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "regime")}, "graph": found.graph}
     )
 
 
@@ -121,7 +122,7 @@ def plan_of(case: Case, found: Captured, schedule: AbstractSchedule, k: int) -> 
     parts = list(zip(masks, counts, strict=True))
     sizes = case.sizes if isinstance(case.sizes, int) else list(case.sizes)
     return problem, make_plan(
-        problem, "test", parts, sizes, k=k, ordered=True, placement=case.where, chain=case.chain, round_robin=case.turns
+        problem, "test", parts, sizes, k=k, ordered=True, placement=case.where, chain=case.chain, round_robin=case.round_robin
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
 from gpp.runtime.worker.weights.prediction import keep_direction, predictor
+from gpp.weights.base import Predictor
 
 START, GRADIENT = 1.5, 0.7
 
@@ -29,7 +30,7 @@ class Run:
 
     def predicted(self, horizon: int, **options) -> torch.Tensor:
         out = torch.empty_like(self.weight, requires_grad=False)
-        predictor(self.spec, self.optimizer, **options)([out], [self.weight], [self.spec.lr] * horizon)
+        predictor(self.spec, self.optimizer, Predictor(**options))([out], [self.weight], [self.spec.lr] * horizon)
         return out
 
     def error(self, horizon: int, gradient: float = GRADIENT, **options) -> float:
@@ -99,7 +100,7 @@ def test_rates_of_the_schedule_are_summed_up() -> None:
     run = Run(SGD(lr=0.1))
     run.steps(1)
     out = torch.empty(3, dtype=torch.float64)
-    predictor(run.spec, run.optimizer)([out], [run.weight], [0.1, 0.05, 0.0])
+    predictor(run.spec, run.optimizer, Predictor())([out], [run.weight], [0.1, 0.05, 0.0])
     buffer = run.optimizer.state[run.weight]["momentum_buffer"]
     torch.testing.assert_close(out, run.weight.detach() - 0.15 * buffer, rtol=0, atol=1e-15)
 
@@ -116,4 +117,4 @@ def test_without_an_update_or_a_horizon_it_is_a_copy(spec: AbstractOptimizer) ->
 def test_an_optimizer_without_a_rule_is_refused() -> None:
     run = Run(SGD(lr=0.1))
     with pytest.raises(InvalidConfig, match="no rule to predict"):
-        predictor(object(), run.optimizer)  # type: ignore[arg-type]
+        predictor(object(), run.optimizer, Predictor())  # type: ignore[arg-type]

@@ -170,7 +170,7 @@ def test_without_learning_all_methods_are_one() -> None:
         job, weights = make_job("Chain4", policy, SGD(lr=1e-30, momentum=0.9), sizes=MINIBATCH // 4, steps=12)
         with inprocess.recorded_gradients() as gradients:
             pipeline = Pipeline(job, weights)
-            losses = [sum(found.values()) for first, count in pipeline.passes() for found in pipeline.train(first, count)]
+            losses = [sum(found.values()) for first, count in pipeline.stretches() for found in pipeline.train(first, count)]
             seen[name] = losses, [grad for stage in pipeline.stages for p in stage.masters for grad in gradients(p)]
         assert all(torch.equal(tensor, weights[key]) for state in pipeline.final_state().values() for key, tensor in state.items())
     losses, gradients_ = seen["stash"]

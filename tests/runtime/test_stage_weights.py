@@ -17,7 +17,6 @@ from gpp.program.steady_state import of_length
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -28,6 +27,7 @@ from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
+from tests.support.programs import lower
 
 DEPTH, STEPS = 4, 17
 POLICIES: list[AbstractWeights] = [

@@ -27,12 +27,12 @@ from gpp.runtime.hang_detection.status import (
 )
 from gpp.runtime.hang_detection.watch import Look, Watch, process
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.support.graphs import chain, problem
+from tests.support.programs import lower
 
 TIMEOUT, STARTUP = 10.0, 100.0
-WAITING = RankState(phase=TRAINING, passes=3, index=4, waiting=True)
-COMPUTING = RankState(phase=TRAINING, passes=3, index=4)
+WAITING = RankState(phase=TRAINING, runs=3, index=4, waiting=True)
+COMPUTING = RankState(phase=TRAINING, runs=3, index=4)
 
 
 def watch(**more: bool) -> Watch:
@@ -57,7 +57,7 @@ def test_a_run_hangs_after_its_timeout() -> None:
 
 
 def test_who_moves_or_computes_hangs_not() -> None:
-    moving = lambda now: RankState(phase=TRAINING, passes=int(now / 9), index=4, waiting=True)  # noqa: E731
+    moving = lambda now: RankState(phase=TRAINING, runs=int(now / 9), index=4, waiting=True)  # noqa: E731
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(moving(now))}) is None
     # Half a processor, in an operator that takes longer than the whole test.
     assert until(watch(), lambda now: {0: Look(WAITING), 1: Look(COMPUTING, None, now / 2)}) is None
@@ -84,7 +84,7 @@ def test_a_stopped_rank_ends_the_run_though_others_compute() -> None:
     assert (found[1].rank, found[1].out) == (1, (1,))
 
 
-@pytest.mark.parametrize("late", [None, RankState(phase=STARTING), RankState(phase=CHECKPOINT, passes=9)])
+@pytest.mark.parametrize("late", [None, RankState(phase=STARTING), RankState(phase=CHECKPOINT, runs=9)])
 def test_loading_and_writing_have_their_own_limit(late: RankState | None) -> None:
     found = until(watch(), lambda now: {0: Look(WAITING), 1: Look(late)})
     assert found
@@ -94,13 +94,13 @@ def test_loading_and_writing_have_their_own_limit(late: RankState | None) -> Non
 
 
 def test_an_evaluation_that_moves_is_no_hang_and_one_that_stands_is() -> None:
-    state = lambda now: RankState(phase=EVALUATION, passes=5, index=int(now), waiting=True)  # noqa: E731
+    state = lambda now: RankState(phase=EVALUATION, runs=5, index=int(now), waiting=True)  # noqa: E731
     assert until(watch(), lambda now: {0: Look(state(now)), 1: Look(state(0))}) is None
     assert until(watch(), lambda now: {0: Look(state(0)), 1: Look(state(0))})
 
 
 def test_workers_that_say_nothing_are_judged_by_what_they_use_and_those_that_ended_not_at_all() -> None:
-    silent, ended = RankState(phase=SILENT), RankState(phase=ENDED, passes=9)
+    silent, ended = RankState(phase=SILENT), RankState(phase=ENDED, runs=9)
     assert until(watch(heard=True), lambda now: {0: Look(ended), 1: Look(ended)}) is None
     assert until(watch(), lambda now: {0: Look(silent, None, now / 5), 1: Look(silent)}) is None
     assert until(watch(cpu_counts=False), lambda now: {0: Look(silent), 1: Look(silent)}) is None
@@ -110,7 +110,7 @@ def test_workers_that_say_nothing_are_judged_by_what_they_use_and_those_that_end
 
 
 def test_who_is_not_heard_of_is_out() -> None:
-    alive = lambda now: RankState(phase=TRAINING, passes=int(now), beat_ns=int(now * 4) + 1)  # noqa: E731
+    alive = lambda now: RankState(phase=TRAINING, runs=int(now), beat_ns=int(now * 4) + 1)  # noqa: E731
     found = until(watch(heard=True), lambda now: {0: Look(alive(now)), 1: Look(alive(min(now, 30)))})
     assert found
     assert found[1].out == (1,)
@@ -134,7 +134,7 @@ def test_a_status_reads_back_and_two_objects_are_one(tmp_path: Path) -> None:
     state = read_state(path)
     assert state == RankState.decode(first.encode())
     assert state is not None
-    assert (state.phase, state.passes, state.step, state.index, state.waiting) == (TRAINING, 1, 17, 23, True)
+    assert (state.phase, state.runs, state.step, state.index, state.waiting) == (TRAINING, 1, 17, 23, True)
     assert process(state.pid) is not None
     first.enter(CHECKPOINT)
     state = read_state(path)

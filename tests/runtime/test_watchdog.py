@@ -16,8 +16,8 @@ from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, TRAINING, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.support.graphs import chain, problem
+from tests.support.programs import lower
 
 TIMEOUT_S = 1.0
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.program.kinds import COMPUTE
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import of_length
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
-from gpp.simulate.simulator import _Run, simulate
+from gpp.simulate.simulator import Costs, simulate
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
@@ -27,6 +28,7 @@ from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.graphs import chain, problem, two_towers
+from tests.support.programs import lower
 
 PER_MICROBATCH = 3.0
 """Seconds of a forward (1) and a backward (2) of one sample at a stage."""
@@ -38,7 +40,7 @@ PER_MICROBATCH = 3.0
 )
 def test_a_pipeline_that_drains(schedule: AbstractSchedule, depth: int, count: int, percent: float) -> None:
     """(D - 1) / (N + D - 1), alike for GPipe and 1F1B; they differ in what is held: N micro-batches, or the distance to the end."""
-    prob = problem(chain(depth), depth, count, in_flight=schedule.in_flight)
+    prob = problem(chain(depth), depth, count, regime=Regime(in_flight=schedule.in_flight))
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(depth)], 1)
     metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
     assert metrics.bubble_fraction == pytest.approx((depth - 1) / (count + depth - 1))
@@ -113,13 +115,14 @@ def pass_s(weights: AbstractWeights, plan: Plan, prob: Problem, minibatches: int
     """Seconds of a whole pass, and device seconds of its forwards and backwards."""
     of = asynchronous(weights)
     of.check(plan, prob)
-    known = of.lower(plan, prob.graph)
+    known = of.lower(plan, prob)
     program = Program(
         num_samples=minibatches * plan.minibatch_size,
         actions={device: tuple(of_length(known, plan, device, minibatches)) for device in known.actions},
         minibatches=minibatches,
     )
     check_program(program, reduce_groups(plan, prob.graph))
-    run = _Run(program, plan, of.posed(prob), False)
-    run.advance_all()
-    return max(run.clock.values()), sum(run.busy.values())
+    costs = Costs.of(program, plan, of.posed(prob))
+    times, waits = program.waits.times(costs.seconds, costs.late), program.waits
+    busy = sum(count * costs.seconds[label] for label, count in waits.counts.items() if waits.labels[label][1].kind in COMPUTE)
+    return max(times.free_s[: len(waits.devices)]), busy

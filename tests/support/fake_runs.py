@@ -8,12 +8,14 @@ from dataclasses import replace
 from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status, result_dict
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
+from tests.support.bills import peak_bytes
 
 
 def branchy_graph(num_branches: int, depth: int = 4, trunk: int = 3) -> OpGraph:
@@ -77,7 +79,7 @@ def plan_of(
         parts += [(mask_of(ops[i : i + size]), 1) for i in range(0, len(ops), size)]
     parts.append((mask_of(i for i, name in enumerate(names) if not name.startswith("branches")), trunk_devices))
     cluster = cluster_of(sum(count for _, count in parts))
-    problem = Problem(graph=graph, cluster=cluster, cost=Constant(), minibatch_size=minibatch, in_flight=in_flight)
+    problem = Problem(graph=graph, cluster=cluster, cost=Constant(), minibatch_size=minibatch, regime=Regime(in_flight=in_flight))
     lines = (
         "searched 1,284 partitions at 4 micro-batch sizes in 0.21 s",
         "branches run side by side: depth 3 instead of 9 stages, so fewer samples are in flight",
@@ -134,7 +136,7 @@ def fake_timeline(plan: Plan, problem: Problem, source: str = "simulate", noise:
 def metrics_of(plan: Plan, problem: Problem, events: tuple[Event, ...], noise: float = 0.0) -> Metrics:
     step = max(e.end_s for e in events)
     memory = {
-        d: int((1 + noise) * problem.stage_memory(s.ops, s.microbatch_size, len(s.devices), s.in_flight))
+        d: int((1 + noise) * peak_bytes(problem, s.ops, s.microbatch_size, len(s.devices), s.in_flight))
         for s in plan.stages
         for d in s.devices
     }

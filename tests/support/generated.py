@@ -14,8 +14,8 @@ from gpp.routing import Piece, pieces
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import lower
 from tests.support.graphs import graph, problem, with_weights
+from tests.support.programs import lower
 
 MOST = 10_000
 

@@ -30,7 +30,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.program.program import reduce_groups
 from gpp.runtime.job import Job, assemble, restore
-from gpp.runtime.passes import pass_at
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.worker import Worker
@@ -121,7 +121,7 @@ def run(
 
         step = first
         while step < job.settings.steps:
-            begin, count = pass_at(job, step)
+            begin, count = stretch_at(job, step)
             worker.train(begin, count, log)
             step = begin + count
             if job.streams and worker.checkpoints.due(step):

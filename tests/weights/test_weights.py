@@ -145,3 +145,55 @@ def test_settings_out_of_range_are_named(make, field: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         make()
     assert caught.value.field == field
+
+
+def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[float]]:
+    """Copies, staleness and bytes moved (by forwards, backwards, updates of one mini-batch) of a stage that runs its order, with
+    memory handled as the runtime does: every version, or prediction, that a backward will need again has memory of its own; else
+    there is one scratch copy, written before a pass that needs other weights than it holds."""
+    m, mean = position.accumulation, 3.0
+    total = (2 * position.depth + 2 * position.warmup + 12) * m
+    measured = range(total // m // 2 * m, (total // m // 2 + 1) * m)
+    own = policy.backward == "same"
+    ever = any(policy.horizon(position, j) for j in range(total)) or policy.backward_horizon(position) > 0
+    updates, copies, staleness, moved = 0, 1, 0, {"F": 0.0, "B": 0.0, "U": 0.0}
+    used: dict[int, int] = {}
+    scratch: tuple[int, int] | None = None
+    for kind, i in order(position, total):
+        counted = (i if kind != "U" else i * m) in measured
+        if kind == "F":
+            used[i] = policy.forward_version(position, i)
+            assert used[i] <= updates
+        if kind == "U":
+            updates += 1
+            if policy.predictor is None and own and i * m + m + position.warmup < total:
+                needed = {*used.values(), *range(policy.forward_version(position, (i + 1) * m + position.warmup), updates), updates}
+                # The version before is still needed, so the update is made on a copy of it.
+                moved["U"] += 2.0 * (counted and updates - 1 in needed)
+                copies = max(copies, len(needed))
+            continue
+        ahead = policy.horizon(position, i) if kind == "F" else policy.backward_horizon(position)
+        if policy.predictor is not None and ever:
+            if own:
+                copies = max(copies, 1 + len(used))
+                moved[kind] += counted * (0.0 if kind == "B" else mean if ahead else 2.0)
+            else:
+                copies = 2
+                wanted = (updates, ahead)
+                moved[kind] += counted * (mean if ahead else 0.0 if scratch == wanted else 2.0)
+                scratch = wanted
+        if kind == "B":
+            staleness = max(staleness, updates - used.pop(i))
+    return copies, staleness, [moved["F"] / m, moved["B"] / m, moved["U"]]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name}{getattr(p, 'form', '')}{getattr(p, 'offset', '')}")
+def test_copies_staleness_and_traffic_are_those_of_a_walk_along_the_order(policy: AbstractWeights, accumulation: int) -> None:
+    for depth in (1, 2, 3, 5, 8):
+        if accumulation < policy.least_accumulation(depth):
+            continue
+        for position in places(depth, accumulation):
+            copies, staleness, moved = walked(policy, position)
+            assert (policy.copies(position), policy.staleness(position)) == (copies, staleness)
+            assert list(policy.traffic(position, 3.0)) == pytest.approx(moved)

@@ -91,7 +91,7 @@ def _part(stage: Stage, ops: tuple[int, ...], devices: tuple[int, ...]) -> Stage
 
 def balanced_cut(stage: Stage, problem: Problem) -> int:
     """The number of a stage's first operators that make one half, so that the slower half is as fast as possible."""
-    times = problem.op_times(-(-stage.microbatch_size * stage.turns // len(stage.replicas)), stage.devices[0])
+    times = problem.op_times(-(-stage.microbatch_size * stage.round_robin_degree // len(stage.replicas)), stage.devices[0])
     seconds = [float(times.forward_s[op] + times.backward_s[op]) for op in stage.ops]
     return min(range(1, len(seconds)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
 

@@ -15,10 +15,11 @@ from gpp.analysis.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, re
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
-from gpp.schedules.passes import lower
-from gpp.simulate.simulator import ORDER_BYTES
+from gpp.program.kinds import COMPUTE, KINDS
+from gpp.program.lower import communication
+from gpp.simulate.simulator import message_rates
 from gpp.strategy import Strategy
-from gpp.timeline import COMPUTE, Timeline
+from gpp.timeline import Timeline
 
 AS_SLOW = 0.98
 """Stages whose load is at least this share of the largest load are bottlenecks."""
@@ -155,7 +156,7 @@ def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Str
         device.device: device.idle_s["all_reduce"] + device.idle_s["update"]
         for device in device_times(predicted, plan.stage_of_device)
     }
-    wire = _wire_seconds(plan, problem, strategy)
+    wire = _wire_seconds(plan, problem)
     out = []
     for s, stage in enumerate(plan.stages):
         peaks = [predicted.metrics.peak_memory_bytes.get(d, 0) / problem.cluster.devices[d].memory_bytes for d in stage.devices]
@@ -171,21 +172,17 @@ def stage_loads(plan: Plan, predicted: Timeline, problem: Problem, strategy: Str
     return tuple(out)
 
 
-def _wire_seconds(plan: Plan, problem: Problem, strategy: Strategy) -> dict[int, float]:
+def _wire_seconds(plan: Plan, problem: Problem) -> dict[int, float]:
     """Seconds that the busiest channel into or out of each stage is taken, over a whole step."""
-    rate: dict[tuple[str, int, int], tuple[float, float]] = {}
-    for (s, t), tensors in plan.edge_tensors(problem.graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        rate["F", s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        rate["B", t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+    rates = message_rates(plan, problem.graph)
     channels: dict[tuple[str, int, int, int, int], float] = defaultdict(float)
-    for device, actions in lower(plan, problem.graph, strategy.schedule).actions.items():
-        for kind, stage, _, peer_stage, peer_device, lo, hi in actions:
-            if kind in ("SF", "SB"):
-                per_sample, fixed = rate[kind[1], stage, peer_stage]
-                link = problem.cluster.link(device, peer_device)
-                seconds = (per_sample * (hi - lo) + fixed) / link.bandwidth_bytes_per_s
-                channels[kind, stage, peer_stage, device, peer_device] += seconds
+    _, sends = communication(plan, problem.graph, plan.minibatch_size)
+    for (device, _), messages in sends.items():
+        for kind, stage, _, peer_stage, peer_device, lo, hi in messages:
+            per_sample, fixed = rates[KINDS[kind].direction, stage, peer_stage]
+            link = problem.cluster.link(device, peer_device)
+            seconds = (per_sample * (hi - lo) + fixed) / link.bandwidth_bytes_per_s
+            channels[kind, stage, peer_stage, device, peer_device] += seconds
     out: dict[int, float] = defaultdict(float)
     for (_, stage, peer_stage, _, _), seconds in channels.items():
         out[stage] = max(out[stage], seconds)

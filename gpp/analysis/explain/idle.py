@@ -5,7 +5,8 @@ Every instant of a device that is not a forward or backward has exactly one reas
 * `fill`: before its first backward, while the pipeline fills; deeper pipelines and larger micro-batches take longer.
 * `data`: later, before a forward; a predecessor, or the link from it, is slower.
 * `gradient`: later, before a backward; a successor, or the link from it, is slower.
-* `drain`: idle after its last forward, and from its own end to the end of the step.
+* `drain`: idle after its last forward, and from its own end to the end of the step. Where steps overlap, a device's step
+  is a period that ends no earlier than its own last action.
 * `peers`: waiting at an all-reduce for the other devices of its group.
 * `all_reduce`: the all-reduce itself.
 * `update`: the optimizer's step, and everything else that is no pass.
@@ -20,11 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gpp.timeline import COMPUTE, Event, Timeline
+from gpp.program.kinds import COMPUTE, KINDS, REDUCE, TRANSFERS
+from gpp.timeline import Event, Timeline
 
 Reason = Literal["fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
 REASONS: tuple[Reason, ...] = ("fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
-TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tupl
     for event in timeline.events:
         if event.kind not in TRANSFERS and event.device in own:
             own[event.device].append(event)
-            if event.kind == "R":
+            if event.kind == REDUCE:
                 reached[event.microbatch] = max(reached[event.microbatch], event.start_s)
     if timeline.steps > 1:
         length_s, steps = timeline.length_s, timeline.steps
@@ -59,12 +60,12 @@ def _steady_time(device: int, stage: int, events: list[Event], length_s: float, 
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
     for event in events:
-        idle["gradient" if event.kind in ("B", "I") else "data"] += max(0.0, event.start_s - now) / steps
+        idle["gradient" if KINDS[event.kind].returns else "data"] += max(0.0, event.start_s - now) / steps
         took = (event.end_s - event.start_s) / steps
         if event.kind in COMPUTE:
             compute += took
         else:
-            idle["all_reduce" if event.kind == "R" else "update"] += took
+            idle["all_reduce" if event.kind == REDUCE else "update"] += took
         now = max(now, event.end_s)
     if not events:
         idle["data"] = length_s / steps
@@ -73,26 +74,28 @@ def _steady_time(device: int, stage: int, events: list[Event], length_s: float, 
 
 def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[int, float], step: float) -> DeviceTime:
     events.sort(key=lambda e: (e.start_s, e.end_s))
-    backwards = [e.start_s for e in events if e.kind in ("B", "I")]
-    forwards = [e for e in events if e.kind == "F"]
+    backwards = [e.start_s for e in events if KINDS[e.kind].returns]
+    forwards = [e for e in events if KINDS[e.kind].holds]
     full = backwards[0] if backwards else forwards[0].start_s if forwards else step
     last = forwards[-1].end_s if forwards else 0.0
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
-    now = compute = 0.0
+    # Successive steps overlap: this device begins its next one a period after this one, whenever the others do.
+    now = min(events[0].start_s, max(0.0, events[-1].end_s - step)) if events else 0.0
+    end_s, compute = now + step, 0.0
     for event in events:
         if event.start_s > now:
             idle[_reason(event, now, full, last)] += event.start_s - now
         start, end = max(now, event.start_s), max(now, event.end_s)
         if event.kind in COMPUTE:
             compute += end - start
-        elif event.kind == "R":
+        elif event.kind == REDUCE:
             ready = min(end, max(start, reached[event.microbatch]))
             idle["peers"] += ready - start
             idle["all_reduce"] += end - ready
         else:
             idle["update"] += end - start
         now = end
-    idle["drain"] += max(0.0, step - now)
+    idle["drain"] += max(0.0, end_s - now)
     return DeviceTime(device=device, stage=stage, compute_s=compute, idle_s=idle)
 
 
@@ -102,7 +105,7 @@ def _reason(event: Event, now: float, full: float, last: float) -> Reason:
         return "fill"
     if now >= last:
         return "drain"
-    return "data" if event.kind == "F" else "gradient"
+    return "data" if KINDS[event.kind].holds else "gradient"
 
 
 def idle_shares(devices: tuple[DeviceTime, ...], step_s: float) -> dict[Reason, float]:

@@ -184,7 +184,7 @@ class Profiled(AbstractCostModel):
                 "cost",
                 "profiled",
                 f"has no measurement of this graph on a {device.kind} device",
-                "measure it on such a device (mode=profile), or set cost=analytical",
+                "run it once with cost=profiled on a machine with such a device, or set cost=analytical",
             )
         return self.fallback
 

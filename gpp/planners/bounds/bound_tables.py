@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph, bits
@@ -22,14 +23,12 @@ class Tables(NamedTuple):
     forward: np.ndarray
     backward: np.ndarray
     finish: np.ndarray
-    static: np.ndarray
-    kept: np.ndarray
+    memory: StageBytes
     in_flight: np.ndarray
     held: np.ndarray
     fits: np.ndarray
     capacity: float
     slowest: float
-    largest_memory: float
     total_memory: float
 
     @classmethod
@@ -43,21 +42,27 @@ class Tables(NamedTuple):
         back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
         slowness = _slowness(passes, first, back, len(kinds))
         trainable, frozen, every = _param_bytes(graph)
-        factor = problem.static_factor
+        state = problem.optimizer_state_factor
         update = np.array(
             [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
         )
         reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
-        kept = np.array([graph.amounts.saved_bytes * (b // r) for b, r in choices])
+        samples = np.array([[b // r] for b, r in choices])
+        # Boundaries are left out. What an operator holds alone counts every parameter it reads; in a sum each counts once.
+        alone, each = (
+            Amounts(params[0], static_bytes(*params, state), graph.amounts.saved_bytes, 0.0).held(
+                samples, problem.regime.assumed_copies
+            )
+            for params in (every, (trainable, frozen))
+        )
         micro = np.array([[total // b] for b, _ in choices], dtype=float)
         largest = max(device.memory_bytes for device in cluster.devices)
-        room = largest * ROUNDING - (every[0] * factor + every[1])
-        most_held = np.where(kept > 0, np.floor(room / np.where(kept > 0, kept, 1.0)), micro)
-        in_flight = np.where(room >= 0, np.minimum(most_held, micro), 0.0)
-        fits = in_flight >= (micro if problem.in_flight == "all" else 1.0)
+        held = micro if problem.regime.keeps_all else np.ones_like(micro)
+        in_flight = np.minimum(alone.depth(largest * ROUNDING, micro), micro)
+        fits = in_flight >= held
         if not fits.any(axis=0).all():
             op = int(np.argmin(fits.any(axis=0)))
-            need = float(largest - room[op] + (kept * (micro if problem.in_flight == "all" else 1.0))[:, op].min())
+            need = float(alone.peak(held)[:, op].min())
             raise Infeasible(
                 f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has", f"memory_bytes={need:.3e}"
             )
@@ -67,14 +72,12 @@ class Tables(NamedTuple):
             forward=np.array([first[b // r] for b, r in choices]),
             backward=np.array([back[b // r] for b, r in choices]),
             finish=np.array([update + trainable * reduce_s[r] for _, r in choices]),
-            static=trainable * factor + frozen,
-            kept=kept,
+            memory=each,
             in_flight=np.maximum(in_flight, 1.0),
-            held=micro if problem.in_flight == "all" else np.ones_like(micro),
+            held=held,
             fits=fits,
             capacity=sum(1 / slowness[kinds.index(kind)] for kind in problem.type_of_device),
             slowest=max(slowness),
-            largest_memory=largest,
             total_memory=sum(device.memory_bytes for device in cluster.devices),
         )
 

@@ -6,39 +6,41 @@ Space: every partition into convex stages with an acyclic stage graph (and order
 placement on disjoint devices, every stage with its own micro-batch size b out of `Problem.microbatch_sizes()`, its
 own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes.
 
+A step is a period: each device begins its next step as soon as its own part of the last is over (`gpp.simulate.period`). So devices
+that fill the pipeline for a step may do so while others still drain the one before, and only what goes around in a circle
+counts: a device's own work, and the way from a device to another and back.
+
 Notation: a *choice* of an operator is the (b, r) of its stage; M = B / b micro-batches, q = b / r samples on a replica.
 F and G are an operator's forward and backward seconds for q samples on the fastest device, and E what follows the last
 backward: the optimizer's step and the ring all-reduce of the parameters, 2 (r - 1) / r of their bytes over the fastest
-link that r devices can have between them. A parameter that several operators read is charged to one of them. H(o) is the
-longest way of forwards from an input to operator o, itself included; D(o) the longest way of backwards from o upwards over
-differentiable tensors, ending at an input or with the E of an operator on it; U(o) the longest way of both behind o. Sums
-over a stage S hold for each of its devices; F(S) is the sum of F.
+link that r devices can have between them. A parameter that several operators read is charged to one of them. A(o), the way
+around, is the longest way of F + G over differentiable tensors that ends at operator o, o itself included, and the E of the
+operator that it begins at; U(o) is the longest way of F + G behind o. Sums over a stage S hold for each of its devices; F(S) is
+the sum of F.
 
-Arguments (each is a necessary condition for a plan of T seconds, so the first T that breaks none is a lower bound):
-1. One operator: its stage cannot begin before the way in, which is at least H(o) - F(o), and does M (F + G), then E,
-   or else the way back: H - F + M (F + G) + max(E, D - G) <= T. Its last forward is followed by the way through everything
-   behind it: H + (M - 1) F + U + D <= T; the same with G for the backwards that follow the first. What a stage
-   holds of these ways it computes itself, so absorbing them saves nothing. Choices that break this are struck out,
-   which makes H, D and U longer; repeated.
+Arguments (each is a necessary condition for a plan whose period is T seconds, so the first T that breaks none is a lower bound):
+1. One operator: its device does M (F + G), then E, in every period. Where a way leads to it, the device at the beginning of the
+   way does its own first forward, waits for the work behind, does its last backward, then E, before its next step begins:
+   A + (M - 1) (F + G) <= T. The last forward of o is followed by the way through everything behind it:
+   A + (M - 1) F + U <= T; the same with G for the backwards that follow the first. What a stage holds of these ways it computes
+   itself, so absorbing them saves nothing. Choices that break this are struck out, which makes A and U longer; repeated.
 2. Work: all devices together have N T seconds, and the operators take sum r (M (F + G) + E) of them.
-3. Fill: on a device of S, for every o in S: H(o) + (M - 1) F(S) + M G(S) + E(S) <= T, since the way in and the first
-   forward are no shorter than H(o). So sum over S of ((M - 1) F + M G + E) / (T - H(o)) <= 1, and r times
-   that over all operators <= N.
-4. Fill and drain: as 3 with H(o) + D(o) + (M - 1) (F + G)(S) <= T. Since M (F + G)(S) <= T too, and M is the same all over
-   S, each operator counts the larger of (F + G) (M - 1) / (T - H - D) and (F + G) M / T.
-5. Path: one way there and back and the E where it ends, sum (F + G) + E <= T; and (M - 1) (F + G) more at its turning
+3. Around: on a device of S, for every o in S: A(o) + (M - 1) (F + G)(S) <= T, since the way to S and the first forward, and the
+   last backward and the way back, are no shorter than A(o). So sum over S of (M - 1) (F + G) / (T - A(o)) <= 1, and r times that
+   over all operators <= N. Since M (F + G)(S) <= T too, and M is the same all over S, each operator counts the larger of
+   (F + G) (M - 1) / (T - A) and (F + G) M / T.
+4. Path: one way there and back and the E where it begins, sum (F + G) + E <= T; and (M - 1) (F + G) more at its turning
    point, or (M - 1) F or G more at any place of it.
-6. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
-   H - F + ceil(M / i) (F + G + U) + D - G <= T. All together: the activations of a micro-batch, q times the saved bytes,
+5. Memory: an operator alone leaves room for i micro-batches in flight, and each is in flight for F + G + U at least:
+   A - (F + G) + ceil(M / i) (F + G + U) <= T. All together: the activations of a micro-batch, q times the saved bytes,
    are held for a share (F + G + U) / T of the time, so sum r (weights, gradients, optimizer state; M times that share,
    but at least one, of the activations) <= the devices' memory, for a mean over time is no more than the peak.
-7. Packing: of 2, 3 and 4, where operators are large: if x_o >= 0 sum up to 1 at most on a device, so does u(x_o) for the
+6. Packing: of 2 and 3, where operators are large: if x_o >= 0 sum up to 1 at most on a device, so does u(x_o) for the
    dual feasible functions u (Fekete and Schepers, 2001), which round the shares as no packing could do better.
+7. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
+   share the N - r devices left: two resources as in 2 or 3. If that is impossible for each of its choices, so is T.
 
-8. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
-   share the N - r devices left: two resources as in 2, 3 or 4. If that is impossible for each of its choices, so is T.
-
-2 to 7 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
+2 to 6 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
 them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
 weights are sought by a few multiplicative steps; any weights are sound.
 
@@ -59,7 +61,7 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.bound_tables import ROUNDING, Tables
 
@@ -75,6 +77,9 @@ ROUNDS = 8
 PACKING_CELLS = 10_000
 """Packing and division are tried on tables of at most so many cells (they pay where operators are few and large)."""
 
+PACKED = 2
+"""Of the resources, the first so many are a device's time."""
+
 DIVIDERS = 3
 """Operators whose stage is tried as the one that divides the devices."""
 
@@ -85,16 +90,14 @@ WORDS = {
     "divided": "one operator's stage: the devices that it takes, and what is left for the others",
     "operator": "one operator leaves no choice: its own work, the way to it and back, its reduction and update",
     "work": "the work of all operators over all devices, with the reduction and the update of what is replicated",
-    "fill": "the work of all operators while each device waits for its first input",
-    "fill_and_drain": "the work of all operators while each device waits for its first input and for the way back",
+    "around": "the work of all operators while each device waits for the way to it and back",
     "path": "the longest way through the graph and back",
     "path_work": "the longest way through the graph and back with the whole work of its last operator",
     "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
     "path_backward": "the longest way through the graph and back, and the other backwards of one operator on it",
     "memory": "the memory of all devices, which limits replicas",
     "work_packed": "how operators can be packed onto devices",
-    "fill_packed": "how operators can be packed onto devices that wait for their first input",
-    "fill_and_drain_packed": "how operators can be packed onto devices that wait for their first input and for the way back",
+    "around_packed": "how operators can be packed onto devices that wait for the way to them and back",
 }
 
 
@@ -117,7 +120,7 @@ class Bound:
 
     def covers(self, plan: Plan) -> bool:
         """Whether it speaks of the plan."""
-        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.turns == 1 for stage in plan.stages)
+        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.round_robin_degree == 1 for stage in plan.stages)
 
     def gap(self, iteration_s: float) -> float:
         """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
@@ -151,7 +154,7 @@ def lower_bound(problem: Problem) -> Bound:
     return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
 
 
-def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> str | None:
+def _impossible(t: Tables, before: list[list[int]], seconds: float) -> str | None:
     """The argument by which no plan takes less than `seconds`; None if there is none."""
     found = _allowed(t, before, seconds)
     if found is None:
@@ -163,16 +166,16 @@ def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seco
     if alone.max() > ROUNDING:
         return names[int(alone.argmax())]
     small = takes[0].size <= PACKING_CELLS
-    if small and _divided(t, takes[:3], allowed):
+    if small and _divided(t, takes[:PACKED], allowed):
         return "divided"
     if small:
-        packed = _packed(t, takes[:3], allowed)
+        packed = _packed(t, takes[:PACKED], allowed)
         most = packed.min(axis=2).sum(axis=2)
         if most.max() > ROUNDING:
             return names[int(most.max(axis=1).argmax())] + "_packed"
         best = np.argmax(most, axis=1)
-        takes = np.concatenate([takes, packed[np.arange(3), best]])
-        names = [*names, *(name + "_packed" for name in names[:3])]
+        takes = np.concatenate([takes, packed[np.arange(PACKED), best]])
+        names = [*names, *(name + "_packed" for name in names[:PACKED])]
         alone = takes.min(axis=1).sum(axis=1)
     weights = np.exp(4 * (alone - alone.max()))
     for _ in range(ROUNDS):
@@ -187,7 +190,7 @@ def _impossible(t: Tables, before: tuple[list[list[int]], list[list[int]]], seco
 
 
 def _divided(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> bool:
-    """Argument 8: whether some operator's stage leaves too little, whatever its choice."""
+    """Argument 7: whether some operator's stage leaves too little, whatever its choice."""
     devices = t.capacity * t.slowest  # At least their number.
     shares = takes * (t.capacity / t.replicas)
     for op in np.argsort(-takes[0].min(axis=0))[:DIVIDERS].tolist():
@@ -205,51 +208,43 @@ def _divided(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> bool:
 
 
 class _Ways(NamedTuple):
-    """The longest ways over the allowed choices, in seconds: H, D, U, and there and back."""
+    """The longest ways over the allowed choices, in seconds: A, U, and E, where a way may begin."""
 
-    into: np.ndarray
-    before: np.ndarray
-    back: np.ndarray
-    behind: np.ndarray
     around: np.ndarray
+    behind: np.ndarray
     begin: np.ndarray
 
 
-def _allowed(t: Tables, before: tuple[list[list[int]], list[list[int]]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
+def _allowed(t: Tables, before: list[list[int]], seconds: float) -> tuple[np.ndarray, _Ways] | None:
     """Argument 1: which choices are left, and the ways; None if an operator has none left."""
     passes, limit = t.forward + t.backward, seconds * ROUNDING
     allowed = t.fits & (t.micro * passes + t.finish <= limit)
     while allowed.any(axis=0).all():
-        forward, backward, both = (np.where(allowed, x, np.inf).min(axis=0) for x in (t.forward, t.backward, passes))
-        finish = np.where(allowed, t.finish, np.inf).min(axis=0)
-        into = _longest(before[0], forward)
-        back = _longest(before[1], backward, finish)
-        behind, around = _behind(before[1], both), _longest(before[1], both, finish + into - forward)
-        left = allowed & ((into - forward) + t.micro * passes + np.maximum(t.finish, back - backward) <= limit)
-        left &= (into - forward) + np.ceil(t.micro / t.in_flight) * (passes + behind) + (back - backward) <= limit
-        left &= into + (t.micro - 1) * t.forward + behind + back <= limit
-        left &= into + (t.micro - 1) * t.backward + behind + back <= limit
+        both, finish = (np.where(allowed, x, np.inf).min(axis=0) for x in (passes, t.finish))
+        behind, around = _behind(before, both), _longest(before, both, finish)
+        left = allowed & (around - both + passes + (t.micro - 1) * passes <= limit)
+        left &= (around - both) + np.ceil(t.micro / t.in_flight) * (passes + behind) <= limit
+        left &= around + (t.micro - 1) * t.forward + behind <= limit
+        left &= around + (t.micro - 1) * t.backward + behind <= limit
         if (left == allowed).all():
-            return allowed, _Ways(into, into - forward, back, behind, around, finish + into - forward)
+            return allowed, _Ways(around, behind, finish)
         allowed = left
     return None
 
 
 def _resources(
-    t: Tables, before: tuple[list[list[int]], list[list[int]]], allowed: np.ndarray, ways: _Ways, seconds: float
+    t: Tables, before: list[list[int]], allowed: np.ndarray, ways: _Ways, seconds: float
 ) -> tuple[np.ndarray, list[str]]:
-    """Arguments 2 to 6: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
+    """Arguments 2 to 5: the share of a resource that each choice takes, of shape [resources, choices, operators]."""
     passes, finish = t.forward + t.backward, t.finish / t.slowest
     spread = t.replicas / t.capacity
-    # Never zero: an operator that is left has something of its own to do after the way in, or takes nothing at all.
-    after = np.maximum(seconds - ways.into, seconds * 1e-9)
-    within = np.maximum(after - ways.back, seconds * 1e-9)
+    # Never zero: an operator that is left has something of its own to do after the way around, or takes nothing at all.
+    within = np.maximum(seconds - ways.around, seconds * 1e-9)
     held = np.maximum(t.held, t.micro * (passes + ways.behind) / seconds)
     takes = [
         spread * (t.micro * passes + finish) / seconds,
-        spread * ((t.micro - 1) * t.forward + t.micro * t.backward + finish) / after,
         spread * passes * np.maximum(t.micro / seconds, (t.micro - 1) / within),
-        t.replicas * (t.static + t.kept * held) / t.total_memory,
+        t.replicas * t.memory.peak(held) / t.total_memory,
     ]
     least = np.where(allowed, (t.micro - 1) * passes, np.inf).min(axis=0)
     for last, more in (
@@ -258,7 +253,7 @@ def _resources(
         (None, t.forward),
         (None, t.backward),
     ):
-        way = _critical(before[1], ways, int(ways.around.argmax()) if last is None else last)
+        way = _critical(before, ways, int(ways.around.argmax()) if last is None else last)
         on_way = np.zeros(len(least))
         on_way[way] = 1.0
         begun = np.zeros(len(least))
@@ -269,8 +264,8 @@ def _resources(
             extra = np.where(allowed, (t.micro - 1) * more, np.inf).min(axis=0) * on_way
             place[int(extra.argmax()) if last is None else last] = 1.0
             share = share + (t.micro - 1) * more * place
-        takes.append(share / max(seconds - ways.before[way[-1]], seconds * 1e-9))
-    return np.array(takes), ["work", "fill", "fill_and_drain", "memory", "path", "path_work", "path_forward", "path_backward"]
+        takes.append(share / seconds)
+    return np.array(takes), ["work", "around", "memory", "path", "path_work", "path_forward", "path_backward"]
 
 
 def _critical(before: list[list[int]], ways: _Ways, last: int) -> list[int]:
@@ -284,7 +279,7 @@ def _critical(before: list[list[int]], ways: _Ways, last: int) -> list[int]:
 
 
 def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Argument 7: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
+    """Argument 6: shares of a device under dual feasible functions, of shape [arguments, functions, choices, operators]."""
     share = np.where(allowed, np.minimum(takes * t.capacity / t.replicas, 1.0), 1.0)
     out = []
     for k in range(1, 6):
@@ -299,7 +294,7 @@ def _packed(t: Tables, takes: np.ndarray, allowed: np.ndarray) -> np.ndarray:
 def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
     """The largest of the simplest arguments, and each of them."""
     t = tables
-    need = float(np.where(t.fits, t.replicas * (t.static + t.kept * t.held), np.inf).min(axis=0).sum())
+    need = float(np.where(t.fits, t.replicas * t.memory.peak(t.held), np.inf).min(axis=0).sum())
     if need > t.total_memory * ROUNDING:
         raise Infeasible(
             f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",
@@ -310,20 +305,19 @@ def _simple(tables: Tables, problem: Problem) -> tuple[float, dict[str, float]]:
     terms = {
         "work": float(np.where(t.fits, spent, np.inf).min(axis=0).sum()) / t.capacity,
         "operator": float(np.where(t.fits, t.micro * passes + t.finish, np.inf).min(axis=0).max()),
-        "path": float(np.max(_longest(_before(problem.graph)[1], np.where(t.fits, passes, np.inf).min(axis=0)))),
+        "path": float(np.max(_longest(_before(problem.graph), np.where(t.fits, passes, np.inf).min(axis=0)))),
     }
     return max(terms.values()), terms
 
 
-def _before(graph: OpGraph) -> tuple[list[list[int]], list[list[int]]]:
-    """Predecessors of each operator: over all tensors, and over those through which a gradient flows back."""
-    every = [list(bits(mask)) for mask in graph.predecessors]
+def _before(graph: OpGraph) -> list[list[int]]:
+    """Producers of each operator over tensors through which a gradient flows back."""
     flows: list[set[int]] = [set() for _ in graph.ops]
     for tensor in graph.tensors:
         if tensor.differentiable:
             for consumer in tensor.consumers:
                 flows[consumer].add(tensor.producer)
-    return every, [sorted(producers) for producers in flows]
+    return [sorted(producers) for producers in flows]
 
 
 def _longest(before: list[list[int]], weights: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:

@@ -1,15 +1,16 @@
 """The best plan of a mid-size graph by constraint programming, with a proven bound (OR-Tools' CP-SAT, optional).
 
 Objective: the predicted iteration time. The solver minimises, for every micro-batch size b, a linear relaxation of it:
-over all stages the way in, the M = B / b micro-batches, then the way out with the reductions and updates on it; the
-same with a round trip through everything behind in place of M - 1 backwards; and the work of all stages over all devices.
+over all stages the M = B / b micro-batches, and the stage's reductions and updates, or the way to it and back with those where the
+way begins; the same with a round trip through everything behind in place of M - 1 backwards; and the work of all stages over all
+devices.
 Transfers are left out, and amounts are rounded down, so what the solver proves of its objective holds for the prediction.
 
 Constraints (of the model; stages are numbered 0 to K - 1, K the smaller of operators and devices):
 1. Every operator is in one stage with one number of replicas r, which divides b: `_Model.assign`.
 2. Along every tensor the stage's number does not fall, which makes stages convex and their graph acyclic: `_Model.assign`.
 3. Devices: the replicas of all stages fit the cluster: `_Model.assign`.
-4. Way in, way out and depth follow the stages between which a tensor goes: `_Model.ways`.
+4. The way to a stage and back, and depth, follow the stages between which a tensor goes: `_Model.ways`.
 5. Memory: weights, gradients, optimizer state, and saved activations of min(depth, M) micro-batches: `_Model.memory`.
    Border tensors are left out, so a solution may not fit; it is then not a candidate.
 
@@ -184,20 +185,18 @@ class _Model:
     def ways(self) -> None:
         """Constraint 4 and the objective's parts for each stage."""
         m, stages = self.model, range(self.count)
-        names = ("in", "out", "trip", "f", "g", "e")
-        self.into, self.out, self.trip, forward, backward, finish = (
-            [m.new_int_var(0, UNITS, f"{name}{s}") for s in stages] for name in names
-        )
+        names = ("way", "trip", "f", "g", "e")
+        self.way, self.trip, forward, backward, finish = ([m.new_int_var(0, UNITS, f"{name}{s}") for s in stages] for name in names)
         t = self.tables
         for s in stages:
             for variable, table in ((forward, t.forward), (backward, t.backward), (finish, t.finish)):
                 m.add(variable[s] == self.total(self.scaled(table), s))
             m.add(self.trip[s] >= forward[s] + backward[s])
-            busy = self.into[s] + self.micro * (forward[s] + backward[s])
+            busy = self.micro * (forward[s] + backward[s])
             m.add(self.time >= busy + finish[s])
-            m.add(self.time >= busy + self.out[s])
+            m.add(self.time >= busy + self.way[s])
             for passes in (forward, backward):
-                m.add(self.time >= self.into[s] + (self.micro - 1) * passes[s] + self.trip[s] + self.out[s])
+                m.add(self.time >= (self.micro - 1) * passes[s] + self.trip[s] + self.way[s])
         pairs = {(x.producer, c): False for x in self.graph.tensors for c in x.consumers}
         pairs |= {(x.producer, c): True for x in self.graph.tensors if x.differentiable for c in x.consumers}
         self.edges = {}
@@ -208,9 +207,8 @@ class _Model:
                 m.add_implication(back, data)
                 for (a, c), returns in pairs.items():
                     m.add_bool_or([self.inside[a][s].negated(), self.inside[c][u].negated(), back if returns else data])
-                m.add(self.into[u] >= self.into[s] + forward[s]).only_enforce_if(data)
-                m.add(self.out[u] >= self.out[s] + backward[s]).only_enforce_if(back)
-                m.add(self.out[u] >= finish[s] + backward[s]).only_enforce_if(back)
+                m.add(self.way[u] >= self.way[s] + forward[s] + backward[s]).only_enforce_if(back)
+                m.add(self.way[u] >= finish[s] + forward[s] + backward[s]).only_enforce_if(back)
                 m.add(self.trip[s] >= self.trip[u] + forward[s] + backward[s]).only_enforce_if(back)
 
     def memory(self) -> None:
@@ -218,12 +216,12 @@ class _Model:
         m, t, stages = self.model, self.tables, range(self.count)
         most = max(device.memory_bytes for device in self.problem.cluster.devices)
         unit = most / 1e6
-        deepest = min(self.micro, self.count) if self.problem.in_flight == "depth" else 1
+        deepest = 1 if self.problem.regime.keeps_all else min(self.micro, self.count)
         deep = [[m.new_bool_var(f"deep{s},{d}") for d in range(deepest)] for s in stages]
         for s in stages:
             for d in range(deepest):
-                held = self.micro if self.problem.in_flight == "all" else d + 1
-                table = np.floor((t.static + t.kept * held) / unit * (1 - 1e-12)).astype(int).tolist()
+                held = self.problem.regime.held(d + 1, self.micro)
+                table = np.floor(t.memory.peak(held) / unit * (1 - 1e-12)).astype(int).tolist()
                 limit = m.add(self.total(table, s) <= 1_000_000)
                 if d:
                     limit.only_enforce_if(deep[s][d])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
+from gpp.cost.amounts import Amounts, all_reduce_share_s, static_bytes
 from gpp.cost.problem import Problem
-from gpp.graph.op_graph import OpGraph
+from gpp.cost.stage import stage_bytes
+from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.planners.base import Predict
 from gpp.planners.chains.downsets import Budget, Family, all_states, linear_states
 from gpp.planners.common.candidates import MARGIN, Candidate
@@ -25,23 +28,19 @@ CHUNK = 1 << 13
 KEPT_PAIRS = 1 << 20
 
 
-class Amounts(NamedTuple):
-    """Of stages, as in `Problem.amounts`: arrays of shape [num_stages].
+class Pairs(NamedTuple):
+    """Stages between two cuts: arrays of shape [num_stages].
 
     Args:
-        static: bytes that do not depend on the batch; trainable: of trainable parameters.
-        kept, grads: activation bytes and gradient bytes of the boundary, per sample.
+        amounts: what their bytes are made of, as in `Problem.amounts`.
         boundary: bytes per sample that cross the boundary, both passes, each tensor once.
     """
 
-    static: np.ndarray
-    trainable: np.ndarray
-    kept: np.ndarray
-    grads: np.ndarray
+    amounts: Amounts
     boundary: np.ndarray
 
-    def at(self, index: np.ndarray) -> Amounts:
-        return Amounts(*(a[index] for a in self))
+    def at(self, index: np.ndarray) -> Pairs:
+        return Pairs(self.amounts.take(index), self.boundary[index])
 
 
 class Tables:
@@ -62,15 +61,13 @@ class Tables:
         self._back = self._bytes * np.array([t.differentiable for t in self._tensors], dtype=float)
         self._unsaved = self._bytes * np.array([not t.saved for t in self._tensors], dtype=float)
         self._saved = family.sums(np.array([op.saved_bytes for op in graph.ops]))
-        factor = problem.static_factor
         sizes = [(p, list(np.flatnonzero([p.name in op.params for op in graph.ops]))) for p in self._shared(graph)]
         shared = {p.name for p, _ in sizes}
         own = [[graph.param_of[name] for name in op.params if name not in shared] for op in graph.ops]
         self._trainable = family.sums(np.array([float(sum(p.num_bytes * p.trainable for p in ps)) for ps in own]))
         self._frozen = family.sums(np.array([float(sum(p.num_bytes * (not p.trainable) for p in ps)) for ps in own]))
-        self._factor = factor
         self._tied = [(p, family.members[:, readers].sum(axis=1)) for p, readers in sizes]
-        self._all: Amounts | None = None
+        self._all: Pairs | None = None
         self.live = self._live()
 
     @staticmethod
@@ -82,25 +79,27 @@ class Tables:
         crosses = ~self._made & (self._read > 0)
         return crosses @ (self._bytes + self._back)
 
-    def of(self, pairs: np.ndarray) -> Amounts:
-        """Amounts of some pairs, by index."""
+    def of(self, pairs: np.ndarray) -> Pairs:
+        """Some pairs, by index."""
         if self.family.num_pairs > KEPT_PAIRS:
             return self._compute(self.family.start[pairs], self.family.end[pairs])
         if self._all is None:
-            self._all = Amounts(*np.full((5, self.family.num_pairs), np.nan))
-        new = pairs[np.isnan(self._all.static[pairs])]
+            trainable, static, kept, once, boundary = np.full((5, self.family.num_pairs), np.nan)
+            self._all = Pairs(Amounts(trainable, static, kept, once), boundary)
+        new = pairs[np.isnan(self._all.boundary[pairs])]
         if len(new):
-            for whole, found in zip(self._all, self._compute(self.family.start[new], self.family.end[new]), strict=True):
-                whole[new] = found
+            found = self._compute(self.family.start[new], self.family.end[new])
+            for whole, part in zip((*self._all.amounts, self._all.boundary), (*found.amounts, found.boundary), strict=True):
+                whole[new] = part
         return self._all.at(pairs)
 
-    def _compute(self, start: np.ndarray, end: np.ndarray) -> Amounts:
+    def _compute(self, start: np.ndarray, end: np.ndarray) -> Pairs:
         trainable, frozen = self._trainable[start] - self._trainable[end], self._frozen[start] - self._frozen[end]
         for param, readers in self._tied:
             size = param.num_bytes * (readers[start] > readers[end])
             trainable, frozen = trainable + size * param.trainable, frozen + size * (not param.trainable)
         kept = self._saved[start] - self._saved[end]
-        grads, boundary = np.zeros(len(start)), np.zeros(len(start))
+        once, boundary = np.zeros(len(start)), np.zeros(len(start))
         for begin in range(0, len(start), CHUNK):
             part = slice(begin, begin + CHUNK)
             a, b = start[part], end[part]
@@ -108,9 +107,10 @@ class Tables:
             leaves, enters = made & (read < self._readers), ~made & (read > 0)
             across = leaves | enters
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
-            grads[part] = across @ self._back
+            once[part] = across @ self._back
             boundary[part] = across @ (self._bytes + self._back)
-        return Amounts(trainable * self._factor + frozen, trainable, kept, grads, boundary)
+        static = static_bytes(trainable, frozen, self.problem.optimizer_state_factor)
+        return Pairs(Amounts(trainable, static, kept, once), boundary)
 
 
 class Seconds:
@@ -189,6 +189,23 @@ def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch
     return replace(plan, stages=stages)
 
 
+def fits(problem: Problem, parts: Sequence[Part], microbatch_size: int) -> bool:
+    """Whether the stages of a chain fit the smallest device, each as if the pipeline began with it."""
+    for depth, part in enumerate(reversed(parts), 1):
+        held = min(depth * microbatch_size, problem.minibatch_size)
+        stage = Stage(
+            ops=tuple(bits(part.mask)),
+            devices=part.devices or tuple(range(part.replicas * part.degree)),
+            microbatch_size=microbatch_size,
+            in_flight=problem.minibatch_size if problem.regime.keeps_all else held,
+            recompute=part.recompute,
+            tensor_parallel=part.degree,
+        )
+        if stage_bytes(problem, stage).peak(stage.ahead) > problem.memory_limit_bytes:
+            return False
+    return True
+
+
 def first_that_fits(problem: Problem, find: Callable[[int], tuple[float, list[Part]] | None]) -> Candidate | None:
     """A chain as an example of what fits, for `gpp.planners.common.infeasible.explain`."""
     for b in problem.microbatch_sizes():
@@ -235,11 +252,10 @@ class Best:
     def _offer_data_parallel(self, b: int) -> None:
         problem, ops = self.problem, tuple(range(self.problem.graph.num_ops))
         r = max(replicas(problem, b)) if self.replication else 1
-        in_flight = problem.minibatch_size if problem.in_flight == "all" else b
-        if problem.stage_memory(ops, b, r, in_flight) <= problem.memory_limit_bytes:
+        if fits(problem, [Part(problem.graph.all_mask, r)], b):
             cluster, count = problem.cluster, problem.accumulation(b)
             link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
-            sync_s = 4 * (r - 1) * problem.trainable_bytes(ops) / (r * count) / link.bandwidth_bytes_per_s
+            sync_s = all_reduce_share_s(problem.trainable_bytes(ops), r, count, link)
             self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))) + sync_s, [Part(problem.graph.all_mask, r)], b)
 
     def offer(self, value_s: float, parts: list[Part], microbatch_size: int) -> None:
@@ -253,14 +269,14 @@ class Best:
             self.plan, self.seconds, self.value_s = plan, seconds, value_s
 
     def _least_s(self, plan: Plan) -> float:
-        """No step of a chain is shorter: the way in and out, and all micro-batches of one stage.
+        """No step of a chain is shorter: the way to a stage and back, where gradients come back, and all its micro-batches.
 
-        A pipeline that does not drain has its way in and out behind it.
+        A pipeline that does not drain has such ways behind it.
         """
-        before, least = 0.0, 0.0
-        for stage in plan.stages:
+        before, least, returning = 0.0, 0.0, plan.returning(self.problem.graph)
+        for s, stage in enumerate(plan.stages):
             b = stage.microbatch_size
             took = sum(self.problem.stage_times(stage.ops, b, stage.devices, stage.recompute, stage.tensor_parallel))
             least = max(least, before + plan.minibatch_size // b * took)
-            before += took if self.problem.window == 1 else 0.0
+            before = before + took if self.problem.regime.minibatches == 1 and (s, s + 1) in returning else 0.0
         return least

@@ -163,19 +163,3 @@ class Stages:
     def holds(self, op: int) -> np.ndarray:
         """[num_stages] whether a stage holds an operator."""
         return (self.words[:, op // WORD] >> np.uint64(op % WORD) & np.uint64(1)).astype(bool)
-
-    def touches(self, mask: int) -> np.ndarray:
-        """[num_stages] whether a stage holds any operator of a mask."""
-        return self._any(mask, self.words)
-
-    def leaves(self, mask: int) -> np.ndarray:
-        """[num_stages] whether some operator of a mask is outside of a stage."""
-        return self._any(mask, ~self.words)
-
-    def _any(self, mask: int, words: np.ndarray) -> np.ndarray:
-        out = np.zeros(len(words), dtype=bool)
-        for w in range(words.shape[1]):
-            part = mask >> WORD * w & (1 << WORD) - 1
-            if part:
-                out |= (words[:, w] & np.uint64(part)) != 0
-        return out

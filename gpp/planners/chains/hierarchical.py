@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cluster import Cluster
+from gpp.cost.amounts import all_reduce_share_s
 from gpp.cost.problem import Problem
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
 from gpp.planners.chains.chain_tables import Part, Seconds, Tables, replicas
@@ -46,7 +47,7 @@ class Servers:
         self.seconds, self.budget, self.limit, self.replication = seconds, budget, limit_bytes, replication
         self.per_node, self.inner, self.outer = len(servers[0]), problem.cluster.intra_node, problem.cluster.inter_node
         budget.hold(8.0 * self.family.num_states**2 * 4 * self.per_node, "its tables")
-        self.amounts = tables.of(np.arange(self.family.num_pairs))
+        self.amounts, self.copies = tables.of(np.arange(self.family.num_pairs)).amounts, problem.regime.assumed_copies
 
     def find(self, b: int) -> tuple[float, list[Part]] | None:
         """Own objective and stages of the best chain for one micro-batch size; None if nothing fits.
@@ -55,7 +56,7 @@ class Servers:
         the chain found is no longer than that.
         """
         count = self.problem.minibatch_size // b
-        depth = count if self.problem.in_flight == "all" else 1
+        depth = self.problem.regime.held(1, count)
         while True:
             found = self._at(b, depth)
             if found is None:
@@ -67,9 +68,8 @@ class Servers:
 
     def _fits(self, parts: list[Part], b: int, count: int) -> bool:
         for position, part in enumerate(reversed(parts), 1):
-            static, kept, grads = self.problem.amounts(part.mask)
-            samples = b // part.replicas
-            if static + kept * samples * min(position, count) + grads * samples > self.limit:
+            memory = self.problem.amounts(part.mask).held(b // part.replicas, self.copies)
+            if memory.peak(min(position, count)) > self.limit:
                 return False
         return True
 
@@ -89,8 +89,7 @@ class Servers:
                 pairs = room.pairs(m)
                 start, end = family.start[pairs], family.end[pairs]
                 wire = b // m / self.outer.bandwidth_bytes_per_s
-                sync = 4 * (m - 1) * self.amounts.trainable[pairs] / (m * count) / self.outer.bandwidth_bytes_per_s
-                time_s = inside[m].best[-1][start, end] + sync
+                time_s = inside[m].best[-1][start, end] + all_reduce_share_s(self.amounts.trainable[pairs], m, count, self.outer)
                 time_s = np.maximum(time_s, np.where(start != last, tables.live[start], 0.0) * wire)
                 time_s = np.maximum(time_s, tables.live[end] * wire)
                 keep = np.flatnonzero(time_s <= room.cap_s)
@@ -121,8 +120,8 @@ class Servers:
             samples = b // r
             sums = family.sums(np.sum(self.seconds.of(samples), axis=0))
             time_s = sums[family.start] - sums[family.end]
-            time_s = time_s + 4 * (r - 1) * self.amounts.trainable / (r * count) / self.inner.bandwidth_bytes_per_s
-            need = self.amounts.static + self.amounts.grads * samples + self.amounts.kept * samples * depth
+            time_s = time_s + all_reduce_share_s(self.amounts.trainable, r, count, self.inner)
+            need = self.amounts.held(samples, self.copies).peak(depth)
             dense = np.full((n, n), np.inf)
             dense[family.start, family.end] = np.where(need <= self.limit, time_s, np.inf)
             wire = samples / self.inner.bandwidth_bytes_per_s

@@ -38,13 +38,25 @@ from typing import Literal, final
 
 import numpy as np
 
+from gpp.cost.amounts import StageBytes, all_reduce_share_s
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Room, Way, best_chain
-from gpp.planners.chains.chain_tables import AUTO_STATES, Best, Cuts, Part, Seconds, Tables, choose_cuts, first_that_fits, replicas
+from gpp.planners.chains.chain_tables import (
+    AUTO_STATES,
+    Best,
+    Cuts,
+    Part,
+    Seconds,
+    Tables,
+    choose_cuts,
+    first_that_fits,
+    fits,
+    replicas,
+)
 from gpp.planners.chains.downsets import Budget
 from gpp.planners.chains.hierarchical import Servers, even_servers
 from gpp.planners.chains.published.pipedream import published_plan
@@ -91,7 +103,7 @@ class PipeDream(AbstractPlanner):
             return self._repeat(problem, best, budget)
         flat = _Flat(problem, self, budget, 1.0)
         best.sweep(flat.ideal_s(), flat.find, prune=self.prune)
-        if flat.servers is not None and (best.plan is None or problem.window > 1):
+        if flat.servers is not None and (best.plan is None or problem.regime.minibatches > 1):
             # Inside the recursion every stage is held to the longest chain's memory: a search over devices may still fit. Where
             # nothing drains a micro-batch is a whole mini-batch and memory is scarce, so that a better chain may be among them.
             over_devices = _Flat(problem, replace(self, hierarchical=False), budget, 1.0)
@@ -150,17 +162,10 @@ class PipeDream(AbstractPlanner):
 
 def offer_unchanged(problem: Problem, best: Best, value_s: float, parts: list[Part]) -> None:
     """Offer a chain at every micro-batch size that its replicas divide and its memory allows."""
-    most = problem.memory_limit_bytes
     for b in problem.microbatch_sizes():
         if any(b % part.replicas for part in parts):
             continue
-        fits = True
-        for position, part in enumerate(reversed(parts), 1):
-            count = problem.minibatch_size if problem.in_flight == "all" else min(position * b, problem.minibatch_size)
-            ops = tuple(op for op in range(problem.graph.num_ops) if part.mask >> op & 1)
-            need = problem.stage_memory(ops, b, part.replicas * part.degree, count, part.recompute, part.degree)
-            fits = fits and need <= most
-        if fits:
+        if fits(problem, parts, b):
             best.offer(value_s, parts, b)
 
 
@@ -236,22 +241,22 @@ class _Flat:
             sums = family.sums(np.sum(self.seconds.of(b // r), axis=0))
             compute = sums[start] - sums[end]
             pairs, start, end, compute = (a[compute <= room.cap_s] for a in (pairs, start, end, compute))
-            amounts = self.tables.of(pairs)
+            amounts = self.tables.of(pairs).amounts
             wire = b // r / self.link.bandwidth_bytes_per_s
-            time_s = compute + 4 * (r - 1) * amounts.trainable / (r * between_updates) / self.link.bandwidth_bytes_per_s
+            time_s = compute + all_reduce_share_s(amounts.trainable, r, between_updates, self.link)
             time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
             time_s = np.maximum(time_s, self.tables.live[end] * wire)
-            rows = self._rows(time_s, amounts.static + amounts.grads * (b // r), amounts.kept * (b // r), count)
+            rows = self._rows(time_s, amounts.held(b // r, self.problem.regime.assumed_copies), count)
             keep = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(pairs) else np.arange(0)
             out.append(Way(r, r, 1, pairs[keep], rows[:, keep]))
         return out
 
-    def _rows(self, time_s: np.ndarray, static: np.ndarray, kept: np.ndarray, count: int) -> np.ndarray:
+    def _rows(self, time_s: np.ndarray, memory: StageBytes, count: int) -> np.ndarray:
         """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""
-        if self.problem.in_flight == "all":
-            return np.where(static + kept * count <= self.limit, time_s, np.inf)[None, :]
+        if self.problem.regime.keeps_all:
+            return np.where(memory.peak(count) <= self.limit, time_s, np.inf)[None, :]
         most = min(self.num_devices, self.family.num_states - 1)
-        if (static + kept * min(most, count) <= self.limit).all():
+        if (memory.peak(min(most, count)) <= self.limit).all():
             return time_s[None, :]
         position = np.minimum(np.arange(most + 1), count)[:, None]
-        return np.where(static + kept * position <= self.limit, time_s, np.inf)
+        return np.where(memory.peak(position) <= self.limit, time_s, np.inf)

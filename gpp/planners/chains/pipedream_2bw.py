@@ -40,6 +40,7 @@ from typing import Literal, NamedTuple, final
 
 import numpy as np
 
+from gpp.cost.amounts import Amounts
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running
 from gpp.errors import Infeasible
@@ -52,6 +53,7 @@ from gpp.planners.common.linear_orders import Intervals, branch_first_order, dep
 from gpp.planners.common.placement import Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.settings import Count, settings
+from gpp.weights.base import PipelinePosition
 
 ROUNDING = 1 + 1e-9
 """A stage that fits exactly must not be lost to the tables' rounding: finished plans are checked again."""
@@ -137,14 +139,6 @@ def _one_of_each_width_first(found: list[_Found]) -> list[_Found]:
     return chosen + [each for each in found if each not in chosen]
 
 
-class _Kept(NamedTuple):
-    """Of every interval, shape [n + 1, n + 1]: seconds, and bytes per sample in flight and of one micro-batch."""
-
-    seconds: np.ndarray
-    in_flight: np.ndarray
-    once: np.ndarray
-
-
 class _Search:
     """All shapes of one problem, each with its best cut."""
 
@@ -165,7 +159,7 @@ class _Search:
         for width in range(1, widest + 1):
             for depth in range(1, min(devices // width, problem.graph.num_ops) + 1):
                 for b in problem.microbatch_sizes(depth):
-                    if b % width == 0 and problem.accumulation(b) >= problem.weights.least_accumulation(depth):
+                    if b % width == 0 and problem.accumulation(b) >= problem.regime.weights.least_accumulation(depth):
                         for recompute in ways:
                             yield _Shape(depth, width, b, recompute)
 
@@ -186,8 +180,8 @@ class _Search:
                     best = value_s, tuple(table.mask(i, j) for i, j in cuts)
             if best is not None:
                 m = self.problem.accumulation(shape.microbatch_size)
-                turns = m + shape.depth - 1 if self.problem.weights.flushes else m
-                yield _Found(turns * best[0], shape, best[1])
+                slots = m + shape.depth - 1 if self.problem.regime.weights.flushes else m
+                yield _Found(slots * best[0], shape, best[1])
 
     def _bandwidth(self, placement: Placement) -> float:
         cluster = self.problem.cluster
@@ -222,22 +216,23 @@ class _Search:
         placement = self.placer.equal((shape.width,) * shape.depth)
         return Candidate(found.value_s, shape.depth, shape.microbatch_size, True, parts, placement)
 
-    def kept(self, table: Intervals, samples: int, recompute: bool) -> _Kept:
-        """Seconds and bytes of every interval."""
+    def costs(self, table: Intervals, samples: int, recompute: bool) -> tuple[np.ndarray, Amounts]:
+        """Seconds of every interval, and what its bytes are made of: arrays of shape [n + 1, n + 1]."""
         graph, order = self.problem.graph, list(table.order)
         forward, backward = self.seconds.of(samples)
         differentiated = _between(np.array([graph.differentiated >> op & 1 for op in order], dtype=float)) > 0
         seconds = _between((forward + backward)[order])
-        kept, once = table.kept.copy(), table.grads.copy()
+        kept, once = table.amounts.kept, table.amounts.once
         if recompute:
             own = [graph.ops[op].saved_bytes for op in order]
             again = [running(graph, op, float(forward[op]), float(backward[op]), True, 1) for op in order]
             slow = _between(np.array([way.forward_s + way.backward_s for way in again]))
             seconds = np.where(differentiated, slow, seconds)
-            kept += _between(np.array([way.saved_bytes - size for way, size in zip(again, own, strict=True)]))
-            once += _between(np.array([way.extra_bytes for way in again]))
+            kept = kept + _between(np.array([way.saved_bytes - size for way, size in zip(again, own, strict=True)]))
+            once = once + _between(np.array([way.extra_bytes for way in again]))
         # Without a backward pass nothing is in flight, as in `Problem.amounts`.
-        return _Kept(seconds, np.where(differentiated, kept, 0.0), np.where(differentiated, once, table.kept))
+        in_flight, once = np.where(differentiated, kept, 0.0), np.where(differentiated, once, table.amounts.kept)
+        return seconds, table.amounts._replace(kept=in_flight, once=once)
 
 
 def _between(values: np.ndarray) -> np.ndarray:
@@ -257,13 +252,13 @@ class _Cutter:
         self.problem, self.limit = search.problem, search.limit
         self.table, self.b = table, shape.microbatch_size
         self.samples = self.b // shape.width
-        self.amounts = search.kept(table, self.samples, shape.recompute)
+        seconds, self.amounts = search.costs(table, self.samples, shape.recompute)
         cluster, trainable = self.problem.cluster, table.trainable
         # A ring's time grows in proportion to the bytes, apart from its latency.
         most = max(float(trainable.max()), 2.0)
         low, high = cluster.allreduce_s(1.0, devices), cluster.allreduce_s(most, devices)
         reduce = np.where(trainable > 0, low + (high - low) * (trainable - 1) / (most - 1), 0.0)
-        busy = self.amounts.seconds + table.entering * self.samples / bandwidth
+        busy = seconds + table.entering * self.samples / bandwidth
         self.seconds = np.maximum(busy, reduce / self.problem.accumulation(self.b))
         self.seconds[np.tril_indices(len(self.seconds))] = np.inf
         # By the versions of the weights at every position from the end: least slowest stage of i.., and where its first one ends.
@@ -271,7 +266,7 @@ class _Cutter:
 
     def best(self, depth: int) -> tuple[float, list[tuple[int, int]] | None]:
         """The least slowest stage over all cuts into `depth` stages that fit, and the stages; None if none does."""
-        copies = tuple(self.problem.weight_copies(self.b, self._held(p), depth) for p in range(1, depth + 1))
+        copies = tuple(self._copies(p, depth) for p in range(1, depth + 1))
         value_s = float(self._row(copies)[0][0])
         if not np.isfinite(value_s):
             return value_s, None
@@ -295,13 +290,18 @@ class _Cutter:
             self._rows[copies] = slowest[np.arange(len(ends)), ends], ends
         return self._rows[copies]
 
-    def _held(self, position: int) -> int:
-        """Samples in flight at a position from the end."""
-        total = self.problem.minibatch_size
-        return total if self.problem.in_flight == "all" else min(position * self.b, total)
+    def _in_flight(self, position: int) -> int:
+        """Micro-batches in flight at a position from the end."""
+        return self.problem.regime.held(position, self.problem.minibatch_size // self.b)
+
+    def _copies(self, position: int, depth: int) -> int:
+        """Copies of the weights at a position from the end of a pipeline of `depth` stages."""
+        weights = self.problem.regime.weights
+        if weights.flushes:
+            return 1
+        accumulation, warmup = max(self.problem.accumulation(self.b), 1), max(self._in_flight(position), 1) - 1
+        return weights.copies(PipelinePosition(warmup=warmup, depth=depth, accumulation=accumulation))
 
     def _needs(self, position: int, copies: int) -> np.ndarray:
-        """Bytes on a device of every interval, as `Problem.stage_memory` has them."""
-        problem, amounts = self.problem, self.amounts
-        static = self.table.static + self.table.trainable * (0 if problem.weights.flushes else copies - problem.assumed_copies)
-        return static + amounts.in_flight * self.samples * (self._held(position) // self.b) + amounts.once * self.samples
+        """Bytes on a device of every interval."""
+        return self.amounts.held(self.samples, copies).peak(self._in_flight(position))

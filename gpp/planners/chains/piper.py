@@ -38,6 +38,7 @@ from typing import Literal, NamedTuple, final
 
 import numpy as np
 
+from gpp.cost.amounts import Amounts, StageBytes, all_reduce_share_s, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running
 from gpp.errors import Infeasible
@@ -47,7 +48,6 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
 from gpp.planners.chains.chain_tables import (
     AUTO_STATES,
-    Amounts,
     Best,
     Part,
     Seconds,
@@ -277,14 +277,14 @@ class _Search:
                 compute = np.maximum(sums[start] - sums[end], 0.0)
                 keep = (compute <= room.cap_s) & (unable[start] - unable[end] < 0.5)
                 pairs, start, end, compute = (a[keep] for a in (pairs, start, end, compute))
-                amounts = self._sharded(self.tables.of(pairs), menu, Stages(family, start, end)) if t > 1 else self.tables.of(pairs)
+                amounts, boundary = self.tables.of(pairs)
+                amounts = self._sharded(amounts, menu, Stages(family, start, end)) if t > 1 else amounts
                 wire = b // r / self.link.bandwidth_bytes_per_s
-                moved = amounts.boundary + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
+                moved = boundary + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
                 time_s = compute + moved * wire
-                sync = 4 * (r - 1) * amounts.trainable / (r * self.problem.accumulation(b)) / self.link.bandwidth_bytes_per_s
-                time_s = time_s + sync
+                time_s = time_s + all_reduce_share_s(amounts.trainable, r, self.problem.accumulation(b), self.link)
                 small = np.flatnonzero(time_s <= room.cap_s)
-                found = (Stages(family, start[small], end[small]), amounts.at(small), time_s[small])
+                found = (Stages(family, start[small], end[small]), amounts.take(small), time_s[small])
                 rows = self._remembered((b, t, r), pairs[small], menu, *found)
                 fits = np.flatnonzero(rows.min(axis=0) <= room.cap_s) if len(small) else np.arange(0)
                 out.append(Way((t, r), r * t, 1, pairs[small[fits]], rows[:, fits]))
@@ -306,7 +306,7 @@ class _Search:
         new = np.flatnonzero(np.isnan(known[0, pairs]))
         if len(new):
             rows = self._rows(
-                menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.at(new), time_s[new]
+                menu, b // r, count, Stages(self.family, stages.start[new], stages.end[new]), amounts.take(new), time_s[new]
             )
             if len(rows) > len(known):
                 known = self._known[key] = np.tile(known, (len(rows), 1))
@@ -323,8 +323,8 @@ class _Search:
         less = stages.family.sums((1 - menu.share) * trainable)
         less_frozen = stages.family.sums((1 - menu.share) * frozen)
         less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
-        factor = self.problem.static_factor
-        return amounts._replace(static=amounts.static - factor * less - less_frozen, trainable=amounts.trainable - less)
+        static = amounts.static - static_bytes(less, less_frozen, self.problem.optimizer_state_factor)
+        return amounts._replace(static=static, trainable=amounts.trainable - less)
 
     def _sync(self, t: int, stages: Stages) -> np.ndarray:
         """[num_stages] bytes per sample that the devices of a replica exchange at the stage's boundary, each way."""
@@ -338,13 +338,11 @@ class _Search:
     def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
         """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always
         fits."""
-        family = stages.family
-        kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples
-        fixed = amounts.static + (amounts.grads + stages_sum(stages, menu.extra)) * samples
-        every = self.problem.in_flight == "all"
+        family, memory = stages.family, self._held(amounts, menu, stages, samples)
+        kept, fixed, every = memory.microbatch, memory.resident, self.problem.regime.keeps_all
         most = min(self.num_devices, family.num_states - 1, count)
         depths = [count] if every else list(range(1, most + 1))
-        binds = np.flatnonzero(fixed + kept * depths[-1] > self.limit)
+        binds = np.flatnonzero(memory.peak(depths[-1]) > self.limit)
         if not len(binds):
             return time_s[None, :]
         members = Stages(family, stages.start[binds], stages.end[binds]).members()
@@ -356,18 +354,21 @@ class _Search:
         positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1
         return by_depth[positions]
 
+    def _held(self, amounts: Amounts, menu: _Menu, stages: Stages, samples: int) -> StageBytes:
+        """Bytes of the stages, their operators run in the fastest way."""
+        kept, once = amounts.kept + stages_sum(stages, menu.kept), amounts.once + stages_sum(stages, menu.extra)
+        return amounts._replace(kept=kept, once=once).held(samples, self.problem.regime.assumed_copies)
+
     def _part(self, cut: Cut, b: int) -> Part:
         t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
         family, count, samples = self.family, self.problem.minibatch_size // b, b // r
         start, end = family.start[cut.pair : cut.pair + 1], family.end[cut.pair : cut.pair + 1]
         mask = family.masks[int(start[0])] & ~family.masks[int(end[0])]
         menu, stages = self.menu(t, samples), Stages(family, start, end)
-        amounts = self.tables.of(np.array([cut.pair]))
+        amounts = self.tables.of(np.array([cut.pair])).amounts
         amounts = self._sharded(amounts, menu, stages) if t > 1 else amounts
-        depth = count if self.problem.in_flight == "all" else min(cut.depth, count)
-        kept = (amounts.kept + stages_sum(stages, menu.kept)) * samples
-        fixed = amounts.static + (amounts.grads + stages_sum(stages, menu.extra)) * samples
-        lacking = float((fixed + kept * depth - self.limit)[0])
+        depth = self.problem.regime.held(cut.depth, count)
+        lacking = float((self._held(amounts, menu, stages, samples).peak(depth) - self.limit)[0])
         recompute: tuple[int, ...] = ()
         if lacking > 0:
             saved = (menu.spared * depth - menu.again) * samples

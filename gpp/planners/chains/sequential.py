@@ -206,12 +206,8 @@ class _ChainSearch:
             boundary_s = table.grads[i, j] * samples / link.bandwidth_bytes_per_s
             stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
-            fixed, kept = table.static[i, j] + table.grads[i, j] * samples, table.kept[i, j] * samples
-            room = costs.limit_bytes - fixed
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
-                depth = np.where(room >= 0, np.where(kept > 0, np.floor(room / kept + 1e-9), m), 0)
-            depth = np.where(depth >= m, n, 0 if costs.problem.in_flight == "all" else depth).astype(int)
+            depth = table.held((i, j), samples).depth(costs.limit_bytes, m)
+            depth = np.where(depth >= m, n, 0 if costs.problem.regime.keeps_all else depth).astype(int)
             finish = costs.finish_array_s(table.trainable[i, j], r)
             row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
             out.append(row.at(1))

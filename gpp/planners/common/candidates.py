@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpp.cost.stage import finish_s
 from gpp.errors import InvalidPlan
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan, topological_order
@@ -118,18 +119,17 @@ class Assessor:
     def slow_parts(self, parts: Sequence[tuple[int, int]], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
 
-        Those that alone keep it at `share` of its bound or more, and those on the way in and out of the slowest one.
+        Those that alone keep it at `share` of its bound or more, and those on the way to the slowest one and back.
         """
         walked = self._walk_parts(parts, microbatch_size, chain)
         assert walked is not None, "a candidate has devices and no cycle"
-        ordered, (values, came_from, went_to) = walked
+        ordered, (values, came_from) = walked
         slowest = values.index(max(values))
         slow = {s for s, value in enumerate(values) if value >= share * values[slowest]}
-        for back in (came_from, went_to):
-            s = slowest
-            while s >= 0:
-                slow.add(s)
-                s = back[s]
+        s = slowest
+        while s >= 0:
+            slow.add(s)
+            s = came_from[s]
         index = {part: i for i, part in enumerate(parts)}
         return {index[ordered[s]] for s in slow}
 
@@ -140,7 +140,7 @@ class Assessor:
 
     def _walk_parts(
         self, parts: Sequence[tuple[int, int]], b: int, chain: bool
-    ) -> tuple[Parts, tuple[list[float], list[int], list[int]]] | None:
+    ) -> tuple[Parts, tuple[list[float], list[int]]] | None:
         arranged = self._arranged(parts, chain)
         if arranged is None:
             return None
@@ -209,11 +209,8 @@ class Assessor:
         return edges
 
     def _need_bytes(self, mask: int, count: int, b: int, depth: int) -> float:
-        """Memory of a stage on one device: `Problem.stage_memory` at the depth's samples in flight."""
-        static, kept, grads = self.problem.amounts(mask)
-        most = self.problem.minibatch_size // b
-        in_flight, samples = most if self.problem.in_flight == "all" else min(depth, most), b // count
-        return static + kept * samples * in_flight + grads * samples
+        """Memory of a stage on one device with the depth's micro-batches in flight."""
+        return self.costs.held(mask, b // count).peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
@@ -240,8 +237,12 @@ class Assessor:
         if key not in self._bytes:
             tensors = self.problem.crossing(*key)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
-            self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
+            returns = bool(back) if tensors else self._differentiates(first) and self._differentiates(second)
+            self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if returns else -math.inf
         return self._bytes[key]
+
+    def _differentiates(self, mask: int) -> bool:
+        return self.graph.differentiated == self.graph.all_mask or bool(mask & self.graph.differentiated)
 
     def _transfers_s(
         self, a: tuple[int, tuple[int, ...]], b: tuple[int, tuple[int, ...]], microbatch_size: int
@@ -277,14 +278,14 @@ class Assessor:
 
     def _walk(
         self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int]
-    ) -> tuple[list[float], list[int], list[int]]:
-        """No iteration is shorter than any of these, one for each stage: the way in, all micro-batches, the way out, the update.
+    ) -> tuple[list[float], list[int]]:
+        """No iteration is shorter than any of these, by stage: its micro-batches, and its update or the way to it and back.
 
-        Of a pipeline that does not drain, the micro-batches and the updates.
+        Micro-batches take their compute time, or as many round trips to the farthest sink as the samples in flight force one after
+        the other. A way there and back ends with the update of the stage where it begins, whose next step waits for both
+        (`gpp.simulate.period`). In a pipeline that does not drain there are no ways, and an update holds its stage up every time.
 
-        Its micro-batches take their compute time, or as many round trips to the farthest sink as its
-        samples in flight force one after the other. Also the stage before each on its longest way in, and on its longest way
-        out, which leads back over its predecessors; -1 at its end.
+        Also the stage before each on its longest way; -1 at its end.
         """
         problem, count = self.problem, len(parts)
         num_microbatches = problem.minibatch_size // b
@@ -292,8 +293,7 @@ class Assessor:
         moves = [
             [self._transfers_s((parts[s][0], devices[s]), (parts[t][0], devices[t]), b) for t in nexts[s]] for s in range(count)
         ]
-        trip, way_in, way_out = [sum(pair) for pair in times], [0.0] * count, [0.0] * count
-        came_from, went_to = [-1] * count, [-1] * count
+        trip, way, came_from = [sum(pair) for pair in times], [0.0] * count, [-1] * count
         for s in reversed(range(count)):
             longest = 0.0
             for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
@@ -301,32 +301,26 @@ class Assessor:
             trip[s] += longest
         bounds = []
         for s in range(count):
-            in_flight = num_microbatches if problem.in_flight == "all" else min(depth[s], num_microbatches)
+            in_flight = problem.regime.held(depth[s], num_microbatches)
             forward, backward = times[s]
             busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
-            if problem.window == 1:
+            if problem.regime.minibatches == 1:
                 trips = -(-num_microbatches // in_flight) * trip[s]
-                bounds.append(way_in[s] + max(busy, trips) + max(way_out[s], update))
+                bounds.append(max(way[s], update) + max(busy, trips))
             else:
-                # In a steady state nothing fills or drains, and an update holds the stage up every time.
-                bounds.append(max(busy + problem.window * update, num_microbatches / in_flight * trip[s]))
+                bounds.append(max(busy + problem.regime.minibatches * update, num_microbatches / in_flight * trip[s]))
             for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
-                if way_in[s] + forward + ahead > way_in[t]:
-                    way_in[t], came_from[t] = way_in[s] + forward + ahead, s
-                if way_out[s] + backward + back > way_out[t]:
-                    way_out[t], went_to[t] = way_out[s] + backward + back, s
-        return bounds, came_from, went_to
+                around = max(way[s], update) + forward + ahead + back + backward
+                if around > way[t]:
+                    way[t], came_from[t] = around, s
+        return bounds, came_from
 
     def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""
         key = (mask, devices)
         found = self._updates.get(key)
         if found is None:
-            trainable = self.costs.trainable_bytes(mask)
-            found = self.problem.cost.update_s(trainable, self.cluster.devices[devices[0]])
-            if len(devices) > 1 and trainable:
-                found += self.cluster.allreduce_s(trainable, devices)
-            self._updates[key] = found
+            found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
 
 

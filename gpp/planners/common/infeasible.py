@@ -71,9 +71,9 @@ def _rounded_up(amount: float) -> float:
 
 def _smaller_microbatch(problem: Problem, attempt: Attempt) -> int | None:
     """The largest size below the imposed one with which the planner finds a plan."""
-    imposed = problem.microbatch_size or 1
+    imposed, minibatch = problem.microbatch_size or 1, problem.minibatch_size // problem.regime.minibatches
     for b in range(imposed - 1, 0, -1):
-        if problem.minibatch_size // problem.window % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
+        if minibatch % b == 0 and attempt(replace(problem, microbatch_size=b), 1.0) is not None:
             return b
     return None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.planners.common.stage_costs import StageCosts
 
@@ -48,8 +51,8 @@ class Intervals:
     """Amounts of every interval [i, j) of a linear order: arrays of shape [n + 1, n + 1].
 
     Args:
-        static: bytes that do not depend on the batch; trainable: those of trainable parameters;
-        kept: activation bytes per sample in flight; grads: boundary gradient bytes per sample; as in `Problem.amounts`.
+        amounts: what the bytes of each interval as a stage are made of, as in `Problem.amounts`.
+        grads: gradient bytes per sample at its boundary.
         entering: bytes per sample that come in, and go back for them, in both passes.
         link_out_bytes: bytes per sample that cross the end of the interval out of its last operator, both passes.
     """
@@ -58,13 +61,11 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        static, trainable, kept, grads, entering = (np.zeros((n + 2, n + 2)) for _ in range(5))
-        factor = problem.static_factor
+        frozen, trainable, kept, grads, entering = (np.zeros((n + 2, n + 2)) for _ in range(5))
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
             places = sorted(at[op] for op in bits(readers))
-            _add_first(static, places, 0, param.num_bytes * (factor if param.trainable else 1.0))
-            _add_first(trainable, places, 0, param.num_bytes * param.trainable)
+            _add_first(trainable if param.trainable else frozen, places, 0, param.num_bytes)
         for i, op in enumerate(order):
             _add(kept, 0, i, i + 1, n, graph.ops[op].saved_bytes)
         self.link_out_bytes = np.zeros(n + 1)
@@ -82,12 +83,23 @@ class Intervals:
             _add_first(grads, consumers, i + 1, back)
             _add_first(entering, consumers, i + 1, size + back)
             self.link_out_bytes[i + 1] += size + back
-        self.static, self.trainable, self.kept, self.grads, self.entering = (
-            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (static, trainable, kept, grads, entering)
+        frozen, trainable, kept, self.grads, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, kept, grads, entering)
         )
+        self.trainable = trainable
+        self.amounts = Amounts(trainable, static_bytes(trainable, frozen, problem.optimizer_state_factor), kept, self.grads)
+        self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
         )
+
+    def held(self, index: Any, samples: Any) -> StageBytes:
+        """Bytes of some intervals as stages, with so many samples of a micro-batch on a device.
+
+        Args:
+            index: of the arrays, such as (i, j).
+        """
+        return self.amounts.take(index).held(samples, self._copies)
 
     def mask(self, i: int, j: int) -> int:
         """The operators of an interval."""

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
+from gpp.cost.stage import finish_s
 from gpp.graph.op_graph import bits
 
 UNLIMITED = 1 << 30
@@ -65,6 +67,7 @@ class StageCosts:
         self._finish: dict[tuple[float, int], float] = {}
         self._work: dict[tuple[int, int], float] = {}
         self._compute: dict[int, list[float]] = {}
+        self._held: dict[tuple[int, int], StageBytes] = {}
 
     def labels(self) -> list[tuple[float, ...]]:
         """What tells operators apart in time: their column of the tables."""
@@ -100,20 +103,26 @@ class StageCosts:
 
     def max_depth(self, mask: int, microbatch_size: int, num_replicas: int) -> int:
         """Longest pipeline from this stage on that fits the smallest device; 0 if not even one micro-batch does."""
-        problem = self.problem
-        static, kept, grads = problem.amounts(mask)
-        samples = microbatch_size // num_replicas
-        room = self.limit_bytes - static - grads * samples
-        most = problem.minibatch_size // microbatch_size
-        if static + kept * samples * most + grads * samples <= self.limit_bytes:
+        memory = self.held(mask, microbatch_size // num_replicas)
+        most = self.problem.minibatch_size // microbatch_size
+        if memory.peak(most) <= self.limit_bytes:
             return UNLIMITED
-        if problem.in_flight == "all":
+        if self.problem.regime.keeps_all:
             return 0
-        depth = max(0, min(most, int(room / (kept * samples)) + 1)) if kept else 0
-        # The same expression as `Problem.stage_memory`, so rounding cannot make them disagree.
-        while depth and static + kept * samples * depth + grads * samples > self.limit_bytes:
+        room = self.limit_bytes - memory.resident
+        depth = max(0, min(most, int(room / memory.microbatch) + 1)) if memory.microbatch else 0
+        # Rounding must not make this disagree with the peak itself.
+        while depth and memory.peak(depth) > self.limit_bytes:
             depth -= 1
         return depth
+
+    def held(self, mask: int, samples: int) -> StageBytes:
+        """Bytes of a set as a stage, with so many samples of a micro-batch on a device."""
+        found = self._held.get((mask, samples))
+        if found is None:
+            found = self.problem.amounts(mask).held(samples, self.problem.regime.assumed_copies)
+            self._held[mask, samples] = found
+        return found
 
     def trainable_bytes(self, mask: int) -> float:
         """Bytes of trainable parameters that a set reads."""
@@ -123,9 +132,8 @@ class StageCosts:
         """Gradient all-reduce over neighbouring devices and optimizer's step of a stage."""
         key = (trainable_bytes, num_replicas)
         if key not in self._finish:
-            reduce = self.cluster.allreduce_s(trainable_bytes, tuple(range(num_replicas)))
-            once = reduce + self.problem.cost.update_s(trainable_bytes, self.cluster.devices[0])
-            self._finish[key] = once * self.problem.window
+            once = finish_s(self.problem, trainable_bytes, tuple(range(num_replicas)))
+            self._finish[key] = once * self.problem.regime.minibatches
         return self._finish[key]
 
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
@@ -133,13 +141,6 @@ class StageCosts:
         most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
         low, high = self.finish_s(1.0, num_replicas), self.finish_s(most, num_replicas)
         return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
-
-    def memory_binds(self) -> bool:
-        """Whether some stage of some depth may not fit: unless even the whole graph with a whole mini-batch does."""
-        graph, minibatch_size = self.graph, self.problem.minibatch_size
-        most = max(self.problem.stage_memory(tuple(range(graph.num_ops)), b, 1, minibatch_size) for b in self.microbatch_sizes)
-        boundaries = sum(2 * tensor.bytes_per_sample for tensor in graph.tensors) * minibatch_size
-        return most + 2 * boundaries > self.limit_bytes
 
     def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
         """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""

@@ -298,4 +298,4 @@ def sizes_that_save_memory(problem: Problem) -> list[int]:
     """
     sizes = problem.microbatch_sizes()
     deepest = min(problem.cluster.num_devices, problem.graph.num_ops)
-    return [b for b in sizes if b == sizes[0] or problem.in_flight == "all" or problem.minibatch_size // b < deepest]
+    return [b for b in sizes if b == sizes[0] or problem.regime.keeps_all or problem.minibatch_size // b < deepest]

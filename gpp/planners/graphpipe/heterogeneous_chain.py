@@ -138,12 +138,9 @@ class KindLine:
             seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
-            room = self.placer.memory_bytes[kind] - table.static[box] - grads * samples
-            kept = table.kept[box] * samples
-            with np.errstate(divide="ignore", invalid="ignore"):
-                fits = np.where(kept > 0, np.floor(room / kept + 1e-9), np.where(room >= 0, most, 0))
+            fits = table.held(box, samples).depth(self.placer.memory_bytes[kind], most)
             self._seconds[key] = seconds
-            self._depths[key] = np.where(fits >= most, 1 << 20, 0 if self.problem.in_flight == "all" else np.maximum(fits, 0))
+            self._depths[key] = np.where(fits >= most, 1 << 20, 0 if self.problem.regime.keeps_all else fits)
         return self._seconds[key], self._depths[key]
 
     def _steps(self, lanes: list[tuple[int, float]]) -> list[_Step]:

@@ -96,18 +96,14 @@ class PartitionSearch:
         most = np.array([costs.problem.minibatch_size // b for b in sizes])[:, None, None]
         rows = [costs.row(b // r) if b % r == 0 else 0 for b in sizes]
         prefix = table.prefix_s[rows][:, at]
-        grads = table.grads[box]
-        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
-        seconds += costs.finish_array_s(table.trainable[box], r) / most
-        kept, fixed = table.kept[box] * samples, table.static[box] + grads * samples
-        whole = costs.problem.in_flight == "all"
+        amounts = table.amounts.take(box)
+        seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], amounts.once * (samples / costs.link.bandwidth_bytes_per_s))
+        seconds += costs.finish_array_s(amounts.trainable, r) / most
+        memory, whole = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.keeps_all
         deepest = most if whole else np.clip(np.minimum(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
         depth = None
-        if not (fixed + kept * deepest <= costs.limit_bytes).all():
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # A hair of tolerance: a stage that fits exactly must not be lost to rounding.
-                fits = np.floor((costs.limit_bytes - fixed) / kept + 1e-9)
-            fits = np.where(kept > 0, fits, np.where(fixed <= costs.limit_bytes, deepest, 0))
+        if not (memory.peak(deepest) <= costs.limit_bytes).all():
+            fits = memory.depth(costs.limit_bytes, deepest)
             scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
             depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(np.int16)
             seconds[depth <= 0] = np.inf
@@ -311,14 +307,14 @@ class _Packing:
 
     def __init__(self, search: PartitionSearch, block: Block, lanes: Lanes, begin: np.ndarray) -> None:
         costs, most = search.costs, search.costs.problem.minibatch_size // lanes.sizes
-        in_flight = most if costs.problem.in_flight == "all" else np.minimum(begin + 1, most)
+        in_flight = most if costs.problem.regime.keeps_all else np.minimum(begin + 1, most)
         limits, room = lanes.limits_s, costs.limit_bytes
         seconds, memory = [], []
         for chain, members in zip(block.chains, block.members, strict=True):
             by_size = {b: search.stage_s(chain, b, 1)[0, -1] for b in set(lanes.sizes.tolist())}
             seconds.append(np.array([by_size[b] for b in lanes.sizes.tolist()]))
-            static, kept, grads = costs.problem.amounts(members[0])
-            memory.append(static + (kept * in_flight + grads) * lanes.sizes)
+            held = costs.problem.amounts(members[0]).held(lanes.sizes, costs.problem.regime.assumed_copies)
+            memory.append(held.peak(in_flight))
         self.small = [((s <= limits) & (m <= room)).astype(np.int32) for s, m in zip(seconds, memory, strict=True)]
         branches = [(c, m) for c, members in enumerate(block.members) for m in range(len(members))]
         branches.sort(key=lambda branch: (-float(np.mean(np.minimum(seconds[branch[0]], 1e30))), branch))

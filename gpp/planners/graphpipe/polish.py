@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpp.cost.stage import stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Candidate, Search
@@ -61,7 +62,7 @@ def polish(search: Search, plan: Plan) -> None:
         seconds = np.maximum(prefix[j] - prefix[i], table.grads[i, j] * (samples / costs.link.bandwidth_bytes_per_s))
         seconds = seconds + costs.finish_array_s(table.trainable[i, j], r) / most
         held = stage.in_flight // b
-        need = table.static[i, j] + (table.kept[i, j] * held + table.grads[i, j]) * samples
+        need = table.held((i, j), samples).peak(held)
         scale = scale or float(seconds.max()) or 1.0
         cost = np.where((need <= costs.limit_bytes * (1 + 1e-9)) & (j > i), (seconds / scale) ** POWER, np.inf)
         total = value[:, None] + cost
@@ -90,7 +91,7 @@ def recut(search: Search, plan: Plan) -> None:
     if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
         return
     b = plan.stages[0].microbatch_size
-    fullest = max(problem.stage_memory(stage.ops, b, len(stage.devices), stage.in_flight) for stage in plan.stages)
+    fullest = max(stage_bytes(problem, stage).peak(stage.ahead) for stage in plan.stages)
     most = MOST_IF_TIGHT if fullest > TIGHT * costs.limit_bytes else MOST_PLACES
     near = max(1, most // (2 * len(plan.stages)))
     places = {0, len(line)}

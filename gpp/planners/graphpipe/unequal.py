@@ -314,7 +314,7 @@ def _level(search: Search, plan: Plan) -> Candidate | None:
             prefix = np.concatenate([[0.0], np.cumsum((times.forward_s + times.backward_s)[list(line)])])
             seconds = np.maximum(seconds, prefix[j] - prefix[i])
         held = stage.in_flight // b
-        need = table.static[i, j] + (table.kept[i, j] * held + table.grads[i, j]) * samples
+        need = table.held((i, j), samples).peak(held)
         have = min(cluster.devices[d].memory_bytes for d in stage.devices)
         total = value[:, None] + np.where((need <= have) & (j > i), (seconds / scale) ** POWER, np.inf)
         choices.append(total.argmin(axis=0))

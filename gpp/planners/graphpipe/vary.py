@@ -12,7 +12,7 @@ Constraints:
 1. b is one of `Problem.microbatch_sizes`, a multiple of the stage's replicas: `_States.sizes_of`.
 2. Memory with the samples in flight that sizes and k ask for, `required_in_flight`: `_States.plan`.
 
-A bound for unequal micro-batches (`_States.bound_s`): at every stage the way in, its micro-batches, the way out or the update.
+A bound for unequal micro-batches (`_States.bound_s`): at every stage its micro-batches, and the update or the way to it and back.
 On the way in a stage waits for as many forwards of its predecessor as its first micro-batch has samples of. Its
 micro-batches take their time, or as many round trips to the farthest sink as its samples in flight force one after the other.
 
@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpp.cost.stage import finish_s, stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
 from gpp.graph.op_graph import bits, mask_of
 from gpp.plan.build import make_plan
@@ -149,7 +150,7 @@ class _States:
             return None
         devices = self.problem.cluster.devices
         for stage in plan.stages:
-            need = self.problem.stage_memory(stage.ops, stage.microbatch_size, len(stage.devices), stage.in_flight)
+            need = stage_bytes(self.problem, stage).peak(stage.ahead)
             if need > min(devices[d].memory_bytes for d in stage.devices):
                 return None
         return plan
@@ -232,17 +233,19 @@ class _States:
         key = first, second
         if key not in self._back:
             tensors = self.problem.crossing(first, second)
-            self._back[key] = not tensors or any(tensor.differentiable for tensor in tensors)
+            graph = self.assessor.graph
+            both = all(mask & graph.differentiated for mask in (first, second)) or graph.differentiated == graph.all_mask
+            self._back[key] = any(tensor.differentiable for tensor in tensors) if tensors else both
         return self._back[key]
 
     def bound_s(self, plan: Plan) -> float:
         """No iteration of the plan is shorter, under a schedule that keeps to its samples in flight."""
-        problem, cluster, stages = self.problem, self.assessor.cluster, plan.stages
+        problem, stages = self.problem, plan.stages
         times = [problem.stage_times(stage.ops, stage.microbatch_size, stage.devices) for stage in stages]
         masks = [mask_of(stage.ops) for stage in stages]
         back = {(s, t): self._returns(masks[s], masks[t]) for s, t in plan.edges}
         count = len(stages)
-        way_in, way_out, trip, out = [0.0] * count, [0.0] * count, [0.0] * count, 0.0
+        way, trip, out = [0.0] * count, [0.0] * count, 0.0
         for s in reversed(range(count)):
             trip[s] = sum(times[s]) + max((trip[t] for t in plan.successors[s] if back[s, t]), default=0.0)
         for s, stage in enumerate(stages):
@@ -250,17 +253,13 @@ class _States:
             micro = plan.minibatch_size // stage.microbatch_size
             held = max(stage.in_flight // stage.microbatch_size, 1)
             busy = max(micro * (forward + backward), micro // held * trip[s])
-            trainable = problem.trainable_bytes(stage.ops)
-            finish = problem.cost.update_s(trainable, cluster.devices[stage.devices[0]])
-            if len(stage.devices) > 1 and trainable:
-                finish += cluster.allreduce_s(trainable, stage.devices)
-            out = max(out, way_in[s] + busy + max(way_out[s], finish))
+            finish = finish_s(problem, problem.trainable_bytes(stage.ops), stage.devices)
+            out = max(out, busy + max(way[s], finish))
             for t in plan.successors[s]:
                 # A micro-batch of t is made of so many of this stage's, which follow its last backward too.
                 parts = -(-stages[t].microbatch_size // stage.microbatch_size)
-                way_in[t] = max(way_in[t], way_in[s] + parts * forward)
                 if back[s, t]:
-                    way_out[t] = max(way_out[t], way_out[s] + parts * backward)
+                    way[t] = max(way[t], max(way[s], finish) + parts * (forward + backward))
         return out
 
 

@@ -45,7 +45,7 @@ def operator_words(stage: Stage) -> str:
 
 def device_words(stage: Stage) -> str:
     """The devices of a stage, and whether they take micro-batches in round robin."""
-    return text.ranges(stage.devices, "d") + " in turn" * (stage.turns > 1)
+    return text.ranges(stage.devices, "d") + " in turn" * (stage.round_robin_degree > 1)
 
 
 def microbatch_words(plan: Plan) -> str:

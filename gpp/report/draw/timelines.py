@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gpp.program import kinds
+from gpp.program.kinds import COMPUTE, KINDS, TRANSFERS
 from gpp.report.draw import text
 from gpp.report.draw.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
 from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch, tick_label, ticks
-from gpp.timeline import COMPUTE, Event, Timeline
+from gpp.timeline import Event, Timeline
 
-TRANSFERS = frozenset({"SF", "SB", "RF", "RB"})
 DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
 
@@ -53,14 +54,14 @@ def is_transfer(event: Event) -> bool:
 
 def colour(event: Event, tone: Tone) -> tuple[str, str]:
     """Fill and text colour of an event."""
-    kind = event.kind
-    if kind == "F":
+    row = KINDS[event.kind]
+    if row.holds:
         return tone.light, INK
-    if kind in ("B", "I"):
+    if row.returns:
         return tone.dark, "#ffffff"
-    if kind == "W":
+    if row.computes:
         return tone.mid, INK
-    return {"R": REDUCE, "U": UPDATE}.get(kind, OTHER), INK
+    return {kinds.REDUCE: REDUCE, kinds.UPDATE: UPDATE}.get(row.text, OTHER), INK
 
 
 def device_bubbles(timeline: Timeline, devices: Sequence[int]) -> dict[int, float]:
@@ -156,8 +157,10 @@ def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: f
         )
         out.append(rect(x, y, shown, height, fill, tip))
         if tone.hatched and event.kind in COMPUTE:
-            out.append(rect(x, y, shown, height, f"url(#{HATCH if event.kind == 'F' else HATCH_DARK})", pointer_events="none"))
-        digits = event.kind if event.kind in ("R", "U") else str(event.microbatch)
+            out.append(
+                rect(x, y, shown, height, f"url(#{HATCH if KINDS[event.kind].holds else HATCH_DARK})", pointer_events="none")
+            )
+        digits = event.kind if event.kind in (kinds.REDUCE, kinds.UPDATE) else str(event.microbatch)
         if w >= size * 0.62 * len(digits) + 3:
             numbers.append(
                 f'<text x="{number(x + shown / 2)}" y="{number(y + height / 2 + size * 0.36)}" fill="{ink}">{escape(digits)}</text>'
@@ -169,13 +172,13 @@ def _detailed(events: list[Event], rows: Rows, y: float, height: float, scale: f
 def _merged(events: list[Event], rows: Rows, y: float, height: float, scale: float) -> str:
     """One thick dashed line per colour, so that a page with many events stays small."""
     runs: dict[tuple[str, bool], list[Event]] = defaultdict(list)
-    kinds: dict[tuple[int, str], list[Event]] = {}
+    known: dict[tuple[int, str], list[Event]] = {}
     for event in events:
-        found = kinds.get((event.stage, event.kind))
+        found = known.get((event.stage, event.kind))
         if found is None:
             tone = rows.tone(event.stage)
             found = runs[colour(event, tone)[0], tone.hatched and event.kind in COMPUTE]
-            kinds[event.stage, event.kind] = found
+            known[event.stage, event.kind] = found
         found.append(event)
     out = []
     for (fill, hatched), same in runs.items():

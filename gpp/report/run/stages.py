@@ -6,10 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import device_words, module_names, operator_words
 from gpp.report.run.record import RunRecord
-from gpp.timeline import COMPUTE, Timeline
+from gpp.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,8 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
                 devices=device_words(stage),
                 microbatch_size=stage.microbatch_size,
                 in_flight=stage.in_flight,
-                forward_s=passes.get((s, "F")),
-                backward_s=passes.get((s, "B")),
+                forward_s=passes.get((s, FORWARD)),
+                backward_s=passes.get((s, BACKWARD)),
                 memory_bytes=used,
                 limit_bytes=limit,
                 next_stages=plan.successors[s],
@@ -80,14 +81,15 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:
-    """Mean seconds of one forward ("F") and one whole backward ("B": B, or I plus W) of a micro-batch, by stage."""
+    """Mean seconds of one forward and one whole backward of a micro-batch, by stage and direction; a backward may be split."""
     total: dict[tuple[int, str], float] = defaultdict(float)
     count: dict[tuple[int, str], int] = defaultdict(int)
     for event in timeline.events if timeline else ():
         if event.kind in COMPUTE:
-            key = (event.stage, "F" if event.kind == "F" else "B")
+            row = KINDS[event.kind]
+            key = (event.stage, FORWARD if row.direction == FORWARD else BACKWARD)
             total[key] += event.end_s - event.start_s
-            count[key] += event.kind != "W"
+            count[key] += row.holds or row.returns
     return {key: total[key] / count[key] for key in total if count[key]}
 
 

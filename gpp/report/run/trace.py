@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
 from gpp.report.draw.timelines import is_transfer, stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline
@@ -20,15 +21,6 @@ from gpp.timeline import Event, Timeline
 COMPUTE_TID, COMMUNICATION_TID = 1, 100
 SOURCE_STRIDE = 100_000  # between the process ids of two sources
 MAX_FLOWS = 40_000
-NAMES = {
-    "SF": "send outputs",
-    "RF": "receive inputs",
-    "SB": "send gradients",
-    "RB": "receive gradients",
-    "R": "reduce gradients",
-    "U": "update",
-}
-
 Slice = dict[str, Any]
 
 
@@ -100,12 +92,14 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
 
 
 def _name(event: Event) -> str:
-    return NAMES.get(event.kind) or f"{event.kind}{event.microbatch}"
+    row = KINDS[event.kind]
+    return f"{event.kind}{event.microbatch}" if row.computes else row.meaning
 
 
 def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id: int) -> list[dict[str, Any]]:
-    """Arrows: forward from producer to consumer, backward (B, or I where it is split) the other way."""
-    backward = "I" if any(key[0] == "I" for key in slices) else "B"
+    """Arrows: forward from producer to consumer; the other way between the passes that return gradients."""
+    forward = PASS[FORWARD]
+    backward = next((key[0] for key in slices if KINDS[key[0]].returns), PASS[BACKWARD])
     cut = {s: stage.pieces(plan.minibatch_size) for s, stage in enumerate(plan.stages)}
     out: list[dict[str, Any]] = []
     for a, b in plan.edges:
@@ -114,11 +108,11 @@ def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id:
                 (a, message.src_microbatch, message.src_device),
                 (b, message.dst_microbatch, message.dst_device),
             )
-            for kind, source, target in (("F", producer, consumer), (backward, consumer, producer)):
+            for kind, source, target in ((forward, producer, consumer), (backward, consumer, producer)):
                 tail, head = slices.get((kind, *source)), slices.get((kind, *target))
                 if tail is None or head is None or len(out) >= 2 * MAX_FLOWS:
                     continue
-                common = {"cat": "flow", "name": "activations" if kind == "F" else "gradients", "id": first_id + len(out) // 2}
+                common = {"cat": "flow", "name": "activations" if kind == forward else "gradients", "id": first_id + len(out) // 2}
                 out.append({"ph": "s", **common, "pid": tail["pid"], "tid": tail["tid"], "ts": _inside(tail, 0.999)})
                 out.append({"ph": "f", "bp": "e", **common, "pid": head["pid"], "tid": head["tid"], "ts": _inside(head, 0.001)})
     return out
@@ -129,10 +123,8 @@ def _inside(piece: Slice, share: float) -> float:
 
 
 def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]:
-    """Samples in flight: up where a forward starts, down where the backward (W where it is split) ends."""
-    kinds: dict[int, set[str]] = defaultdict(set)
-    for event in timeline.events:
-        kinds[event.stage].add(event.kind)
+    """Samples in flight: up where a pass that holds them starts, down where the one that frees them ends."""
+    freeing = {event.stage for event in timeline.events if KINDS[event.kind].frees}
     samples = {
         (s, piece.microbatch, piece.device): piece.hi - piece.lo
         for s, stage in enumerate(plan.stages)
@@ -140,13 +132,13 @@ def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]
     }
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in timeline.events:
-        last = "W" if "W" in kinds[event.stage] else "B"
+        row = KINDS[event.kind]
         size = samples.get((event.stage, event.microbatch, event.device))
-        if size is None or last not in kinds[event.stage]:
+        if size is None or event.stage not in freeing:
             continue
-        if event.kind == "F":
+        if row.holds:
             changes[event.stage].append((round(event.start_s * 1e9), size))
-        elif event.kind == last:
+        elif row.frees:
             changes[event.stage].append((round(event.end_s * 1e9), -size))
     out = []
     for stage, steps in sorted(changes.items()):

@@ -96,7 +96,10 @@ class Stream:
 
 def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
     """What decides which versions of the weights are in flight at which stage."""
-    shape = [[s.ops, len(s.devices), s.microbatch_size, s.in_flight, *(["in turn"] if s.turns > 1 else [])] for s in plan.stages]
+    shape = [
+        [s.ops, len(s.devices), s.microbatch_size, s.in_flight, *(["in turn"] if s.round_robin_degree > 1 else [])]
+        for s in plan.stages
+    ]
     return hashlib.sha256(json.dumps([shape, plan.edges, plan.minibatch_size, weights]).encode()).hexdigest()[:16]
 
 

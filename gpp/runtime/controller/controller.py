@@ -18,14 +18,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, sta
 
 from gpp.errors import WorkerFailed
 from gpp.graph.captured import LOSS, is_loss, with_total
+from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
 from gpp.runtime.checkpoint.resume import make_room
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
-from gpp.runtime.passes import pass_at
+from gpp.runtime.stretches import stretch_at
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
-from gpp.timeline import COMPUTE, Event, Metrics, Timeline, bubble_fraction
+from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
 POLL_S = 0.1
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
@@ -35,7 +36,8 @@ made a step of 3 ms stages a quarter shorter."""
 KINDS = ("error", "hang", "lost", "ended")
 """Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
 
-SENT = ("SF", "SB", "R")
+SENT = SENDS | {REDUCE}
+"""Kinds whose bytes count as communication."""
 """Events that move bytes between devices, as a step's communication counts them."""
 
 UNTIMED_STEPS = 2
@@ -227,8 +229,8 @@ def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
     if job.streams:
         # Neither while the pipeline fills nor while it drains.
-        ahead, whole, passes = fill(job.plan), took, {step: pass_at(job, step) for step in took}
-        took = {step: whole[step] for step, (first, count) in passes.items() if ahead < step - first < count - ahead} or whole
+        ahead, whole, stretches = fill(job.plan), took, {step: stretch_at(job, step) for step in took}
+        took = {step: whole[step] for step, (first, count) in stretches.items() if ahead < step - first < count - ahead} or whole
     if not took:
         took = {step: ends[step] - starts[step] for step in ends}
     steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
@@ -291,14 +293,14 @@ def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period
     """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
 
     Args:
-        typical: the record to look at, where a record is a whole pass (the emulator's), not a step.
+        typical: the record to look at, where a record is of several mini-batches (the emulator's), not a step.
 
     Returns:
         The events; of one mini-batch, over all devices: seconds of computing, and bytes sent.
     """
-    passes = "virtual_updates" in devices[0]["steps"][0]
-    of_device = [[r for r in device["steps"] if not passes or r["step"] == typical] for device in devices]
-    count = job.program.minibatches if passes else len(of_device[0])
+    several = "virtual_updates" in devices[0]["steps"][0]
+    of_device = [[r for r in device["steps"] if not several or r["step"] == typical] for device in devices]
+    count = job.program.minibatches if several else len(of_device[0])
     seen = [[Event(*event) for record in records for event in record["events"]] for records in of_device]
     events = [event for found in seen for event in found]
     busy_s = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE) / count
@@ -327,7 +329,7 @@ def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
     for device in devices:
         for record in device["steps"]:
             # What reductions take is in the waiting.
-            busy = [event for event in record["events"] if event[1] in COMPUTE or event[1] in ("U", "SF", "SB")]
+            busy = [event for event in record["events"] if event[1] in COMPUTE | UPDATES | SENDS]
             count = sum(event[1] in COMPUTE for event in busy)
             if "waited_s" in record and count:
                 wall_s = record["end"] - record["start"] - record["waited_s"]

@@ -17,10 +17,12 @@ from typing import Any, final
 import torch
 
 from gpp.cluster import Cluster
+from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.program import NORM_BYTES, WORLD, Action, message_key, reduce_groups
-from gpp.runtime.stage_costs import StageCost
+from gpp.program.kinds import TRANSFERS
+from gpp.program.program import NORM_BYTES, Action, channel_of, reduce_groups
+from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.stage import Span
@@ -46,20 +48,31 @@ def ring_sizes(actions: Iterable[Action], device: int) -> dict[Channel, RingSize
     """The room that each channel of `device` needs: all messages of a step, as they are small."""
     count: Counter[Channel] = Counter()
     for action in actions:
-        if action.peer_device not in (-1, device):
-            count[message_key(action, device)[:5]] += 1
+        if action.kind in TRANSFERS and action.peer_device != device:
+            count[channel_of(action, device)] += 1
     return {channel: RingSize(8 * CLOCKS, messages) for channel, messages in count.items()}
 
 
 class Clock:
-    """A device's time by both clocks; with `time_scale` 0 only the virtual one runs."""
+    """A device's time by both clocks; with `time_scale` 0 only the virtual one runs.
+
+    `zero_s` is when, by this machine's clock, the virtual one stood at 0; `opened_s` when, by the virtual one, the device was first
+    occupied in the present step.
+    """
 
     def __init__(self) -> None:
         self.virtual_s = 0.0
         self.time_scale = 0.0
+        self.zero_s = 0.0
+        self.opened_s: float | None = None
+
+    def real_s(self, virtual_s: float) -> float:
+        """When it is `virtual_s` by this machine's clock, if nothing is late."""
+        return self.zero_s + virtual_s * self.time_scale
 
     def occupy(self, virtual_start_s: float, duration_s: float) -> Span:
         """Keep the device busy for `duration_s`, from now on and, by the virtual clock, from `virtual_start_s` on."""
+        self.opened_s = virtual_start_s if self.opened_s is None else self.opened_s
         self.virtual_s = virtual_start_s + duration_s
         start = time.perf_counter()
         sleep_until(start + duration_s * self.time_scale)
@@ -96,11 +109,22 @@ class EmulatedRunner:
         self._posted: dict[tuple[str, int], list[tuple[Handle, torch.Tensor]]] = defaultdict(list)
         self._ready_s = 0.0
         self._channel_free: dict[Channel, tuple[float, float]] = {}
+        self._opened: dict[Channel, tuple[float, float]] = {}
 
-    def begin(self) -> None:
-        """Start a step: nothing is in flight, and no transfer under way."""
-        self.in_flight = 0
-        self._channel_free.clear()
+    def begin(self, *, anew: bool) -> None:
+        """Start to follow the clock; `anew`: nothing is in flight, and no transfer under way."""
+        if anew:
+            self.in_flight = 0
+            self._channel_free.clear()
+        for channel, (virtual_s, _) in self._channel_free.items():
+            self._channel_free[channel] = virtual_s, self.clock.real_s(virtual_s)
+        self._opened.clear()
+
+    def channels(self) -> list[tuple[float, float, float]]:
+        """Of each channel used since the last call: free before, first used, free now, by the virtual clock."""
+        out = [(*opened, self._channel_free[channel][0]) for channel, opened in self._opened.items()]
+        self._opened.clear()
+        return out
 
     def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
         """Start to receive a message for a coming compute action; what this device itself hands over takes no time."""
@@ -141,7 +165,9 @@ class EmulatedRunner:
         link, scale = self.cluster.link(self.device_id, peer_device), self.clock.time_scale
         occupied_s = num_bytes / link.bandwidth_bytes_per_s
         free = self._channel_free.get(channel, (0.0, 0.0))
-        virtual_s = max(self.clock.virtual_s, free[0]) + occupied_s
+        begin_s = max(self.clock.virtual_s, free[0])
+        self._opened.setdefault(channel, (free[0], begin_s))
+        virtual_s = begin_s + occupied_s
         real_s = max(time.perf_counter(), free[1]) + occupied_s * scale if scale else 0.0
         self._channel_free[channel] = virtual_s, real_s
         arrival = [virtual_s + link.latency_s, real_s + link.latency_s * scale]
@@ -155,7 +181,7 @@ class EmulatedRunner:
     @property
     def peak_memory_bytes(self) -> float:
         """By the plan's own reckoning, of as many micro-batches as were in flight at a time; one where none goes back."""
-        return self.cost.resident_bytes + self.cost.microbatch_bytes * (self.most_in_flight if self.keeps else 1)
+        return self.cost.memory.peak(self.most_in_flight if self.keeps else 1)
 
 
 @final
@@ -167,8 +193,8 @@ class EmulatedSums:
     ) -> None:
         self._device, self._transport, self._clock = device_id, transport, clock
         groups = dict(enumerate(reduce_groups(plan, graph)))
-        self._members = {g: group.devices for g, group in groups.items()} | {WORLD: tuple(sorted(plan.stages_of_device))}
-        self._bytes = {g: group.num_bytes(graph) for g, group in groups.items()} | {WORLD: float(NORM_BYTES)}
+        self._members = {g: group.devices for g, group in groups.items()} | {EVERYONE: tuple(sorted(plan.stages_of_device))}
+        self._bytes = {g: group.num_bytes(graph) for g, group in groups.items()} | {EVERYONE: float(NORM_BYTES)}
         self._seconds = {g: cluster.allreduce_s(self._bytes[g], members) for g, members in self._members.items()}
 
     def reduce(self, group: int) -> int:
@@ -183,5 +209,5 @@ class EmulatedSums:
 
     def clip(self) -> int:
         """The sum over all devices that clipping needs; returns the bytes moved."""
-        self.reduce(WORLD)
+        self.reduce(EVERYONE)
         return NORM_BYTES

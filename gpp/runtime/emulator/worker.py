@@ -27,6 +27,7 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.simulate.period import Period, Spans, spans
 from gpp.simulate.simulator import message_rates
 
 Agree = Callable[[list[float]], list[float]]
@@ -38,6 +39,9 @@ SETTLE_S = 0.05
 
 class EmulatedWorker:
     """A device's share of a job.
+
+    A program that drains is run step after step as in training: each device goes on as soon as its own part of a step is over. So
+    what is measured is a period. One that does not drain is run as a whole from a common start every time.
 
     Args:
         device_id: the device of the plan that this worker is.
@@ -82,37 +86,73 @@ class EmulatedWorker:
         self.runners[stage].update()
         self.virtual_updates.setdefault(stage, []).append(self.clock.virtual_s)
 
-    def step(self, time_scale: float, number: int = 0) -> dict[str, Any]:
-        """One pass of the program, from a start that is common to all workers; `time_scale` 0 does not wait for any clock.
+    def begin(self, time_scale: float) -> float:
+        """Let all workers' clocks run on from where they stand, which is agreed on by this machine's clock.
 
-        Returns its record: start and end (monotonic seconds, the start that of all), virtual_s, events; of a pipeline that does not
-        drain, virtual_updates: stage -> when its updates ended.
+        Args:
+            time_scale: 0 does not wait for any clock.
+
+        Returns:
+            When the last of them goes on.
         """
-        self.clock.time_scale, self.clock.virtual_s = time_scale, 0.0
-        self.status.begin(TRAINING, number)
+        if self.job.streams:
+            self.clock.virtual_s = 0.0
         self.status.waiting(True)
-        (start,) = self.agree([time.perf_counter() + SETTLE_S])
+        start, earliest, latest = self.agree([time.perf_counter() + SETTLE_S, -self.clock.virtual_s, self.clock.virtual_s])
         self.status.waiting(False)
+        self.clock.time_scale, self.clock.zero_s = time_scale, start + earliest * time_scale
         for runner in self.runners.values():
-            runner.begin()
-        sleep_until(start)
-        self.virtual_updates = {}
+            runner.begin(anew=self.job.streams)
+        sleep_until(max(start, self.clock.real_s(self.clock.virtual_s)))
+        return self.clock.real_s(latest) if time_scale else start
+
+    def step(self, number: int = 0) -> dict[str, Any]:
+        """Run through the program once, from where the clock stands.
+
+        Returns its record: start and end (monotonic seconds), virtual_s, events; of a pipeline that does not drain,
+        virtual_updates: stage -> when its updates ended.
+        """
+        self.status.begin(TRAINING, number)
+        self.virtual_updates, self.clock.opened_s = {}, None
+        start = time.perf_counter()
         self.interpreter.run()
         events, waited_s = self.interpreter.take()
         record = {"start": start, "end": time.perf_counter(), "virtual_s": self.clock.virtual_s, "waited_s": waited_s}
         return {**record, "events": events, **({"virtual_updates": self.virtual_updates} if self.job.streams else {})}
 
+    def rehearse(self) -> tuple[dict[str, Any], float]:
+        """Steps that wait for no clock, until the period shows; the record of the last, and the period (`gpp.simulate.period`)."""
+        period = Period()
+        while True:
+            self.begin(0.0)
+            before = self.clock.virtual_s
+            done = self.step()
+            opened = float("inf") if self.clock.opened_s is None else self.clock.opened_s
+            own = [(before, opened, self.clock.virtual_s), *(c for runner in self.runners.values() for c in runner.channels())]
+            free, first, after = zip(*own, strict=True)
+            found = spans(free, first, after, self.clock.virtual_s)
+            low, high, end = self.agree([-found.low, found.high, found.end_s])
+            seconds = period.after(Spans(-low, high, end))
+            if seconds is not None:
+                return done, seconds
+
     def run(self, out: TextIO, ranks: Path) -> None:
         """All steps, one JSON line each to `out`: the first one unpaced, which sets the time scale of the others."""
         settings, kept = self.job.settings, []
         pace = Pace(**settings.engine)
-        time_scale = 0.0
+        time_scale = virtual_s = 0.0
         for step in range(settings.steps):
-            done = self.step(time_scale, step)
-            write_line(out, {"step": step, "start": done["start"], "end": done["end"]})
-            kept.append({"step": step, "time_scale": time_scale, **done})
+            if step == 0 and not self.job.streams:
+                done, virtual_s = self.rehearse()
+                start = done["start"]
+            else:
+                start = self.begin(time_scale) if step < 2 or self.job.streams else None
+                done = self.step(step)
+                virtual_s = done["virtual_s"] if self.job.streams else virtual_s
+            kept.append({"step": step, "time_scale": time_scale, **done, "virtual_s": virtual_s})
+            write_line(out, {"step": step, "start": start or done["start"], "end": done["end"]})
             if step == 0:
-                virtual_s, unpaced_s = self.agree([done["virtual_s"], done["end"] - done["start"]])
+                virtual_s, unpaced_s = self.agree([virtual_s, done["end"] - done["start"]])
                 time_scale = pace.choose(virtual_s, unpaced_s, settings.steps - 1)
         peak = round(sum(runner.peak_memory_bytes for runner in self.runners.values()))
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": kept[-KEPT_STEPS:]}

@@ -67,10 +67,11 @@ class Emulate(AbstractEngine):
         logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]
         scale = steps[0][-1]["time_scale"]
-        took = {step: logs.ends[step] - logs.starts[step] for step in sorted(logs.ends)}
+        # From one step's end to the next one's; the first two begin at a moment of their own.
+        took = {step: logs.ends[step] - (logs.starts[step] if step < 2 else logs.ends[step - 1]) for step in sorted(logs.ends)}
         virtual_s = max(record["virtual_s"] for device in steps for record in device)
         if job.streams:
-            # A pass is several mini-batches, and filling and draining are none of a step's.
+            # A record is of several mini-batches, and filling and draining are none of a step's.
             took = {step: _pace(job, [device[step] for device in steps]) for step in took}
             updates = {int(s): ends for device in steps for s, ends in device[-1]["virtual_updates"].items()}
             virtual_s = steady_period(updates, job.plan)[1]
@@ -86,5 +87,5 @@ class Emulate(AbstractEngine):
 
 
 def _pace(job: Job, records: list[dict[str, Any]]) -> float:
-    """Seconds of a mini-batch in the steady state of one pass, by what the devices recorded of it."""
+    """Seconds of a mini-batch in the steady state of one run of the program, by what the devices recorded of it."""
     return steady_period(update_ends([Event(*event) for record in records for event in record["events"]], job.plan), job.plan)[1]

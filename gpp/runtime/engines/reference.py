@@ -71,7 +71,7 @@ def _refuse(plan: Plan) -> None:
     """
     refuse_what_does_not_run(plan)
     for s, stage in enumerate(plan.stages):
-        if stage.turns > 1:
+        if stage.round_robin_degree > 1:
             raise UnsupportedPlan(
                 f"stage {s}: its replicas take micro-batches in turn, with versions of their own, which engine=reference does not "
                 "follow. Fix: strategy.replicas=split, or engine=distributed"

@@ -1,4 +1,4 @@
-"""Who keeps a run from going on: the wait-for graph of the ranks, read off the program.
+"""Who keeps a run from going on: a walk on the program's graph of waits (`gpp.program.waits`).
 
 A rank that waits at an action waits for the ranks that have yet to send what the action needs, or to come to the
 same sum. Followed to its end, that leads to a rank that waits for nobody who is behind: it is the cause. Either it
@@ -8,11 +8,13 @@ does not run (stopped, cut off, blocked in an operator), or what it waits for wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpp.program.program import COMPUTE, RECEIVES, SENDS, Action, Program, message_key
+from gpp.program.kinds import COMPUTE, SENDS
+from gpp.program.program import Action, Program
+from gpp.program.waits import Waits
 from gpp.runtime.hang_detection.status import ENDED, EVALUATION, FINISHING, PHASES, SILENT, TRAINING, RankState
 
 
@@ -65,7 +67,7 @@ class Programs:
     Args:
         devices: rank -> device.
         evaluation: None where nothing is evaluated.
-        passes: (device, step) -> its actions in the training pass of that step, where that is not the program as it stands.
+        stretch: step -> the program of the stretch of training steps that it is in, where that is not the program as it stands.
     """
 
     def __init__(
@@ -73,18 +75,19 @@ class Programs:
         devices: Sequence[int],
         training: Program,
         evaluation: Program | None = None,
-        passes: Callable[[int, int], tuple[Action, ...]] | None = None,
+        stretch: Callable[[int], Program] | None = None,
     ) -> None:
-        self.devices, self._passes = tuple(devices), passes
+        self.devices, self._stretch = tuple(devices), stretch
         self._rank = {device: rank for rank, device in enumerate(self.devices)}
         self._of = {TRAINING: training, EVALUATION: evaluation or training}
 
+    def program(self, state: RankState) -> Program | None:
+        """What the phase of `state` runs; None in phases without a program."""
+        return self._stretch(state.step) if state.phase == TRAINING and self._stretch else self._of.get(state.phase)
+
     def actions(self, rank: int, state: RankState) -> tuple[Action, ...]:
-        """A rank's list in the pass that `state`, its own or another's, is in; empty in phases without a program."""
-        phase = state.phase
-        if phase == TRAINING and self._passes:
-            return self._passes(self.devices[rank], state.step)
-        program = self._of.get(phase)
+        """A rank's list in the program that `state`, its own or another's, is in; empty in phases without one."""
+        program = self.program(state)
         return program.actions.get(self.devices[rank], ()) if program else ()
 
     def where(self, rank: int, state: RankState | None) -> str:
@@ -107,78 +110,46 @@ class Programs:
         if state.phase == FINISHING:
             late = [r for r, s in enumerate(states) if s is None or s.phase not in (FINISHING, ENDED)]
             return [Want(r, "the end of its work", False) for r in late]
-        actions = self.actions(rank, state)
-        if not actions:
+        program = self.program(state)
+        if program is None or not self.actions(rank, state):
             return []
-        if state.index >= len(actions):
-            return self._unread(rank, state, actions, states)
-        action = actions[state.index]
-        if action.kind in COMPUTE:
-            return self._messages(rank, state, action, actions, states)
-        if action.kind in SENDS:
-            return self._unread(rank, state, actions[: state.index + 1], states) if state.waiting else []
-        if action.kind in RECEIVES or not state.waiting:
+        waits, device = program.waits, self.devices[rank]
+        first, count = waits.first[device], len(program.actions[device])
+        if state.index >= count:
+            return self._unread(range(first, first + count), waits, state, states)
+        node = first + state.index
+        kind = program.actions[device][state.index].kind
+        if kind in COMPUTE:
+            makers = [self._want(send, waits, state, states) for send in waits.needs.get(node, ())]
+            return [want for want in makers if want.rank != rank]  # what is handed over inside the device is there
+        if not state.waiting:
             return []
-        return self._sum(rank, state, action, states)
+        if kind in SENDS:
+            return self._unread(range(first, node + 1), waits, state, states)
+        others = [member for member in waits.meetings.get(node, ()) if member != node]
+        return sorted(self._want(member, waits, state, states, there=True) for member in others)
 
-    def _sends(self, rank: int, state: RankState) -> dict[object, int]:
-        """Message -> position of the rank's action that sends it."""
-        device = self.devices[rank]
-        return {message_key(a, device): i for i, a in enumerate(self.actions(rank, state)) if a.kind in SENDS}
+    def _want(self, node: int, waits: Waits, state: RankState, states: Sequence[RankState | None], *, there: bool = False) -> Want:
+        """A wait for an action of the program that `state` is in.
 
-    @staticmethod
-    def _past(state: RankState, other: RankState | None, index: int) -> bool:
-        """Whether `other` has done the action at `index` of the pass that `state` is in."""
-        return other is not None and (other.passes, other.index) > (state.passes, index)
+        Args:
+            there: whether it is enough that its rank has come to it.
+        """
+        device, position = waits.place(node)
+        rank = self._rank[device]
+        reached = states[rank]
+        past = reached is not None and (reached.runs, reached.index + there) > (state.runs, position)
+        return Want(rank, waits.text(node), past)
 
-    def _messages(
-        self, rank: int, state: RankState, action: Action, actions: Sequence[Action], states: Sequence[RankState | None]
-    ) -> list[Want]:
-        device, direction = self.devices[rank], "F" if action.kind == "F" else "B"
+    def _unread(self, nodes: Iterable[int], waits: Waits, state: RankState, states: Sequence[RankState | None]) -> list[Want]:
+        """Who has not taken in yet what was sent: done with a message for certain is who has computed on it."""
         out = []
-        for receive in actions:
-            if receive.kind == f"R{direction}" and (receive.stage, receive.microbatch) == (action.stage, action.microbatch):
-                sender = self._rank[receive.peer_device]
-                if sender == rank:
-                    continue  # handed over inside the device
-                at = self._sends(sender, state)[message_key(receive, device)]
-                text = self.actions(sender, state)[at].text(receive.peer_device)
-                out.append(Want(sender, text, self._past(state, states[sender], at)))
-        return out
-
-    def _sum(self, rank: int, state: RankState, action: Action, states: Sequence[RankState | None]) -> list[Want]:
-        """Members of a sum: all that have the same action as often, whatever their stage."""
-
-        def places(actions: Sequence[Action]) -> list[int]:
-            return [i for i, a in enumerate(actions) if (a.kind, a.microbatch) == (action.kind, action.microbatch)]
-
-        out, time = [], places(self.actions(rank, state)).index(state.index)
-        for other, device in enumerate(self.devices):
-            theirs = self.actions(other, state)
-            found = places(theirs) if other != rank else []
-            if found:
-                at, reached = found[time], states[other]
-                there = reached is not None and (reached.passes, reached.index) >= (state.passes, at)
-                out.append(Want(other, theirs[at].text(device), there))
-        return out
-
-    def _unread(self, rank: int, state: RankState, actions: Sequence[Action], states: Sequence[RankState | None]) -> list[Want]:
-        """Who has not taken in yet what the rank sent: done with it for certain is who has computed on it."""
-        device, out = self.devices[rank], []
-        readers = {peer: self._readers(peer, state) for peer in range(len(self.devices))}
-        for send in actions:
-            if send.kind in SENDS and send.peer_device != device:
-                peer = self._rank[send.peer_device]
-                at = readers[peer][message_key(send, device)]
-                if not self._past(state, states[peer], at):
-                    out.append(Want(peer, self.actions(peer, state)[at].text(send.peer_device), False))
+        for node in nodes:
+            reader = waits.reader.get(node)
+            if reader is not None and waits.place(reader)[0] != waits.place(node)[0]:
+                want = self._want(reader, waits, state, states)
+                out += [] if want.sent else [want]
         return list(dict.fromkeys(out))
-
-    def _readers(self, rank: int, state: RankState) -> dict[object, int]:
-        """Message -> position of the rank's action that computes on it."""
-        device, actions = self.devices[rank], self.actions(rank, state)
-        computes = {(a.kind, a.stage, a.microbatch): i for i, a in enumerate(actions) if a.kind in COMPUTE}
-        return {message_key(a, device): computes[a.kind[1], a.stage, a.microbatch] for a in actions if a.kind in RECEIVES}
 
 
 def diagnose(programs: Programs, sights: Mapping[int, Sight]) -> Diagnosis:

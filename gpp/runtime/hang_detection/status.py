@@ -22,7 +22,7 @@ SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED = range(7)
 
 PHASES = ("running", "loading and connecting", "training", "evaluating", "writing a checkpoint", "finishing", "ended")
 
-_WORDS = ("phase", "passes", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")
+_WORDS = ("phase", "runs", "step", "index", "waiting", "beat_ns", "cpu_ns", "pid")
 _PHASE, _PASSES, _STEP, _INDEX, _WAITING, _BEAT, _CPU, _PID = range(len(_WORDS))
 _HOST_BYTES = 64
 _RECORD = struct.Struct(f"{len(_WORDS)}q{_HOST_BYTES}s")
@@ -33,16 +33,16 @@ class RankState:
     """One reading of a worker's status.
 
     Args:
-        passes: passes over a program begun so far; all workers make the same ones, so two ranks' are comparable.
-        step: optimizer step that the pass belongs to.
-        index: position in the device's list of actions; its length at the end of the pass.
+        runs: of a program, begun so far; all workers make the same ones, so two ranks' are comparable.
+        step: optimizer step that the run belongs to.
+        index: position in the device's list of actions; its length at the end of the run.
         waiting: whether it waits for a message or for the others of a sum.
         beat_ns: the machine's monotonic clock at the last sign of life.
         cpu_ns: processor time of all its threads at that sign of life.
     """
 
     phase: int = SILENT
-    passes: int = 0
+    runs: int = 0
     step: int = 0
     index: int = 0
     waiting: bool = False
@@ -64,7 +64,7 @@ class AbstractStatus(ABC):
 
     @abstractmethod
     def at(self, index: int) -> None:
-        """Action number `index` of the present pass begins; the list's length: its end."""
+        """Action number `index` of the present run begins; the list's length: its end."""
 
     @abstractmethod
     def waiting(self, waits: bool) -> None:
@@ -72,7 +72,7 @@ class AbstractStatus(ABC):
 
     @abstractmethod
     def begin(self, phase: int, step: int) -> None:
-        """A pass over the program of `phase` (TRAINING or EVALUATION) begins."""
+        """A run of the program of `phase` (TRAINING or EVALUATION) begins."""
 
     @abstractmethod
     def enter(self, phase: int) -> None:
@@ -134,7 +134,7 @@ class Status(AbstractStatus):
 
     def enter(self, phase: int) -> None:
         words = self._words
-        # The index stays: it says that the last pass is done.
+        # The index stays: it says that the last run is done.
         words[_WAITING] = 0
         words[_PHASE] = phase
 

@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gpp.program.program import Action
+from gpp.program.program import Program
 from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.diagnosis import Diagnosis, Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import CHECKPOINT, ENDED, PHASES, SILENT, STARTING, RankState, read_state, status_path
 from gpp.runtime.job import Job
-from gpp.runtime.passes import pass_at
+from gpp.runtime.stretches import stretch_at
 
 MAX_GAP_S = 1.0
 """What counts at most between two looks: whoever looks may have been stopped itself."""
@@ -59,7 +59,7 @@ class _Seen:
 
     def update(self, look: Look, now_s: float, gap_s: float, slice_s: float) -> None:
         state = look.state
-        key = state and (state.phase, state.passes, state.index, state.waiting)
+        key = state and (state.phase, state.runs, state.index, state.waiting)
         self.quiet_s = self.quiet_s + gap_s if key == self.key else 0.0
         self.stopped_s = self.stopped_s + gap_s if look.stopped else 0.0
         beat = state.beat_ns if state else 0
@@ -141,8 +141,8 @@ class Watch:
         return seen.quiet_s >= self.timeout_s and idle
 
 
-def _passes(job: Job) -> Callable[[int, int], tuple[Action, ...]] | None:
-    """What a device does in the pass of a step, where a pass is longer or shorter than the program.
+def _stretch(job: Job) -> Callable[[int], Program] | None:
+    """The program of the stretch that a step is in, where stretches are longer or shorter than the program.
 
     Emulated devices (whose engine has settings of its own) run the program as it stands.
     """
@@ -150,16 +150,17 @@ def _passes(job: Job) -> Callable[[int, int], tuple[Action, ...]] | None:
         return None
 
     @cache
-    def actions(device: int, count: int) -> tuple[Action, ...]:
-        return tuple(of_length(job.program, job.plan, device, count))
+    def program(count: int) -> Program:
+        actions = {device: tuple(of_length(job.program, job.plan, device, count)) for device in job.program.actions}
+        return Program(num_samples=count * job.plan.minibatch_size, actions=actions, minibatches=count)
 
-    return lambda device, step: actions(device, pass_at(job, step)[1])
+    return lambda step: program(stretch_at(job, step)[1])
 
 
 def watch_of(job: Job, *, heard: bool = False) -> Watch:
     """The watch over a job's ranks, one a device of the program."""
     return Watch(
-        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _passes(job)),
+        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job)),
         timeout_s=job.settings.timeout_s,
         startup_timeout_s=job.settings.startup_timeout_s,
         heard=heard,

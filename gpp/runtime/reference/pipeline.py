@@ -20,8 +20,8 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
-from gpp.runtime.passes import pass_at
 from gpp.runtime.reference.stage import FollowedStage, Kept, Table, after_step
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -79,8 +79,8 @@ class Pipeline:
             taken.update(own)
             optimizer = self.spec.build(own) if own else None
             self.optimizers += [optimizer] if optimizer else []
-            place = plan.position(s)
-            table = Table(self.policy, place, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
+            position = plan.position(s)
+            table = Table(self.policy, position, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
             runs_backward = plan.runs_backward(s, self.job.graph)
             out.append(FollowedStage(replicas, masters, runs_backward=runs_backward, table=table))
         return out
@@ -135,16 +135,16 @@ class Pipeline:
             stage.settle()
         return {s: stage.modules[0].state_dict() for s, stage in enumerate(self.stages)}
 
-    def passes(self) -> Iterator[tuple[int, int]]:
-        """First step and number of steps of each pass; between two of them the pipeline is empty."""
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """First step and number of steps of each stretch; between two of them the pipeline is empty."""
         step = self.job.settings.first_step
         while step < self.job.settings.steps:
-            first, count = pass_at(self.job, step)
+            first, count = stretch_at(self.job, step)
             yield first, count
             step = first + count
 
     def train(self, first: int, count: int) -> Iterator[dict[str, float]]:
-        """One pass; yields the results of each step, as means over the mini-batch."""
+        """One stretch; yields the results of each step, as means over the mini-batch."""
         settings = self.job.settings
         for stage in self.stages:
             if stage.table:
@@ -175,7 +175,7 @@ class Pipeline:
         plan, settings, made, kept = self.job.plan, self.job.settings, defaultdict[str, Parts](list), []
         for s, stage in enumerate(self.stages):
             kept.append([])
-            count = stage.table.place.accumulation if stage.table else 0
+            count = stage.table.position.accumulation if stage.table else 0
             for device, microbatch, lo, hi in chunk[s]:
                 received = {}
                 for name in self.incoming[s]:
@@ -289,7 +289,7 @@ class Pipeline:
 def run_reference(job: Job, weights: Mapping[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
     """Train a job here and now, without files or evaluations; returns the loss of every step and the final tensors by name."""
     pipeline = Pipeline(job, weights)
-    losses = [sum(found.values()) for first, count in pipeline.passes() for found in pipeline.train(first, count)]
+    losses = [sum(found.values()) for first, count in pipeline.stretches() for found in pipeline.train(first, count)]
     return losses, {name: tensor for state in pipeline.final_state().values() for name, tensor in state.items()}
 
 

@@ -19,7 +19,6 @@ from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.pipeoptim import PipeOptim
 
 Values = list[Tensor]
 """Of the trained parameters of a stage, in one order."""
@@ -40,24 +39,23 @@ class Table:
     def __init__(
         self,
         policy: AbstractWeights,
-        place: PipelinePosition,
+        position: PipelinePosition,
         masters: Sequence[Tensor],
         *,
         optimizer: torch.optim.Optimizer | None,
         spec: AbstractOptimizer,
         rate: Callable[[int], float],
     ) -> None:
-        self.policy, self.place, self.masters, self.rate = policy, place, list(masters), rate
+        self.policy, self.position, self.masters, self.rate = policy, position, list(masters), rate
         self.version = self.start = self.staleness = self._next = self._end = 0
         self._own = [master.data for master in masters]
         self._of: dict[int, Values] = {}
-        options = {"future": policy.future, "decay": policy.decay} if isinstance(policy, PipeOptim) else {}
-        self._predict = predictor(spec, optimizer, **options) if policy.predicts and optimizer else None
+        self._predict = predictor(spec, optimizer, policy.predictor) if policy.predictor and optimizer else None
 
     def begin(self, first: int, count: int) -> None:
         """A pass over so many mini-batches begins, in an empty pipeline."""
         self.version = self.start = first
-        self._next, self._end = first * self.place.accumulation, (first + count) * self.place.accumulation
+        self._next, self._end = first * self.position.accumulation, (first + count) * self.position.accumulation
         self._keep()
 
     def updated(self) -> None:
@@ -70,13 +68,13 @@ class Table:
         of = self.policy.forward_version
         made: dict[int, Values] = {}
         first, stop = self._next, self._next
-        while stop < self._end and of(self.place, stop, self.start) == self.version:
+        while stop < self._end and of(self.position, stop, self.start) == self.version:
             stop += 1
         self._next = stop
         # Those before the next update can read the masters themselves.
-        lasting = stop > first and self.place.batch(stop - 1) > self.version
+        lasting = stop > first and self.position.batch(stop - 1) > self.version
         for number in range(first, stop):
-            horizon = self.policy.horizon(self.place, number, self.start)
+            horizon = self.policy.horizon(self.position, number, self.start)
             if horizon not in made:
                 made[horizon] = self._extrapolated(horizon) if horizon or lasting else self._own
             self._of[number] = made[horizon]
@@ -97,7 +95,9 @@ class Table:
     def forward(self, number: int) -> Values:
         """What the forward of a micro-batch, counted from the start of the run, computes with; called once for each."""
         values = self._of.pop(number)
-        self.staleness = max(self.staleness, self.place.batch(number) - self.policy.forward_version(self.place, number, self.start))
+        self.staleness = max(
+            self.staleness, self.position.batch(number) - self.policy.forward_version(self.position, number, self.start)
+        )
         if self.policy.backward == "same" or values is self._own:
             return values
         # The backward writes into this memory, and other micro-batches may use the same values.
@@ -105,7 +105,7 @@ class Table:
 
     def backward(self, values: Values) -> None:
         """Write into the memory of a forward's weights what gradients of inputs are to go through, unseen by autograd."""
-        if self.policy.backward == "predicted" and (horizon := self.policy.backward_horizon(self.place)):
+        if self.policy.backward == "predicted" and (horizon := self.policy.backward_horizon(self.position)):
             self._write(values, horizon)
         elif self.policy.backward != "same" and values is not self._own:
             self._write(values, 0)
@@ -221,5 +221,5 @@ class FollowedStage:
 
 def after_step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
     """Keep where the step went, where a policy that predicts would not find it in the optimizer's state."""
-    if policy.predicts and not spec.keeps_direction:
+    if policy.predictor and not spec.keeps_direction:
         keep_direction(spec, optimizer, [p for group in optimizer.param_groups for p in group["params"]])

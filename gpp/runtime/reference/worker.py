@@ -27,7 +27,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     )
     checkpoints.restore()
     with open(ranks / f"rank_{rank}.jsonl", "w") as out:
-        for first, count in pipeline.passes():
+        for first, count in pipeline.stretches():
             start = time.perf_counter()
             for step, results in enumerate(pipeline.train(first, count), first):
                 end = time.perf_counter()
@@ -42,7 +42,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     checkpoints.wait()
     tables = {s: stage.table for s, stage in enumerate(pipeline.stages) if stage.table}
     counted = {
-        "weight_versions": {s: table.policy.copies(table.place) for s, table in tables.items()},
+        "weight_versions": {s: table.policy.copies(table.position) for s, table in tables.items()},
         "staleness": {s: table.staleness for s, table in tables.items()},
     }
     (ranks / VERSIONS).write_text(json.dumps(counted))

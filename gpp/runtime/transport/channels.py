@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.program import WORLD, ReduceGroup, reduce_groups
+from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.program.program import ReduceGroup, reduce_groups
+from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.shared_memory import Rings, RingSize, available, place
 
 Channel = tuple[str, int, int, int, int]
@@ -53,7 +55,7 @@ class AbstractTransport(ABC):
 
     @abstractmethod
     def reduce(self, group: int, tensor: torch.Tensor) -> None:
-        """Sum `tensor` in place over the devices of gradient group number `group`, or over all of them (`WORLD`)."""
+        """Sum `tensor` in place over the devices of gradient group number `group`, or over all of them (`EVERYONE`)."""
 
     @abstractmethod
     def flush(self, limit: int = 0) -> None:
@@ -67,7 +69,7 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
         for a in plan.stages[s].devices:
             for b in plan.stages[t].devices:
                 if a != b:
-                    out += [("F", s, t, a, b), ("B", t, s, b, a)]
+                    out += [(FORWARD, s, t, a, b), (BACKWARD, t, s, b, a)]
     return tuple(out)
 
 
@@ -149,7 +151,7 @@ class TorchTransport(AbstractTransport):
             self._pending.popleft()
 
     def reduce(self, group: int, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, group=None if group == WORLD else self._reduce[group])
+        dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
 
     def flush(self, limit: int = 0) -> None:
         if self._rings:
@@ -173,7 +175,7 @@ class FakeNetwork:
         self.queues: dict[Channel, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
         self.lock = threading.Lock()
         self.timeout_s = timeout_s
-        sizes = {WORLD: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
+        sizes = {EVERYONE: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
         self.barriers = {g: threading.Barrier(size) for g, size in sizes.items()}
         self.terms: dict[int, dict[int, torch.Tensor]] = {g: {} for g in sizes}
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from gpp.program.program import WORLD, ReduceGroup
+from gpp.program.program import ReduceGroup
+from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport
 
 
@@ -64,7 +65,7 @@ class Gradients:
         total = torch.zeros(1, dtype=torch.float64, device=device)
         if grads:
             total += get_total_norm(grads).double().square()
-        self.transport.reduce(WORLD, total)
+        self.transport.reduce(EVERYONE, total)
         norm = total.sqrt()[0]
         clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
         self.norm = float(norm)

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from gpp.program.program import COMPUTE, RECEIVES, SENDS, Action
+from gpp.errors import MalformedProgram
+from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, SENDS, UPDATES, Kind, Role
+from gpp.program.program import Action
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.stage import Span
@@ -34,12 +36,26 @@ R = TypeVar("R", bound=Runner)
 T = TypeVar("T")
 
 
+Handler = Callable[[Action, bool], "int | Span | None"]
+
+
+class _Handlers(dict[str, Handler]):
+    """Who runs the actions of a kind, by its text; found once for each kind."""
+
+    def __init__(self, find: Callable[[Kind], Handler]) -> None:
+        self._find = find
+
+    def __missing__(self, text: str) -> Handler:
+        self[text] = self._find(KINDS[text])
+        return self[text]
+
+
 class Interpreter(Generic[R]):
     """Runs a device's actions of one program.
 
     Args:
         runners: stage -> who runs it, for the stages of this device.
-        update: (stage, mini-batch of the pass) -> its optimizer step.
+        update: (stage, mini-batch of the list) -> its optimizer step.
         updated: called after each of them, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
@@ -64,20 +80,10 @@ class Interpreter(Generic[R]):
         self.waited_s = 0.0
         self.status = status or NoStatus()
         self.actions = list(_flagged(actions))
-        self.handlers: dict[str, Callable[[Action, bool], int | Span | None]] = {
-            "F": self._compute,
-            "B": self._compute,
-            "RF": self._receive,
-            "RB": self._receive,
-            "SF": self._send,
-            "SB": self._send,
-            "R": self._reduce,
-            "N": self._norm,
-            "U": self._update,
-        }
+        self.handlers = _Handlers(self._handler)
 
     def run(self, actions: Iterable[Action] | None = None) -> None:
-        """Run the list once, or `actions` in its place: a pass of another length.
+        """Run the list once, or `actions` in its place: a stretch of another length.
 
         `events` then holds what the device did, waiting excluded, and `waited_s` how long it waited for messages
         and for the other members of reductions; both since the last `take`.
@@ -97,10 +103,28 @@ class Interpreter(Generic[R]):
             num_bytes = handlers[kind](action, last)
             if kind not in RECEIVES and isinstance(num_bytes, int):
                 self.events.append(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
-            if kind == "U" and self.updated:
+            if kind in UPDATES and self.updated:
                 self.updated(action.stage, action.microbatch)
         at(index + 1)
         self._wait(self.transport.flush)
+
+    def _handler(self, kind: Kind) -> Handler:
+        """Who runs actions of a kind.
+
+        Raises:
+            MalformedProgram: nobody.
+        """
+        if kind.role is Role.SUM:
+            return self._norm if kind.everyone else self._reduce
+        found: dict[Role, Handler] = {
+            Role.COMPUTE: self._compute,
+            Role.RECEIVE: self._receive,
+            Role.SEND: self._send,
+            Role.UPDATE: self._update,
+        }
+        if not kind.own or kind.role not in found:
+            raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
+        return found[kind.role]
 
     def take(self) -> tuple[list[Event], float]:
         """Events and seconds waited since the last call."""
@@ -109,13 +133,13 @@ class Interpreter(Generic[R]):
         return found
 
     def _compute(self, action: Action, last: bool) -> Span | None:
-        runner, kind = self.runners[action.stage], action.kind
-        self._wait(runner.arrive, kind, action.microbatch)
-        return runner.forward(action.microbatch) if kind == "F" else runner.backward(action.microbatch)
+        runner, direction = self.runners[action.stage], KINDS[action.kind].direction
+        self._wait(runner.arrive, direction, action.microbatch)
+        return runner.forward(action.microbatch) if direction == FORWARD else runner.backward(action.microbatch)
 
     def _receive(self, action: Action, last: bool) -> None:
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        self.runners[stage].post(kind[1], microbatch, peer_stage, peer_device, lo, hi)
+        self.runners[stage].post(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi)
 
     def _send(self, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
@@ -124,7 +148,7 @@ class Interpreter(Generic[R]):
             self.status.waiting(False)
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
         # Handed over in memory, nothing was sent.
-        return self.runners[stage].send(kind[1], microbatch, peer_stage, peer_device, lo, hi, last) or None
+        return self.runners[stage].send(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None

@@ -14,10 +14,11 @@ import torch
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.program import SENDS, Action
+from gpp.program.kinds import FORWARD, KINDS, SENDS
+from gpp.program.lower import POSTED_AHEAD
+from gpp.program.program import Action, channel_of
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.schedules.passes import POSTED_AHEAD
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
@@ -111,7 +112,7 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Bor
 
 
 def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Border]) -> dict[Channel, RingSize]:
-    """The room that each channel of `device` needs for one pass over its actions.
+    """The room that each channel of `device` needs for one run through its actions.
 
     Args:
         boundaries: of the device's stages.
@@ -121,13 +122,11 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     for action in actions:
         if action.peer_device in (-1, device):
             continue
-        direction, own, lays = action.kind[1], action.stage, boundaries[action.stage]
+        forward, lays, channel = KINDS[action.kind].direction == FORWARD, boundaries[action.stage], channel_of(action, device)
         if action.kind in SENDS:
-            lay = (lays.outgoing if direction == "F" else lays.returning_out)[action.peer_stage]
-            channel = (direction, own, action.peer_stage, device, action.peer_device)
+            lay = (lays.outgoing if forward else lays.returning_out)[action.peer_stage]
         else:
-            lay = (lays.incoming if direction == "F" else lays.returning_in)[action.peer_stage]
-            channel = (direction, action.peer_stage, own, action.peer_device, device)
+            lay = (lays.incoming if forward else lays.returning_in)[action.peer_stage]
         largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
@@ -141,9 +140,9 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     flight, so with room for those on every edge, and for what is posted ahead, somebody always waits for the oldest message.
     """
     found = list(actions)
-    if any(action.kind == "B" for action in found):
+    if any(KINDS[action.kind].frees for action in found):
         return None
     sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
     smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)
-    ahead = -(-max(stage.ahead * stage.turns * stage.microbatch_size for stage in plan.stages) // smallest)
+    ahead = -(-max(stage.ahead * stage.round_robin_degree * stage.microbatch_size for stage in plan.stages) // smallest)
     return max(sends.values(), default=1) * (ahead + POSTED_AHEAD)

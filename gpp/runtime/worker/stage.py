@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpp.graph.captured import is_loss
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.transport.channels import AbstractTransport, Handle
 from gpp.runtime.worker.messages import Border, Layout
 from gpp.runtime.worker.meter import MemoryMeter
@@ -62,7 +63,7 @@ class StageRunner:
         handover: shared by the stages of this device.
         pieces: micro-batch of one mini-batch (or of an evaluation) -> the samples [lo, hi) that this device holds of it.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
-        turns: replicas that take them in turn; each counts its own for its weights.
+        round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
         autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
@@ -82,7 +83,7 @@ class StageRunner:
         handover: Handover,
         pieces: Mapping[int, tuple[int, int]],
         accumulation: int,
-        turns: int = 1,
+        round_robin_degree: int = 1,
         num_samples: int,
         train: bool = True,
         autocast: torch.dtype | None = None,
@@ -92,7 +93,7 @@ class StageRunner:
         self.module, self.stage, self.device_id, self.device, self.transport = module, stage, device_id, device, transport
         self.boundary, self.handover = boundary, handover
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
-        self.turns = turns
+        self.round_robin_degree = round_robin_degree
         self.autocast, self.synchronize = autocast, synchronize
         self.weights = weights
         self.meter: MemoryMeter | None = None
@@ -127,7 +128,7 @@ class StageRunner:
         self._posted[direction, microbatch].append(_Incoming(handle, buffer, peer_stage, lo, hi))
 
     def _layouts_in(self, direction: str) -> dict[int, Layout]:
-        return self.boundary.incoming if direction == "F" else self.boundary.returning_in
+        return self.boundary.incoming if direction == FORWARD else self.boundary.returning_in
 
     def arrive(self, direction: str, microbatch: int) -> None:
         """Wait for the messages of a compute action."""
@@ -173,14 +174,14 @@ class StageRunner:
             return None
         lo, hi = piece
         leaves: dict[str, torch.Tensor] = {}
-        for name, tensor in self._arrived("F", microbatch):
+        for name, tensor in self._arrived(FORWARD, microbatch):
             spec = self._specs[name]
             leaf = tensor.movedim(0, spec.batch_dim) if spec.batch_dim else tensor
             leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
         start = time.perf_counter()
         if self.weights:
-            self.weights.forward(microbatch // self.turns)
+            self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
                 self.meter.own |= self.weights.storages()
         if self.module.has_random:
@@ -206,7 +207,7 @@ class StageRunner:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self._made["F", microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
+        self._made[FORWARD, microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
         return start, end
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
@@ -238,7 +239,7 @@ class StageRunner:
             return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
-        for name, grad in self._arrived("B", microbatch):
+        for name, grad in self._arrived(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
         roots: list[torch.Tensor] = []
         seeds: list[torch.Tensor | None] = []
@@ -253,15 +254,15 @@ class StageRunner:
             seeds.append(None)
         start = time.perf_counter()
         if self.weights:
-            self.weights.backward(microbatch // self.turns)
+            self.weights.backward(microbatch // self.round_robin_degree)
         if roots:
             torch.autograd.backward(roots, seeds)
         if self.weights:
-            self.weights.done(microbatch // self.turns)
+            self.weights.done(microbatch // self.round_robin_degree)
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()
-        self._made["B", microbatch] = {
+        self._made[BACKWARD, microbatch] = {
             name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
@@ -272,7 +273,7 @@ class StageRunner:
 
     def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
         """Send samples [lo, hi) of what `microbatch` made; `last` frees it. Returns the bytes sent."""
-        lay = (self.boundary.outgoing if direction == "F" else self.boundary.returning_out)[peer_stage]
+        lay = (self.boundary.outgoing if direction == FORWARD else self.boundary.returning_out)[peer_stage]
         piece = self._piece(microbatch)
         assert piece is not None
         made, start = self._made[direction, microbatch], piece[0]

@@ -19,13 +19,14 @@ from safetensors import safe_open
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
+from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import Slices, save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.passes import pass_at
+from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.gradients import Gradients
@@ -172,10 +173,10 @@ class Worker:
                 handover=handover,
                 pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
                 accumulation=-(-num_samples // stage.microbatch_size),
-                turns=stage.turns,
+                round_robin_degree=stage.round_robin_degree,
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
-                train=train and any(a.kind == "B" and a.stage == s for a in program.actions[self.device_id]),
+                train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
                 synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
                 weights=self.weights.get(s) if train else None,
@@ -227,7 +228,7 @@ class Worker:
             torch.cuda.synchronize()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
-        """One pass: so many optimizer steps from `first` on, drained at its end.
+        """One stretch: so many optimizer steps from `first` on, drained at its end.
 
         Args:
             log: gets a record of each step: step, start and end (seconds), loss where it is known.
@@ -235,8 +236,8 @@ class Worker:
         self.step, self._log, self._stop = first, log, first + count
         settings = self.job.settings
 
-        def order(minibatch_of_pass: int) -> torch.Tensor:
-            step = first + minibatch_of_pass
+        def order(minibatch_of_stretch: int) -> torch.Tensor:
+            step = first + minibatch_of_stretch
             return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
 
         self._begin(self.training, "train", settings.minibatch_size, order)
@@ -252,7 +253,7 @@ class Worker:
             weights.settle()
 
     def _begin_weights(self, first: int) -> None:
-        """Let the weight policies know where the pass begins, and what of an interrupted one goes on with it."""
+        """Let the weight policies know where the stretch begins, and what of an interrupted one goes on with it."""
         known = self.checkpoints.in_flight(self.params) if first == self.job.settings.first_step and self.weights else None
         self._start, history = known or (first, {})
         for weights in self.weights.values():
@@ -280,23 +281,23 @@ class Worker:
         self.checkpoints.save(done, self._start, history=history, before=before)
         self.status.enter(TRAINING)
 
-    def _record(self, minibatch_of_pass: int) -> None:
+    def _record(self, minibatch_of_stretch: int) -> None:
         """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
-        step, end = self.step + minibatch_of_pass, time.perf_counter()
+        step, end = self.step + minibatch_of_stretch, time.perf_counter()
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
-        self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_pass)})
+        self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_stretch)})
         self._since = end
         if step >= self.job.settings.first_step + self._ahead:
             # The first steps are not timed (first touch, lazy initialisation), so they can carry the meter.
             for runner in self.training.runners.values():
                 runner.meter = None
 
-    def _updated(self, stage: int, minibatch_of_pass: int) -> None:
-        self._record(minibatch_of_pass)
-        if self._saved_at(self.step + minibatch_of_pass + 1):
-            self._checkpoint(self.step + minibatch_of_pass + 1)
+    def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
+        self._record(minibatch_of_stretch)
+        if self._saved_at(self.step + minibatch_of_stretch + 1):
+            self._checkpoint(self.step + minibatch_of_stretch + 1)
 
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Callable[[int], torch.Tensor]) -> None:
         for s, runner in interpreter.runners.items():
@@ -309,11 +310,11 @@ class Worker:
         return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
 
     @staticmethod
-    def _results(interpreter: Interpreter[StageRunner], minibatch_of_pass: int) -> dict[str, float]:
+    def _results(interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
         """The device's share of each result, over its stages."""
         out: dict[str, float] = {}
         for runner in interpreter.runners.values():
-            for name, value in runner.results.pop(minibatch_of_pass, {}).items():
+            for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
                 out[name] = out.get(name, 0.0) + value.item()
         return out
 
@@ -329,7 +330,7 @@ class Worker:
         return self._results(self.evaluation, 0)
 
     def _fetch(self, split: str, size: int, order: Callable[[int], torch.Tensor], names: tuple[str, ...]) -> Fetch:
-        """Rows of a pass over mini-batches of `size` samples; `order` gives the indices of one of them."""
+        """Rows of a stretch of mini-batches of `size` samples; `order` gives the indices of one of them."""
         wanted = set(names)
 
         if wanted and split not in self.samples:
@@ -365,7 +366,7 @@ class Worker:
             runner.meter = meter
         step = settings.first_step
         while step < settings.steps:
-            first, count = pass_at(self.job, step)
+            first, count = stretch_at(self.job, step)
             self.train(first, count, partial(write_line, out))
             step = done = first + count
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gpp.optimizers import AbstractOptimizer
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
-from gpp.weights.pipeoptim import PipeOptim
 
 
 class Parameters:
@@ -59,7 +59,7 @@ class AbstractStageWeights(ABC):
     """The weights of one stage on one device.
 
     Args:
-        policy, place: what to do, and where the stage stands.
+        policy, position: what to do, and where the stage stands.
         optimizer: of the masters.
         spec: its settings.
         rate: number of an update -> its learning rate.
@@ -73,7 +73,7 @@ class AbstractStageWeights(ABC):
     def __init__(
         self,
         policy: AbstractWeights,
-        place: PipelinePosition,
+        position: PipelinePosition,
         module: nn.Module,
         *,
         optimizer: torch.optim.Optimizer,
@@ -81,7 +81,7 @@ class AbstractStageWeights(ABC):
         rate: Callable[[int], float],
         saved_at: Callable[[int], bool] = lambda updates: False,
     ) -> None:
-        self.policy, self.place, self.optimizer, self.spec, self.rate = policy, place, optimizer, spec, rate
+        self.policy, self.position, self.optimizer, self.spec, self.rate = policy, position, optimizer, spec, rate
         self.saved_at = saved_at
         self.parameters, self.module = Parameters(module), module
         self._before: dict[str, Tensor] = {}
@@ -91,9 +91,8 @@ class AbstractStageWeights(ABC):
         self.remembered: dict[str, list[Tensor]] = {}
         self.log: list[tuple[str, int, int]] | None = None
         self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
-        self._keeps_direction = policy.predicts and not spec.keeps_direction
-        options = {"future": policy.future, "decay": policy.decay} if isinstance(policy, PipeOptim) else {}
-        self._predict = predictor(spec, optimizer, **options) if policy.predicts else None
+        self._keeps_direction = policy.predictor and not spec.keeps_direction
+        self._predict = predictor(spec, optimizer, policy.predictor) if policy.predictor else None
 
     @property
     def copies(self) -> int:
@@ -133,12 +132,12 @@ class AbstractStageWeights(ABC):
 
     def in_flight_at_save(self, number: int) -> bool:
         """Whether the micro-batch is in flight at a checkpoint: its forward comes before the last update, its backward after."""
-        m = self.place.accumulation
-        return any(self.saved_at(done) for done in range((number - self.place.warmup) // m + 1, number // m + 1))
+        m = self.position.accumulation
+        return any(self.saved_at(done) for done in range((number - self.position.warmup) // m + 1, number // m + 1))
 
     def number(self, microbatch: int) -> int:
         """A micro-batch of the pass, counted from the start of the run."""
-        return self.first * self.place.accumulation + microbatch
+        return self.first * self.position.accumulation + microbatch
 
     def hand_over(self, leaves: Sequence[Tensor]) -> None:
         """Before a backward: let leaves add into what the masters have accumulated."""
@@ -164,20 +163,20 @@ class AbstractStageWeights(ABC):
 
     def forward(self, microbatch: int) -> None:
         """Before the forward of a micro-batch of the pass: give the module the weights that it is to use."""
-        minibatch, within = divmod(self.number(microbatch), self.place.accumulation)
-        if not within and self.place.warmup and self.saved_at(minibatch):
+        minibatch, within = divmod(self.number(microbatch), self.position.accumulation)
+        if not within and self.position.warmup and self.saved_at(minibatch):
             # Whoever goes on from that checkpoint repeats this forward, which may move running statistics.
             self._before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         version = self._used[microbatch] = self.ready(microbatch)
         if self.log is not None:
-            self.log.append(("F", self.number(microbatch), version))
+            self.log.append((FORWARD, self.number(microbatch), version))
 
     def backward(self, microbatch: int) -> None:
         """Before its backward."""
         version = self.prepare(microbatch)
         self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
         if self.log is not None:
-            self.log.append(("B", self.number(microbatch), version))
+            self.log.append((BACKWARD, self.number(microbatch), version))
 
     @abstractmethod
     def reset(self) -> None:

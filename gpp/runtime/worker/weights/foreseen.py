@@ -18,12 +18,12 @@ class Foreseen(AbstractStageWeights):
         self._of: dict[int, tuple[list[Tensor] | None, list[Tensor]]] = {}
 
     def history(self) -> dict[str, list[Tensor]]:
-        first = (self.version - self.first) * self.place.accumulation
+        first = (self.version - self.first) * self.position.accumulation
         return {str(mb - first): tensors for mb, (tensors, _) in self._of.items() if tensors is not None}
 
     def ready(self, microbatch: int) -> int:
         number = self.number(microbatch)
-        if self.policy.copies(self.place) == 1:
+        if self.policy.copies(self.position) == 1:
             # Nothing to foresee, and no update between this forward and its backward.
             self._of[microbatch] = None, alias(self.masters)
         else:
@@ -34,9 +34,9 @@ class Foreseen(AbstractStageWeights):
             if (known := self.remembered.pop(str(microbatch), None)) is not None:
                 copy_values(tensors, known)
             else:
-                self.extrapolate(tensors, self.policy.horizon(self.place, number, self.start))
+                self.extrapolate(tensors, self.policy.horizon(self.position, number, self.start))
         self.parameters.install(self._of[microbatch][1])
-        return self.policy.forward_version(self.place, number, self.start)
+        return self.policy.forward_version(self.position, number, self.start)
 
     def prepare(self, microbatch: int) -> int:
         self.hand_over(self._of[microbatch][1])

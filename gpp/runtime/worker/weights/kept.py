@@ -43,7 +43,7 @@ class Kept(AbstractStageWeights):
 
     def ready(self, microbatch: int) -> int:
         number = self.number(microbatch)
-        which = self.policy.forward_version(self.place, number, self.start)
+        which = self.policy.forward_version(self.position, number, self.start)
         version = self._of[microbatch] = self._versions[which]
         version.users += 1
         self._next = number + 1
@@ -60,7 +60,7 @@ class Kept(AbstractStageWeights):
         self.take_back(version.leaves)
 
     def make_room(self) -> None:
-        oldest = self.policy.forward_version(self.place, self._next, self.start)
+        oldest = self.policy.forward_version(self.position, self._next, self.start)
         for number in [n for n, v in self._versions.items() if n < oldest and not v.users and n != self.version]:
             self._free.append(self._versions.pop(number).tensors)
         latest = self._versions[self.version]

@@ -13,8 +13,8 @@ from gpp.runtime.worker.weights.slots import Slots
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
-def stage_weights(policy: AbstractWeights, place: PipelinePosition, module: nn.Module, **settings: Any) -> AbstractStageWeights:
+def stage_weights(policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> AbstractStageWeights:
     """The weights of a stage; `settings` as of `AbstractStageWeights`."""
     if policy.backward != "same":
-        return Slots(policy, place, module, **settings)
-    return (Foreseen if policy.predicts else Kept)(policy, place, module, **settings)
+        return Slots(policy, position, module, **settings)
+    return (Foreseen if policy.predictor else Kept)(policy, position, module, **settings)

@@ -21,6 +21,7 @@ import torch
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
+from gpp.weights.base import Predictor
 
 DIRECTION = "direction"
 """Slot of the optimizer's state with the last step's direction, where it keeps none by itself."""
@@ -29,12 +30,11 @@ Predict = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[flo
 """(where to, parameters, rates of the coming updates). Without any update so far it copies."""
 
 
-def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, future: str = "same", decay: bool = False) -> Predict:
+def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, rule: Predictor) -> Predict:
     """The extrapolation for an optimizer.
 
     Args:
-        future: `same`: gradients go on as they were; `zero`: there are none.
-        decay: whether decoupled weight decay acts on the weights meanwhile.
+        rule: what a weight policy says of coming gradients and of weight decay.
 
     Raises:
         InvalidConfig: an optimizer without a rule here.
@@ -50,19 +50,19 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, futu
         return momentum
 
     def weighed(rates: Sequence[float]) -> float:
-        if future == "same":
+        if rule.future == "same":
             return sum(rates)
         keeps = getattr(spec, "momentum", 0.0)
         return sum(rate * keeps**j for j, rate in enumerate(rates, 1))
 
     if isinstance(spec, Adam):
-        one = _Adam(spec, optimizer, future=future, decay=decay)
+        one = _Adam(spec, optimizer, rule)
     elif isinstance(spec, SGD | RMSprop):
         kept = "momentum_buffer" if spec.keeps_direction else DIRECTION
-        one = plain if future == "zero" and not spec.keeps_direction else along(kept)
+        one = plain if rule.future == "zero" and not spec.keeps_direction else along(kept)
     else:
-        rule = "has no rule to predict weights by"
-        raise InvalidConfig("optimizer", type(spec).__name__, rule, "use sgd, adam, adamw or rmsprop, or strategy/weights=stash")
+        lacks = "has no rule to predict weights by"
+        raise InvalidConfig("optimizer", type(spec).__name__, lacks, "use sgd, adam, adamw or rmsprop, or strategy/weights=stash")
 
     def predict(out: Sequence[torch.Tensor], params: Sequence[torch.Tensor], rates: Sequence[float]) -> None:
         with torch.no_grad():
@@ -73,9 +73,9 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, *, futu
 
 
 class _Adam:
-    def __init__(self, spec: Adam, optimizer: torch.optim.Optimizer, *, future: str, decay: bool) -> None:
-        self.spec, self.optimizer, self.future = spec, optimizer, future
-        self.shrinks = spec.weight_decay if decay and spec.decoupled else 0.0
+    def __init__(self, spec: Adam, optimizer: torch.optim.Optimizer, rule: Predictor) -> None:
+        self.spec, self.optimizer, self.future = spec, optimizer, rule.future
+        self.shrinks = spec.weight_decay if rule.decay and spec.decoupled else 0.0
 
     def __call__(self, out: torch.Tensor, param: torch.Tensor, rates: Sequence[float]) -> None:
         first, second = self.spec.betas

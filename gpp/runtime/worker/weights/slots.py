@@ -18,9 +18,9 @@ from gpp.weights.base import AbstractWeights, PipelinePosition
 class Slots(AbstractStageWeights):
     """Forward and backward on what the policy says, written into one scratch copy; without one, on the masters' own memory."""
 
-    def __init__(self, policy: AbstractWeights, place: PipelinePosition, module: nn.Module, **settings: Any) -> None:
-        super().__init__(policy, place, module, **settings)
-        self._slot = self.allocate() if policy.copies(place) > 1 else None
+    def __init__(self, policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> None:
+        super().__init__(policy, position, module, **settings)
+        self._slot = self.allocate() if policy.copies(position) > 1 else None
         self._leaves = alias(self._slot or self.masters)
         self._holds: int | None = None
 
@@ -29,7 +29,7 @@ class Slots(AbstractStageWeights):
         self._kept: dict[int, list[torch.Tensor]] = {}
 
     def history(self) -> dict[str, list[torch.Tensor]]:
-        first = self.version * self.place.accumulation
+        first = self.version * self.position.accumulation
         kept, self._kept = self._kept, {}
         return {str(number - first): tensors for number, tensors in kept.items() if number >= first}
 
@@ -39,15 +39,15 @@ class Slots(AbstractStageWeights):
             self._holds = None
             copy_values(self._slot, known)
         else:
-            self._fill(self.policy.horizon(self.place, number, self.start))
+            self._fill(self.policy.horizon(self.position, number, self.start))
         if self.in_flight_at_save(number):
             # The scratch copy will hold other values by then.
             self._kept[number] = [leaf.detach().clone() for leaf in self._leaves]
         self.parameters.install(self._leaves)
-        return self.policy.forward_version(self.place, number, self.start)
+        return self.policy.forward_version(self.position, number, self.start)
 
     def prepare(self, microbatch: int) -> int:
-        self._fill(self.policy.backward_horizon(self.place))
+        self._fill(self.policy.backward_horizon(self.position))
         self.hand_over(self._leaves)
         return self.version
 

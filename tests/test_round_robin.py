@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -17,6 +18,7 @@ from gpp.plan.stage import Stage
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.sequential import Sequential
+from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.program.steady_state import check_stream, of_length, window
 from gpp.schedules.base import AbstractSchedule
@@ -24,7 +26,6 @@ from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.schedules.passes import POSTED_AHEAD, lower
 from gpp.serialization import from_json, to_json
 from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import max_in_flight, simulate
@@ -33,14 +34,16 @@ from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, graph, problem, with_weights
 from tests.support.problems import random_problem
+from tests.support.programs import lower
 
 
-def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, turns: bool | list[bool] = True) -> Plan:
+def endless(prob: Problem, counts: list[int], b: int | list[int] = 1, round_robin: bool | list[bool] = True) -> Plan:
     """A plan for a pipeline that does not drain: stage s is operator s."""
-    asynchronous = replace(prob, weights=Stash(accumulation=None))
-    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=turns, ordered=True)
+    asynchronous = replace(prob, regime=Regime(weights=Stash(accumulation=None)))
+    return make_plan(asynchronous, "test", [(1 << op, n) for op, n in enumerate(counts)], b, round_robin=round_robin, ordered=True)
 
 
 def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
@@ -49,7 +52,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     n, schedule = rng.randint(1, 6), rng.choice([OneFOneB(), GPipe(), NoFlush()])
     edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(1, 2)))]
     batch = rng.choice([12, 24, 36])
-    prob = problem(with_weights(graph(n, edges)), 3 * n, batch, in_flight=schedule.in_flight)
+    prob = problem(with_weights(graph(n, edges)), 3 * n, batch, regime=Regime(in_flight=schedule.in_flight))
     sizes = [rng.choice([b for b in (1, 2, 3, 4, 6) if batch % b == 0]) for _ in range(n)]
     sizes = [sizes[0]] * n if rng.random() < 0.3 else sizes
     counts = [rng.choice([r for r in (1, 2, 3) if r <= b or batch // b % r == 0]) for b in sizes]
@@ -75,26 +78,32 @@ def test_programs_run_to_their_end_and_a_micro_batch_stays_on_its_replica(seed: 
     assert Program.from_text(program.to_text()) == program
     simulate(program, plan, prob)
     for s, stage in enumerate(plan.stages):
-        if stage.turns == 1:
+        if stage.round_robin_degree == 1:
             continue
         count = program.num_samples // stage.microbatch_size
         for kind in "FB":
             ran = [[a.microbatch for a in program.actions[d] if (a.kind, a.stage) == (kind, s)] for d in stage.devices]
-            assert ran == [list(range(r, count, stage.turns)) for r in range(stage.turns)]
+            assert ran == [list(range(r, count, stage.round_robin_degree)) for r in range(stage.round_robin_degree)]
     check_program(lower(plan, prob.graph, ForwardOnly(), random.Random(seed).randint(1, 40)))
 
 
 def test_the_random_plans_cover_what_can_be_planned() -> None:
     plans = [(plan, schedule) for _, plan, schedule in map(random_plan, range(80))]
-    found = {(s.turns, type(schedule)) for plan, schedule in plans for s in plan.stages}
+    found = {(s.round_robin_degree, type(schedule)) for plan, schedule in plans for s in plan.stages}
     assert found >= {(r, kind) for r in (2, 3) for kind in (OneFOneB, GPipe, NoFlush)}
-    assert any({s.turns for s in plan.stages} >= {1, 2, 3} for plan, _ in plans)
-    assert any(s.turns > s.microbatch_size for plan, _ in plans for s in plan.stages)
+    assert any({s.round_robin_degree for s in plan.stages} >= {1, 2, 3} for plan, _ in plans)
+    assert any(s.round_robin_degree > s.microbatch_size for plan, _ in plans for s in plan.stages)
     assert any(
-        len(s.devices) > 1 and s.turns == 1 for plan, _ in plans for s in plan.stages if any(t.turns > 1 for t in plan.stages)
+        len(s.devices) > 1 and s.round_robin_degree == 1
+        for plan, _ in plans
+        for s in plan.stages
+        if any(t.round_robin_degree > 1 for t in plan.stages)
     )
     assert any(
-        a.turns > 1 and a.microbatch_size != b.microbatch_size for plan, _ in plans for a in plan.stages for b in plan.stages
+        a.round_robin_degree > 1 and a.microbatch_size != b.microbatch_size
+        for plan, _ in plans
+        for a in plan.stages
+        for b in plan.stages
     )
 
 
@@ -126,7 +135,7 @@ def test_warm_up_is_as_published_where_shares_come_out_even(counts: list[int]) -
     orders = program_of(plan, problem(chain(len(counts)), sum(counts), 12), NoFlush()).actions
     for s, (stage, ahead) in enumerate(zip(plan.stages, published(counts), strict=True)):
         assert plan.position(s).warmup == ahead
-        assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.turns  # NOAM, in equal shares
+        assert sum(counts[s:]) <= stage.in_flight < sum(counts[s:]) + stage.round_robin_degree  # NOAM, in equal shares
         for device in stage.devices:
             kinds = [a.kind for a in orders[device] if a.kind in "FB"]
             assert kinds[: ahead + 2] == ["F"] * (ahead + 1) + ["B"]
@@ -178,7 +187,7 @@ def test_time_and_memory_are_those_of_whole_micro_batches() -> None:
     assert [m.iteration_s for m in times] == [pytest.approx(2 * (3.0 + fixed)), pytest.approx(6.0 + fixed)]
     assert [plan.stages[0].in_flight for plan in (split, turns)] == [2, 4]
     assert [m.max_in_flight_samples for m in times] == [{0: 2}, {0: 4}]
-    one, two = (problem(chain(1, saved=3.0), 1, 4).stage_memory((0,), b, 1, b) for b in (1, 2))
+    one, two = (peak_bytes(problem(chain(1, saved=3.0), 1, 4), (0,), b, 1, b) for b in (1, 2))
     assert [m.peak_memory_bytes for m in times] == [dict.fromkeys((0, 1), round(one)), dict.fromkeys((0, 1), round(two))]
     assert not can_score(turns, [1])
 
@@ -209,18 +218,18 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
 
 
 def test_a_plan_reads_back_equal_and_an_old_one_splits() -> None:
-    plan = endless(problem(chain(2), 3, 4), [2, 1], turns=[True, False])
+    plan = endless(problem(chain(2), 3, 4), [2, 1], round_robin=[True, False])
     assert from_json(Plan, to_json(plan)) == plan
     assert '"round_robin": true' in to_json(plan)
     old = '{"ops": [0], "devices": [0, 1], "microbatch_size": 2, "in_flight": 2}'
     assert not from_json(Stage, old).round_robin
 
 
-def test_turns_are_taken_where_replicas_divide_the_micro_batches() -> None:
+def test_replicas_take_turns_where_replicas_divide_the_micro_batches() -> None:
     prob = problem(diamond(), 8, 12)
     plan = make_plan(prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2])
     found = in_turn(plan, prob)
-    assert [s.turns for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
+    assert [s.round_robin_degree for s in found.stages] == [2, 1, 2, 1]  # 4 micro-batches of 3 samples are no three equal shares
     assert found.explanation == (
         "stage 1: replicas split every micro-batch, as their number does not divide those of a mini-batch",
     )
@@ -230,7 +239,7 @@ def test_turns_are_taken_where_replicas_divide_the_micro_batches() -> None:
             prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], round_robin=[True, False, True, False]
         ).stages
     ]
-    whole = in_turn(plan, replace(prob, in_flight="all"))
+    whole = in_turn(plan, replace(prob, regime=Regime(in_flight="all")))
     assert {s.in_flight for s in whole.stages} == {12}
 
 
@@ -257,11 +266,11 @@ def slow_head() -> Problem:
     return problem(replace(base, ops=(head, *base.ops[1:])), 3, 4)
 
 
-def test_a_strategy_asks_for_turns() -> None:
+def test_a_strategy_asks_for_round_robin() -> None:
     strategy = Strategy(name="test", weights=Stash(accumulation=2), **ASYNCHRONOUS)
     prob = slow_head()
     plan = strategy.plan(prob)
-    assert [(len(s.devices), s.turns) for s in plan.stages] == [(2, 2), (1, 1)]
+    assert [(len(s.devices), s.round_robin_degree) for s in plan.stages] == [(2, 2), (1, 1)]
     assert [s.in_flight // s.microbatch_size for s in plan.stages] == [4, 1]
     assert strategy.predict(plan, prob).metrics.iteration_s == pytest.approx(12.0)
     # Judged as it runs, without its program's events too.
@@ -284,8 +293,8 @@ def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
             continue
         strategy = replace(split, replicas="round_robin")
         plan = strategy.plan(prob)
-        strategy.lower(plan, prob.graph)
-        if any(stage.turns > 1 for stage in plan.stages):
+        strategy.lower(plan, prob)
+        if any(stage.round_robin_degree > 1 for stage in plan.stages):
             turned += 1
             assert strategy.predict(plan, prob, record=False).metrics == strategy.predict(plan, prob).metrics
     assert turned
@@ -310,7 +319,7 @@ def test_versions_that_differ_between_stages_are_refused() -> None:
     check_stream(plan, prob.graph, DoubleBuffer())
     with pytest.raises(InvalidConfig, match="needs at least 2 micro-batches"):
         check_stream(replace(plan, minibatch_size=2), prob.graph, DoubleBuffer())
-    # Without turns, but of unequal sizes.
+    # Without round robin, but of unequal sizes.
     with pytest.raises(InvalidConfig, match="stage 0 would use weights that it does not have yet: its forwards are 5 micro"):
         check_stream(endless(prob, [1, 1, 1], [1, 2, 2], False), prob.graph, VerticalSync(accumulation=None))
     check_stream(endless(prob, [2, 2, 2]), prob.graph, VerticalSync(accumulation=4))

@@ -1,6 +1,6 @@
-"""How a run's steps fall into passes: between two of them the pipeline is empty.
+"""How a run's steps fall into stretches: between two of them the pipeline is empty.
 
-A program that drains makes a pass of every step. One that does not drains before an evaluation, before a checkpoint if that is
+A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint if that is
 asked for, and at the end.
 """
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gpp.runtime.job import Job
 
 
-def pass_at(job: Job, step: int) -> tuple[int, int]:
-    """First step and number of steps of the pass that `step` belongs to."""
+def stretch_at(job: Job, step: int) -> tuple[int, int]:
+    """First step and number of steps of the stretch that `step` belongs to."""
     settings = job.settings
     if not job.streams:
         return step, 1

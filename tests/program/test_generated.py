@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpp.errors import MalformedProgram
-from gpp.program.program import WORLD, Program, ReduceGroup, check_program, message_key
+from gpp.program.program import Program, check_program
 from gpp.simulate.simulator import max_in_flight
+from tests.oracle.executor import runs
 from tests.support.generated import Lowered, lowered, mutated, programs
 
 
-def runs(program: Program, groups: Sequence[ReduceGroup]) -> bool:
-    """Whether it runs to its end: every device in turn does its next action if that need not wait, again and again.
-
-    A compute action waits for the messages whose receives its device has posted for it, a sum for all its members.
-    """
-    if not channels_agree(program):
-        return False
-    members = {g: set(group.devices) for g, group in enumerate(groups)} | {WORLD: set(program.actions)}
-    at, sent = dict.fromkeys(program.actions, 0), set()
-    posted, arrived = defaultdict(list), Counter()
-    meets: dict[int, tuple[int, int]] = {}
-    while True:
-        moved = False
-        for device, actions in program.actions.items():
-            if at[device] == len(actions):
-                continue
-            action = actions[at[device]]
-            if action.kind in ("R", "N"):
-                group = WORLD if action.kind == "N" else action.microbatch
-                if device not in meets:
-                    arrived[device, group] += 1
-                    meets[device] = group, arrived[device, group]
-                    moved = True
-                if any(arrived[other, group] < meets[device][1] for other in members.get(group, {None})):
-                    continue
-                del meets[device]
-            elif action.kind in ("SF", "SB"):
-                sent.add(message_key(action, device))
-            elif action.kind in ("RF", "RB"):
-                posted[device, action.kind[1], action.stage, action.microbatch].append(message_key(action, device))
-            elif action.kind in ("F", "B") and not sent.issuperset(posted[device, action.kind, action.stage, action.microbatch]):
-                continue
-            at[device], moved = at[device] + 1, True
-        if not moved:
-            return all(at[device] == len(actions) for device, actions in program.actions.items())
-
-
-def channels_agree(program: Program) -> bool:
-    """Every channel's messages leave and arrive in one order."""
-    sends, receives = defaultdict(list), defaultdict(list)
-    for device, actions in program.actions.items():
-        for action in actions:
-            if len(action.kind) == 2:
-                *channel, _ = message_key(action, device)
-                (sends if action.kind[0] == "S" else receives)[tuple(channel)].append((action.lo, action.hi))
-    return sends == receives
+def members_of(found: Lowered) -> dict[int, set[int]]:
+    """The devices of every gradient group, and of the group of all."""
+    return {g: set(group.devices) for g, group in enumerate(found.groups)} | {-1: set(found.program.actions)}
 
 
 @given(lowered())
 def test_what_is_lowered_runs(found: Lowered):
-    assert runs(found.program, found.groups)
+    assert runs(found.program, members_of(found))
     check_program(found.program, found.groups)
 
 
@@ -126,7 +83,7 @@ def test_a_changed_program_is_accepted_if_and_only_if_it_runs(found: tuple[Lower
         accepted = True
     except MalformedProgram:
         accepted = False
-    assert accepted == runs(after, before.groups)
+    assert accepted == runs(after, members_of(before))
 
 
 @given(st.one_of(programs(), lowered().map(lambda found: found.program)))

@@ -1,0 +1,91 @@
+"""Bytes of a stage, by what holds them: the one formula of memory, for a single stage or for arrays of stages.
+
+Weights, their gradients and the optimizer's state; copies of the weights beyond one; the activations of every micro-batch in flight
+(saved tensors and what crosses the stage's boundary); the gradients at the boundary of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpp.cluster import Link
+
+
+class StageBytes(NamedTuple):
+    """Bytes on one device of a stage; numbers, or arrays of one element for each stage.
+
+    Args:
+        static: weights, gradients and optimizer's state.
+        versions: copies of the weights beyond one.
+        microbatch: of each micro-batch in flight.
+        transient: held while one micro-batch is computed.
+    """
+
+    static: Any
+    versions: Any
+    microbatch: Any
+    transient: Any
+
+    @property
+    def resident(self) -> Any:
+        """Bytes without any micro-batch in flight."""
+        return self.static + self.versions + self.transient
+
+    def peak(self, in_flight: Any) -> Any:
+        """Most bytes held at a time, with so many micro-batches in flight on the device."""
+        return self.resident + self.microbatch * in_flight
+
+    def depth(self, limit_bytes: float, otherwise: Any) -> np.ndarray:
+        """Micro-batches in flight that fit `limit_bytes`, as an array; 0 where not even the resident bytes do.
+
+        A hair of rounding is allowed: a stage that fits exactly must not be lost to it.
+
+        Args:
+            otherwise: what to say where a micro-batch in flight takes no memory.
+        """
+        room = limit_bytes - self.resident
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fits = np.floor(room / self.microbatch + 1e-9)
+        return np.where(room >= 0, np.where(self.microbatch > 0, fits, otherwise), 0)
+
+
+class Amounts(NamedTuple):
+    """What the bytes of a stage are made of; numbers, or arrays of one element for each stage.
+
+    Args:
+        trainable: bytes of trainable parameters, one copy.
+        static: see `static_bytes`.
+        kept: bytes for each sample in flight.
+        once: bytes for each sample of one micro-batch.
+    """
+
+    trainable: Any
+    static: Any
+    kept: Any
+    once: Any
+
+    def held(self, samples: Any, copies: int) -> StageBytes:
+        """The bytes with so many samples of a micro-batch on the device, and so many copies of the weights."""
+        return StageBytes(
+            self.static, self.trainable * (copies - 1) if copies > 1 else 0.0, self.kept * samples, self.once * samples
+        )
+
+    def take(self, index: Any) -> Amounts:
+        """Those of some stages, where the amounts are arrays."""
+        return Amounts(self.trainable[index], self.static[index], self.kept[index], self.once[index])
+
+
+def static_bytes(trainable: Any, frozen: Any, optimizer_state_factor: float) -> Any:
+    """Bytes that do not depend on the batch: weights, a gradient for each trained one, and the optimizer's state."""
+    return trainable * (2.0 + optimizer_state_factor) + frozen
+
+
+def all_reduce_share_s(trainable: Any, replicas: int, accumulation: int, link: Link) -> Any:
+    """The share of one micro-batch in the gradient all-reduce, as the published planners of chains price it.
+
+    Each of `replicas` devices sends and receives 2 (r - 1) / r of the bytes, one after the other, once in `accumulation`
+    micro-batches, at the full bandwidth of `link`: neither its latency nor `Cluster.collective_efficiency` counts.
+    """
+    return 4 * (replicas - 1) * trainable / (replicas * accumulation) / link.bandwidth_bytes_per_s

@@ -1,0 +1,136 @@
+"""The bill of a stage: what it costs in seconds and in bytes. Whoever predicts, validates, emulates or reports reads it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.problem import Problem
+from gpp.cost.variants import held
+from gpp.graph.op_graph import mask_of
+from gpp.plan.stage import Stage
+from gpp.weights.base import PipelinePosition
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One stage's times, and its bytes on each of its devices, as plain numbers.
+
+    Args:
+        forward_s, backward_s: seconds of one micro-batch, its weights made ready included; the slowest device decides.
+        last_forward_s, last_backward_s: the same of the last one, which is smaller where its size does not divide the mini-batch.
+        update_s: seconds of the optimizer's step and of what the weight policy adds to it.
+        static_bytes: weights, gradients and optimizer's state.
+        version_bytes: copies of the weights beyond one.
+        microbatch_bytes: memory of each micro-batch between its forward and its backward.
+        transient_bytes: memory while one micro-batch is computed.
+    """
+
+    forward_s: float
+    backward_s: float
+    last_forward_s: float
+    last_backward_s: float
+    update_s: float
+    static_bytes: float
+    version_bytes: float
+    microbatch_bytes: float
+    transient_bytes: float
+
+    @classmethod
+    def of(cls, problem: Problem, stage: Stage, depth: int | None = None) -> StageCost:
+        """The bill of a stage.
+
+        Args:
+            depth: of the pipeline, for policies whose versions depend on it; None: the stage is the first of its pipeline.
+        """
+        known = problem.bills.get((stage, depth))
+        if known is not None:
+            return known
+        position = _position(problem, stage, depth)
+        rest = problem.minibatch_size % stage.microbatch_size
+        forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
+        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
+        memory = stage_bytes(problem, stage, depth)
+        bill = problem.bills[stage, depth] = cls(
+            forward_s=forward,
+            backward_s=backward,
+            last_forward_s=last[0],
+            last_backward_s=last[1],
+            update_s=_update_s(problem, stage, position),
+            static_bytes=memory.static,
+            version_bytes=memory.versions,
+            microbatch_bytes=memory.microbatch,
+            transient_bytes=memory.transient,
+        )
+        return bill
+
+    def pass_s(self, *, last: bool) -> tuple[float, float]:
+        """Seconds of a forward and of a backward of a micro-batch, or of the last one where it is smaller."""
+        return (self.last_forward_s, self.last_backward_s) if last else (self.forward_s, self.backward_s)
+
+    @property
+    def memory(self) -> StageBytes:
+        return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes)
+
+
+def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:
+    """Bytes on one device of a stage; `depth` as in `StageCost.of`.
+
+    A device holds its share of the samples of a micro-batch, all of them where replicas take whole ones in turn.
+    """
+    samples = -(-stage.microbatch_size * stage.tensor_parallel * stage.round_robin_degree // len(stage.devices))
+    weights = problem.regime.weights
+    copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
+    return stage_amounts(problem, stage).held(samples, copies)
+
+
+def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
+    """`Problem.amounts` of a stage whose operators may be recomputed or split over several devices."""
+    whole = problem.amounts(mask_of(stage.ops))
+    if not stage.recompute and stage.tensor_parallel == 1:
+        return whole
+    own = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel)
+    return Amounts(
+        trainable=own.trainable,
+        static=static_bytes(own.trainable, own.frozen, problem.optimizer_state_factor),
+        kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
+        once=whole.once + own.extra,
+    )
+
+
+def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
+    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included."""
+    forward, backward = problem.stage_times(
+        stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree
+    )
+    more = _weights_s(problem, stage, position)
+    return forward + more[0], backward + more[1]
+
+
+def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:
+    """Seconds after the last backward of a mini-batch: the gradients' all-reduce over a stage's devices, and the update."""
+    update_s = problem.cost.update_s(trainable_bytes, problem.cluster.devices[devices[0]])
+    return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
+
+
+def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:
+    accumulation = max(problem.accumulation(stage.microbatch_size) // stage.round_robin_degree, 1)
+    return PipelinePosition(warmup=max(stage.ahead, 1) - 1, depth=depth or max(stage.ahead, 1), accumulation=accumulation)
+
+
+def _update_s(problem: Problem, stage: Stage, position: PipelinePosition) -> float:
+    trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
+    update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+    return update_s + _weights_s(problem, stage, position)[2]
+
+
+def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tuple[float, float, float]:
+    """Seconds that the weight policy adds to a forward, to a backward and to an update: means over a mini-batch."""
+    if problem.regime.weights.flushes:
+        return 0.0, 0.0, 0.0
+    trainable, device = problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
+    traffic = problem.regime.weights.traffic(position, problem.prediction_traffic)
+    forward, backward, update = (problem.cost.move_s(amount * trainable, device) for amount in traffic)
+    return forward, backward, update

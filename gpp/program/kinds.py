@@ -1,0 +1,172 @@
+"""The table of action kinds: what each kind does, what it occupies and waits for, and how it is written.
+
+    s2.F0@d1                 forward pass of micro-batch 0 of stage 2 on device 1
+    s2.B0@d1                 backward pass
+    s2.SF0>s3.d4[0:4]@d1     send the outputs of samples 0..3 to stage 3 on device 4
+    s3.RF0<s2.d1[0:4]@d4     receive them for micro-batch 0 of stage 3
+    s3.SB0>s2.d1[0:4]@d4     send the gradients of those outputs back
+    s2.RB0<s3.d4[0:4]@d1     receive them
+    s2.R0@d1                 all-reduce of gradient group 0 (`gpp.program.program.reduce_groups`)
+    s2.N0@d1                 sum of the squared gradients of all devices (clipping by the global norm)
+    s2.U0@d1                 optimizer step of mini-batch 0
+
+Nobody else reads or writes these letters: the row of a kind answers every question about it. What a kind occupies and waits for
+follows from its role, in `gpp.program.waits`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gpp.errors import MalformedProgram
+
+Direction = str
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither."""
+
+FORWARD: Final[Direction] = "F"
+BACKWARD: Final[Direction] = "B"
+
+
+class Role(Enum):
+    """What an action does, occupies and waits for."""
+
+    COMPUTE = "compute"
+    """Occupies its device; waits for the messages whose receives were posted for it; makes the messages of its direction."""
+    SEND = "send"
+    """Occupies its channel, not its device; waits for the pass that makes the message, and for the channel's earlier messages."""
+    RECEIVE = "receive"
+    """Occupies nothing: it is posted, and the pass that needs the message waits for it."""
+    SUM = "sum"
+    """Occupies the devices of all its members; waits until all of them have come to it."""
+    UPDATE = "update"
+    """Occupies its device; waits for nothing but the device's own order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A row of the table.
+
+    Args:
+        text: how it is written, in programs and in events.
+        meaning: what it does, for readers of traces and reports.
+        role: what it does, occupies and waits for.
+        direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
+        holds: whether a micro-batch's activations are held from its end on.
+        frees: whether they are freed at its end.
+        returns: whether it makes the gradients of a stage's inputs.
+        finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
+        everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
+        own: whether our programs may hold it; else it is known from other engines' events only.
+    """
+
+    text: str
+    meaning: str
+    role: Role
+    direction: Direction = ""
+    holds: bool = False
+    frees: bool = False
+    returns: bool = False
+    finishes: bool = False
+    everyone: bool = False
+    own: bool = True
+
+    @property
+    def computes(self) -> bool:
+        return self.role is Role.COMPUTE
+
+    @property
+    def transfers(self) -> bool:
+        """Whether it is one end of a message, and so names a peer and samples."""
+        return self.role in (Role.SEND, Role.RECEIVE)
+
+
+class _Table(dict[str, Kind]):
+    """Kinds by their text; an unknown one is refused.
+
+    Raises:
+        MalformedProgram: names the kind and the table.
+    """
+
+    def __missing__(self, text: str) -> Kind:
+        raise MalformedProgram(f"{text!r} is no kind of action; the kinds are {', '.join(self)}")
+
+
+KINDS: Final = _Table(
+    (kind.text, kind)
+    for kind in (
+        Kind(text="F", meaning="forward", role=Role.COMPUTE, direction=FORWARD, holds=True),
+        Kind(text="B", meaning="backward", role=Role.COMPUTE, direction=BACKWARD, frees=True, returns=True, finishes=True),
+        Kind(text="I", meaning="input gradients", role=Role.COMPUTE, direction=BACKWARD, returns=True, own=False),
+        Kind(text="W", meaning="weight gradients", role=Role.COMPUTE, frees=True, finishes=True, own=False),
+        Kind(text="SF", meaning="send outputs", role=Role.SEND, direction=FORWARD),
+        Kind(text="SB", meaning="send gradients", role=Role.SEND, direction=BACKWARD),
+        Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, direction=FORWARD),
+        Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, direction=BACKWARD),
+        Kind(text="R", meaning="reduce gradients", role=Role.SUM),
+        Kind(text="N", meaning="sum the norm", role=Role.SUM, everyone=True),
+        Kind(text="U", meaning="update", role=Role.UPDATE),
+    )
+)
+
+
+def _texts(role: Role) -> frozenset[str]:
+    return frozenset(kind.text for kind in KINDS.values() if kind.role is role)
+
+
+def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
+    (found,) = [
+        kind.text
+        for kind in KINDS.values()
+        if kind.own and kind.role is role and kind.direction == direction and kind.everyone == everyone
+    ]
+    return found
+
+
+COMPUTE: Final = _texts(Role.COMPUTE)
+SENDS: Final = _texts(Role.SEND)
+RECEIVES: Final = _texts(Role.RECEIVE)
+SUMS: Final = _texts(Role.SUM)
+UPDATES: Final = _texts(Role.UPDATE)
+TRANSFERS: Final = SENDS | RECEIVES
+
+PASS: Final = {direction: _only(Role.COMPUTE, direction) for direction in (FORWARD, BACKWARD)}
+"""Direction -> the pass of our programs that runs in it."""
+SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD)}
+RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD)}
+REDUCE: Final = _only(Role.SUM)
+NORM: Final = _only(Role.SUM, everyone=True)
+UPDATE: Final = _only(Role.UPDATE)
+
+_OWN = sorted((kind.text for kind in KINDS.values() if kind.own), key=len, reverse=True)
+_ACTION = re.compile(rf"s(\d+)\.({'|'.join(_OWN)})(\d+)(?:([<>])s(\d+)\.d(\d+)\[(\d+):(\d+)\])?@d(\d+)")
+_ARROW = {Role.SEND: ">", Role.RECEIVE: "<"}
+
+
+def written(kind: str, stage: int, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, *, device: int) -> str:
+    """An action of `device` as text; `read` is the inverse.
+
+    Raises:
+        MalformedProgram: an unknown kind.
+    """
+    row = KINDS[kind]
+    peer = f"{_ARROW[row.role]}s{peer_stage}.d{peer_device}[{lo}:{hi}]" if row.transfers else ""
+    return f"s{stage}.{kind}{microbatch}{peer}@d{device}"
+
+
+def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
+    """The device of a written action, and its kind, stage, micro-batch, peer stage, peer device and samples.
+
+    Raises:
+        MalformedProgram: `word` is none; names it.
+    """
+    match = _ACTION.fullmatch(word)
+    if not match:
+        raise MalformedProgram(f"{word!r} is not an action")
+    stage, kind, microbatch, arrow, peer_stage, peer_device, lo, hi, device = match.groups()
+    if arrow != _ARROW.get(KINDS[kind].role):
+        raise MalformedProgram(f"{word!r} is not an action: messages name their peer, sends behind '>' and receives behind '<'")
+    peer = (int(peer_stage), int(peer_device), int(lo), int(hi)) if arrow else (-1, -1, 0, 0)
+    return int(device), (kind, int(stage), int(microbatch), peer[0], peer[1], peer[2], peer[3])

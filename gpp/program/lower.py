@@ -1,0 +1,127 @@
+"""From device orders to a whole program: communication, then gradient reduction, clipping and update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
+from gpp.program.program import Action, Program, Task, reduce_groups
+from gpp.routing import copies, messages
+
+DevicePass = tuple[int, tuple[int, str, int]]
+"""A device, and a pass as in `gpp.program.program.Task`."""
+
+Slots = Mapping[DevicePass, Sequence[Action]]
+"""The messages around each pass."""
+
+POSTED_AHEAD = 2
+"""Passes before the one that needs a message at which its receive is posted.
+
+One is too late where the pass before is short: the sender's data then waits for the receiver's buffer, because gloo and NCCL
+move nothing until both sides have met. More holds buffers for nothing: what is in flight bounds them already.
+"""
+
+
+def lower(
+    plan: Plan,
+    graph: OpGraph,
+    orders: Mapping[int, Sequence[Task]],
+    num_samples: int,
+    *,
+    minibatches: int = 1,
+    global_norm: bool = False,
+) -> Program:
+    """The program in which every device runs its passes in the order given.
+
+    If there are backwards, reductions and the optimizer's step follow each mini-batch; else it is an evaluation.
+
+    Args:
+        orders: device -> its passes, micro-batches by the numbers of their stage (`gpp.schedules.base.AbstractSchedule.orders`).
+        num_samples: all of them.
+        minibatches: how many mini-batches those are; more than one for a pipeline that does not drain.
+        global_norm: sum the squares of all gradients before the update, to clip by their norm.
+    """
+    before, after = communication(plan, graph, num_samples)
+    groups = reduce_groups(plan, graph)
+    trains = any(KINDS[task.kind].finishes for order in orders.values() for task in order)
+    actions: dict[int, tuple[Action, ...]] = {}
+    for device, stages in plan.stages_of_device.items():
+        order = orders[device]
+        updates: dict[Task, list[Action]] = {}
+        sums = [Action(REDUCE, stages[0], g) for g, group in enumerate(groups) if device in group.devices]
+        sums += [Action(NORM, stages[0], 0)] if global_norm else []
+        for t in range(minibatches if trains else 0):
+            last = _last_of(order, plan, minibatches - 1 - t)
+            updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
+        actions[device] = tuple(_interleave(order, device, before, after, updates))
+    return Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
+
+
+def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:
+    """What a device does last for a mini-batch, so many before the pass's last; with several, it runs one stage."""
+    stage, kind, microbatch = order[-1]
+    count = -(-plan.minibatch_size // plan.stages[stage].microbatch_size)
+    return Task(stage, kind, microbatch - before * count)
+
+
+def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, Slots]:
+    """Receives to post before, and sends to start after, every pass over so many samples."""
+    before: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
+    after: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
+    cut = [stage.pieces(num_samples) for stage in plan.stages]
+    returning = plan.returning(graph)
+    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
+    forward, backward = PASS[FORWARD], PASS[BACKWARD]
+    send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
+    new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
+    for s, t in plan.edges:
+        back = (s, t) in returning
+        for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
+            for src, dst in copies(group_of[s][src_first], group_of[t][dst_first]):
+                after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
+                before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
+                if back:
+                    after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
+                    before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
+    return before, after
+
+
+def pass_waits(before: Slots, after: Slots) -> dict[DevicePass, set[DevicePass]]:
+    """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
+
+    Args:
+        before: the receives of each pass.
+        after: the sends of each pass.
+    """
+    maker = {
+        (KINDS[send.kind].direction, send.stage, send.peer_stage, device, send.peer_device, send.lo): (device, task)
+        for (device, task), sends in after.items()
+        for send in sends
+    }
+    return {
+        (device, task): {maker[KINDS[a.kind].direction, a.peer_stage, a.stage, a.peer_device, device, a.lo] for a in receives}
+        for (device, task), receives in before.items()
+    }
+
+
+def _interleave(
+    order: Sequence[Task], device: int, before: Slots, after: Slots, updates: Mapping[Task, list[Action]]
+) -> list[Action]:
+    """Post every receive some passes ahead, so that it overlaps with them.
+
+    Args:
+        updates: what ends a mini-batch, by the pass that it follows.
+    """
+    out: list[Action] = []
+    for task in order[:POSTED_AHEAD]:
+        out += before.get((device, task), ())
+    for i, task in enumerate(order):
+        if i + POSTED_AHEAD < len(order):
+            out += before.get((device, order[i + POSTED_AHEAD]), ())
+        out.append(Action(task.kind, task.stage, task.microbatch))
+        out += after.get((device, task), ())
+        out += updates.get(task, ())
+    return out

@@ -1,0 +1,411 @@
+"""The graph of waits: who waits for whom in a program.
+
+Nodes are actions, numbered device by device. What follows from a kind's role (`gpp.program.kinds.Role`) is said here and nowhere
+else:
+
+* What occupies a device waits for what occupied it before.
+* A pass waits for the messages whose receives were posted for it. Receives pair with sends in the order of their channel, first
+  in, first out.
+* A send waits for the pass before it on its device, which has made the message or runs after the one that did, and for the
+  messages before it on its channel.
+* A backward waits for the forward of its micro-batch, which stands before it on its device, like the receives that it needs.
+* A sum is a meeting: it waits for all its members, and they for it.
+
+So a program runs to its end if and only if the graph has a topological order, and its times are a longest path in that order:
+validation, simulation and hang diagnosis all ask this graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, product
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from gpp.errors import MalformedProgram
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Role
+
+if TYPE_CHECKING:
+    from gpp.program.program import Action
+
+Channel = tuple[Direction, int, int, int, int]
+"""Direction, source stage, destination stage, source device, destination device."""
+
+
+EVERYONE = -1
+"""In place of the group of a sum over all devices."""
+
+OCCUPY, TRANSFER, MEET = 0, 1, 2
+"""What a step does: it occupies its device, a channel, or the devices of all members of a sum."""
+
+Step = tuple[int, int, int, int, tuple[int, ...], int]
+"""An action in the topological order; a meeting has one step for all its members.
+
+What it does; its node; the resource of its device; its place in `Waits.labels`; the sends that a pass waits for, or the nodes of
+all members of a meeting; the resource that it occupies, which is a channel's for a send. A bare tuple: the simulator's loop takes
+it apart.
+"""
+
+_Pass = tuple[Direction, int, int]
+"""Direction, stage, micro-batch."""
+
+
+class Times(NamedTuple):
+    """When a program's actions run.
+
+    Args:
+        begin_s, end_s: by node; a message ends when it arrives. Receives have none.
+        first_s: by resource, when it is first occupied; infinity for one that never is.
+        free_s: by resource, when it is free again.
+    """
+
+    begin_s: list[float]
+    end_s: list[float]
+    first_s: list[float]
+    free_s: list[float]
+
+
+@final
+class _Ends:
+    """Both ends of a channel: the nodes that send, and the samples of every message at either end."""
+
+    __slots__ = ("received", "resource", "sends", "sent", "waiting")
+
+    def __init__(self, resource: int) -> None:
+        self.resource = resource
+        self.sends: list[int] = []
+        self.sent: list[tuple[int, int]] = []
+        self.received: list[tuple[int, int]] = []
+        self.waiting: int | None = None  # the resource of the device that waits for the channel's next message
+
+
+@final
+class Waits:
+    """The graph of a program, in an order in which it can run.
+
+    Args:
+        actions: device -> its actions.
+
+    Raises:
+        MalformedProgram: both sides of a channel disagree, or actions wait for each other or for what never comes: names the
+            blocked ones and prints the grid around them.
+    """
+
+    def __init__(self, actions: Mapping[int, Sequence[Action]]) -> None:
+        self.actions = actions
+        self.devices: tuple[int, ...] = tuple(sorted(actions))
+        """Resources 0, 1, ... are these devices; the channels follow."""
+        self._firsts = [0, *accumulate(len(actions[device]) for device in self.devices)]
+        self.first: dict[int, int] = dict(zip(self.devices, self._firsts, strict=False))
+        """Device -> the number of its first action; the node of an action is `first[device]` and its position."""
+        self.channels: dict[Channel, _Ends] = {}
+        """What is sent and received over each channel, and its resource."""
+        self.labels: list[tuple[int, Action]] = []
+        """A device and an action for each group of actions that take equally long, whatever the costs: of one kind and stage, or of
+        one channel and number of samples. The last micro-batch of a stage, which may be smaller, has groups of its own."""
+        self.updates: list[tuple[int, int, int]] = []
+        """Node, stage and device of every update."""
+        self.order: list[Step] = []
+        """A topological order; receives, which take no time, are left out."""
+        self.meetings: dict[int, tuple[int, ...]] = self._meet()
+        """Node of a sum -> the nodes of its meeting, in the order of their devices: the n-th of every member."""
+        self._label_of: dict[tuple[object, ...], int] = {}
+        self._posted: list[dict[_Pass, list[tuple[_Ends, int]]]] = [{} for _ in self.devices]
+        self._passes: list[dict[_Pass, int]] = [{} for _ in self.devices]  # -> place in `order`
+        self._run()
+        self._label_last()
+
+    @property
+    def num_resources(self) -> int:
+        return len(self.devices) + len(self.channels)
+
+    @property
+    def num_nodes(self) -> int:
+        return self._firsts[-1]
+
+    @cached_property
+    def counts(self) -> Counter[int]:
+        """How many actions have each label."""
+        out = Counter([step[3] for step in self.order])
+        for does, _, _, label, needs, _ in self.order if self.meetings else ():
+            if does == MEET:
+                out[label] += len(needs) - 1
+        return out
+
+    @cached_property
+    def label_of(self) -> list[int]:
+        """By node, its place in `labels`; -1 for receives."""
+        out = [-1] * self.num_nodes
+        for does, first, _, label, needs, _ in self.order:
+            for node in needs if does == MEET else (first,):
+                out[node] = label
+        return out
+
+    @cached_property
+    def needs(self) -> dict[int, tuple[int, ...]]:
+        """Node of a pass -> the sends that it waits for; passes that wait for none are left out."""
+        return {node: needs for does, node, _, _, needs, _ in self.order if does == OCCUPY and needs}
+
+    @cached_property
+    def reader(self) -> dict[int, int]:
+        """Node of a send -> the pass that waits for it."""
+        return {send: node for node, sends in self.needs.items() for send in sends}
+
+    def place(self, node: int) -> tuple[int, int]:
+        """Device and position of a node."""
+        device = self.devices[bisect_right(self._firsts, node) - 1]
+        return device, node - self.first[device]
+
+    def action(self, node: int) -> Action:
+        device, position = self.place(node)
+        return self.actions[device][position]
+
+    def text(self, node: int) -> str:
+        """The action of a node, as in the program."""
+        return self.action(node).text(self.place(node)[0])
+
+    def times(self, seconds: Sequence[float], late: Sequence[float], start: Sequence[float] | None = None) -> Times:
+        """The longest path.
+
+        Args:
+            seconds: for which each action of a label occupies its resource.
+            late: by resource of a channel, less the number of devices: seconds from the wire to the arrival.
+            start: by resource, when it is free at first; None: at 0.
+        """
+        num, firsts = len(self.devices), self._firsts
+        begin, end = [0.0] * self.num_nodes, [0.0] * self.num_nodes
+        free = [0.0] * self.num_resources if start is None else list(start)
+        for does, node, resource, label, needs, occupied in self.order:
+            now = free[resource]
+            if does == 0:
+                for need in needs:
+                    if end[need] > now:
+                        now = end[need]
+                begin[node] = now
+                free[resource] = end[node] = now + seconds[label]
+            elif does == 1:
+                if free[occupied] > now:
+                    now = free[occupied]
+                begin[node] = now
+                free[occupied] = now = now + seconds[label]
+                end[node] = now + late[occupied - num]
+            else:
+                members = [bisect_right(firsts, member) - 1 for member in needs]
+                done = max(free[member] for member in members) + seconds[label]
+                for meets, member in zip(needs, members, strict=True):
+                    begin[meets], end[meets], free[member] = free[member], done, done
+        return Times(begin, end, [float("inf") if node is None else begin[node] for node in self._opening], free)
+
+    @cached_property
+    def _opening(self) -> list[int | None]:
+        """By resource, the first node that occupies it, if any does."""
+        out: list[int | None] = []
+        for device in self.devices:
+            begin = enumerate(self.actions[device], start=self.first[device])
+            out.append(next((node for node, action in begin if action.kind not in TRANSFERS), None))
+        return out + [ends.sends[0] for ends in self.channels.values()]
+
+    def _meet(self) -> dict[int, tuple[int, ...]]:
+        meetings: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(dict)
+        for device in self.devices:
+            for node, action in enumerate(self.actions[device], start=self.first[device]):
+                if action[0] in SUMS:
+                    group = EVERYONE if KINDS[action.kind].everyone else action.microbatch
+                    meetings[action.kind, group].setdefault(device, []).append(node)
+        out: dict[int, tuple[int, ...]] = {}
+        for (_, group), nodes in meetings.items():
+            members = self.devices if group == EVERYONE else tuple(nodes)
+            times = {device: len(nodes.get(device, ())) for device in members}
+            early, late = max(members, key=lambda device: times[device]), min(members, key=lambda device: times[device])
+            if times[early] > times[late]:
+                what = self.text(nodes[early][times[late]])
+                raise MalformedProgram(f"{what}: device {early} waits in a reduction that device {late} never reaches")
+            for meeting in zip(*(nodes[device] for device in members), strict=True):
+                out.update(dict.fromkeys(meeting, meeting))
+        return out
+
+    def _run(self) -> None:
+        """Find the order: every device as far as it goes, then whoever waited for it.
+
+        Raises:
+            MalformedProgram: a device does not come to its end.
+        """
+        at, reached = self._firsts[:-1], set()
+        ready = list(reversed(range(len(self.devices))))
+        while ready:
+            resource = ready.pop()
+            node = at[resource] = self._advance(resource, at[resource], ready)
+            if node in self.meetings and node < self._firsts[resource + 1]:
+                reached.add(node)
+                meeting = self.meetings[node]
+                if reached.issuperset(meeting):
+                    label = self._label((self.action(node).kind, *meeting), *self.place(meeting[0]))
+                    self.order.append((MEET, node, resource, label, meeting, resource))
+                    for member in meeting:
+                        other = bisect_right(self._firsts, member) - 1
+                        at[other] = member + 1
+                        ready.append(other)
+        if any(node < end for node, end in zip(at, self._firsts[1:], strict=True)):
+            self._check_channels(*self._both_ends())
+            raise MalformedProgram(self._blocked(at))
+        self._check_channels(
+            {channel: ends.sent for channel, ends in self.channels.items()},
+            {channel: ends.received for channel, ends in self.channels.items()},
+        )
+        for device, posted in zip(self.devices, self._posted, strict=True):
+            if posted:
+                direction, stage, microbatch = next(iter(posted))
+                found = next(a for a in self.actions[device] if _is_receive(a, direction, stage, microbatch))
+                raise MalformedProgram(f"{found.text(device)} is posted for a pass that does not come after it on its device")
+
+    def _advance(self, resource: int, node: int, ready: list[int]) -> int:
+        """Run one device until it waits; returns the node where it does, or its end.
+
+        Args:
+            ready: devices that can go on; those that waited for what it sends are added.
+        """
+        device = self.devices[resource]
+        passes, posted, channels, order = self._passes[resource], self._posted[resource], self.channels, self.order
+        rows, labels, base = _ROWS, self._label_of, self.first[device]
+        actions, end = self.actions[device], self._firsts[resource + 1]
+        latest: _Pass | None = None
+        while node < end:
+            kind, stage, microbatch, peer_stage, peer_device, lo, hi = actions[node - base]
+            role, direction = rows[kind]
+            what = (direction, stage, microbatch)
+            if role == _RECEIVE:
+                channel = (direction, peer_stage, stage, peer_device, device)
+                ends = channels.get(channel) or self._open(channel)
+                received = ends.received
+                wanted = posted.get(what)
+                if wanted is None:
+                    posted[what] = [(ends, len(received))]
+                else:
+                    wanted.append((ends, len(received)))
+                received.append((lo, hi))
+            elif role == _COMPUTE:
+                wanted, needs = posted.get(what), ()
+                if wanted is not None:
+                    for ends, place in wanted:
+                        if place >= len(ends.sends):
+                            ends.waiting = resource
+                            return node
+                    needs = tuple([ends.sends[place] for ends, place in wanted])
+                    del posted[what]
+                if direction == BACKWARD and (FORWARD, stage, microbatch) not in passes:
+                    return node
+                if passes.setdefault(what, len(order)) != len(order):
+                    return node  # it has run already
+                latest = what
+                label = labels.get((kind, stage))
+                if label is None:
+                    label = self._label((kind, stage), device, node - base)
+                order.append((OCCUPY, node, resource, label, needs, resource))
+            elif role == _SEND:
+                if what != latest and what not in passes:
+                    return node  # nothing has made it yet
+                channel = (direction, stage, peer_stage, device, peer_device)
+                ends = channels.get(channel) or self._open(channel)
+                at = ends.resource
+                ends.sends.append(node)
+                ends.sent.append((lo, hi))
+                if ends.waiting is not None:
+                    ready.append(ends.waiting)
+                    ends.waiting = None
+                label = labels.get((at, hi - lo))
+                if label is None:
+                    label = self._label((at, hi - lo), device, node - base)
+                order.append((TRANSFER, node, resource, label, (), at))
+            elif role == _UPDATE:
+                self.updates.append((node, stage, device))
+                order.append((OCCUPY, node, resource, self._label((kind, stage), device, node - base), (), resource))
+            else:
+                return node  # a sum: everybody meets in `_run`
+            node += 1
+        return node
+
+    def _open(self, channel: Channel) -> _Ends:
+        ends = self.channels[channel] = _Ends(len(self.devices) + len(self.channels))
+        return ends
+
+    def _label(self, key: tuple[object, ...], device: int, position: int) -> int:
+        label = self._label_of.setdefault(key, len(self.labels))
+        if label == len(self.labels):
+            self.labels.append((device, self.actions[device][position]))
+        return label
+
+    def _label_last(self) -> None:
+        """Give the last micro-batch of each stage labels of its own."""
+        last: dict[int, int] = {}
+        for own in self._passes:
+            for _, stage, microbatch in own:
+                if microbatch > last.get(stage, -1):
+                    last[stage] = microbatch
+        for own in self._passes:
+            for stage, direction in product({stage for _, stage, _ in own}, (FORWARD, BACKWARD, "")):
+                at = own.get((direction, stage, last[stage]))
+                if at is not None:
+                    does, node, resource, _, needs, occupied = self.order[at]
+                    label = self._label(("last", self.action(node).kind, stage), *self.place(node))
+                    self.order[at] = (does, node, resource, label, needs, occupied)
+
+    def _both_ends(self) -> tuple[dict[Channel, list[tuple[int, int]]], dict[Channel, list[tuple[int, int]]]]:
+        """The samples of the messages that every channel sends and receives, by the lists alone."""
+        sent, received = defaultdict(list), defaultdict(list)
+        for device in self.devices:
+            for kind, stage, _, peer_stage, peer_device, lo, hi in self.actions[device]:
+                role, direction = _ROWS[kind]
+                if role == _SEND:
+                    sent[direction, stage, peer_stage, device, peer_device].append((lo, hi))
+                elif role == _RECEIVE:
+                    received[direction, peer_stage, stage, peer_device, device].append((lo, hi))
+        return sent, received
+
+    @staticmethod
+    def _check_channels(sent: Mapping[Channel, list[tuple[int, int]]], received: Mapping[Channel, list[tuple[int, int]]]) -> None:
+        for channel in sorted(sent.keys() | received.keys(), key=str):
+            sends, receives = sent.get(channel, []), received.get(channel, [])
+            if sends != receives:
+                direction, src, dst, src_device, dst_device = channel
+                bad = next(
+                    ((a, b) for a, b in zip(sends, receives, strict=False) if a != b),
+                    (sends[len(receives) :][:1], receives[len(sends) :][:1]),
+                )
+                raise MalformedProgram(
+                    f"channel {direction} s{src}.d{src_device} > s{dst}.d{dst_device}: sender and receiver disagree, "
+                    f"{len(sends)} sends against {len(receives)} receives, first difference {bad[0]} against {bad[1]}"
+                )
+
+    def _blocked(self, at: Sequence[int]) -> str:
+        """The blocked actions, and the grid around them."""
+        stuck = [node for node, end in zip(at, self._firsts[1:], strict=True) if node < end]
+        lines = ["the program cannot run to its end; blocked: " + ", ".join(map(self.text, stuck))]
+        met = [self.place(node)[0] for node in stuck if node in self.meetings]
+        lines += [f"device {device} waits in a reduction that others never reach" for device in met]
+        for node in stuck:
+            device, position = self.place(node)
+            around = [action.text(device) for action in self.actions[device][max(0, position - 3) : position + 3]]
+            around[min(3, position)] = f">>{self.text(node)}<<"
+            lines.append(f"  d{device}: " + "  ".join(around))
+        return "\n".join(lines)
+
+
+def _is_receive(action: Action, direction: Direction, stage: int, microbatch: int) -> bool:
+    row = KINDS[action.kind]
+    return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
+
+
+class _Rows(dict[str, tuple[int, Direction]]):
+    """Role, as a small number, and direction of each kind; an unknown one is refused."""
+
+    def __missing__(self, kind: str) -> tuple[int, Direction]:
+        row = KINDS[kind]
+        self[kind] = _CODES[row.role], row.direction
+        return self[kind]
+
+
+_COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE = range(5)
+_CODES = {Role.COMPUTE: _COMPUTE, Role.SEND: _SEND, Role.RECEIVE: _RECEIVE, Role.SUM: _SUM, Role.UPDATE: _UPDATE}
+_ROWS = _Rows()

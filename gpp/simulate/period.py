@@ -1,0 +1,74 @@
+"""The period of a pipeline that repeats one step: seconds by which it is later after every further step.
+
+Training repeats a step, and each device goes on with its next one as soon as its own part of the last is over. So a step costs not
+what it takes from its first action to its last, but what the next one adds: a device that ends early fills the pipeline again
+while others still drain it.
+
+When the resources (devices and channels) are free after a step is a max-plus linear function of when they were free before it
+(Baccelli et al., "Synchronization and Linearity", 1992). So its growth for each step has one limit, which `Period` finds:
+
+* If every resource is first used at f, free at x, and was free at s <= f, then the limit lies between the least x - s of those
+  with f = s, which their start held back, and the largest x - f of all. Where both are equal they are the limit. In a chain that
+  is so in the very first step: it begins and ends on its first device.
+* Else the next step follows from the state that this one left, until the end grows by the same twice in a row, or, after `MOST`
+  steps, on average over the last half of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, final
+
+MOST = 8
+"""Steps after which the mean growth is taken."""
+
+SAME = 1e-9
+"""Share of a period by which rounding may part two that are equal."""
+
+
+class Spans(NamedTuple):
+    """What one step shows of the period.
+
+    Args:
+        low, high: bounds on it.
+        end_s: when the last action of the step has ended, from the beginning of the first step.
+    """
+
+    low: float
+    high: float
+    end_s: float
+
+
+def spans(start: Iterable[float], first: Iterable[float], free: Iterable[float], end_s: float) -> Spans:
+    """The spans of a step.
+
+    Args:
+        start, first, free: of each resource: free before the step, first used in it (infinity: never), free after it.
+    """
+    low, high = float("inf"), 0.0
+    for s, f, x in zip(start, first, free, strict=True):
+        if f < float("inf"):
+            if x - f > high:
+                high = x - f
+            if f <= s and x - s < low:
+                low = x - s
+    return Spans(low, high, end_s)
+
+
+@final
+class Period:
+    """Finds the period from successive steps."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def after(self, step: Spans) -> float | None:
+        """The period, or None if it takes another step to know."""
+        self.ends.append(step.end_s)
+        ends, count = self.ends, len(self.ends)
+        if abs(step.high - step.low) <= SAME * step.high:
+            return step.high
+        if count > 2 and abs((ends[-1] - ends[-2]) - (ends[-2] - ends[-3])) <= SAME * (ends[-1] - ends[-2]):
+            return ends[-1] - ends[-2]
+        half = count // 2
+        return (ends[-1] - ends[-1 - half]) / half if count >= MOST else None

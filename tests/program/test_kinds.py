@@ -1,0 +1,80 @@
+"""The table of action kinds: text both ways, and nobody takes an unknown kind for a known one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpp.errors import MalformedProgram
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Role
+from gpp.program.program import Action, Program, check_program
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker.interpreter import Interpreter
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.simulator import simulate
+from tests.schedules.test_schedules import plan_of
+from tests.support.graphs import chain, problem
+from tests.support.programs import lower
+
+OWN = [kind for kind in KINDS.values() if kind.own]
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.text)
+def test_text_is_reversible(kind) -> None:
+    action = Action(kind.text, 3, 14, 5, 9, 2, 6) if kind.transfers else Action(kind.text, 3, 14)
+    program = Program(num_samples=8, actions={7: (action,), 8: ()})
+    assert Program.from_text(program.to_text()) == program
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["s0.F0>s1.d1[0:1]@d0", "s0.SF0@d0", "s0.SF0<s1.d1[0:1]@d0", "s0.RF0>s1.d1[0:1]@d0", "s0.W0@d0", "s0.Q0@d0", "s0.F0@d0x"],
+)
+def test_words_that_are_no_actions_are_refused(word: str) -> None:
+    with pytest.raises(MalformedProgram, match="not an action"):
+        Program.from_text(f"samples 1 minibatches 1\n{word}\n")
+
+
+@pytest.mark.parametrize("text", ["samples 1", "samples one minibatches 1\ns0.F0@d0", "samples 1 minibatches 1\ns0.F0@d0 s0.B0@d1"])
+def test_texts_that_are_no_programs_are_refused(text: str) -> None:
+    with pytest.raises(MalformedProgram):
+        Program.from_text(text)
+
+
+def test_every_row_answers() -> None:
+    assert {kind.text for kind in KINDS.values()} == set(KINDS)
+    for direction in (FORWARD, BACKWARD):
+        assert KINDS[SEND[direction]].role is Role.SEND and KINDS[RECEIVE[direction]].role is Role.RECEIVE
+        assert KINDS[PASS[direction]].role is Role.COMPUTE
+    for kind in KINDS.values():
+        assert (kind.text in COMPUTE) == kind.computes and (kind.text in TRANSFERS) == kind.transfers
+        assert not (kind.holds or kind.frees or kind.returns or kind.finishes) or kind.computes
+        assert kind.direction is not None or not kind.transfers
+
+
+def with_kind(kind: str) -> tuple[Program, object, object]:
+    """A program in which an update is of another kind."""
+    prob = problem(chain(2), 2, 4)
+    plan = plan_of(prob, 2, 1)
+    program = lower(plan, prob.graph, OneFOneB())
+    actions = {
+        d: tuple(a._replace(kind=kind) if KINDS[a.kind].role is Role.UPDATE else a for a in own)
+        for d, own in program.actions.items()
+    }
+    return Program(num_samples=4, actions=actions), plan, prob
+
+
+def test_an_unknown_kind_is_refused_everywhere() -> None:
+    program, plan, prob = with_kind("Q")
+    for call in (
+        lambda: program.to_text(),
+        lambda: check_program(program),
+        lambda: simulate(program, plan, prob),  # type: ignore[arg-type]
+        lambda: Interpreter(
+            program.actions[0][-1:], {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0
+        ).run(),  # emulated devices run the same interpreter
+    ):
+        with pytest.raises(MalformedProgram, match="'Q' is no kind of action"):
+            call()
+    others = Interpreter((Action("I", 0, 0),), {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)
+    with pytest.raises(MalformedProgram, match="no worker runs actions of kind I"):
+        others.run()

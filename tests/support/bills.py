@@ -1,0 +1,28 @@
+"""Bytes of stages in tests, by operators and numbers rather than by `Stage`."""
+
+from __future__ import annotations
+
+from gpp.cost.problem import Problem
+from gpp.cost.stage import stage_bytes
+from gpp.plan.stage import Stage
+
+
+def peak_bytes(
+    problem: Problem,
+    ops: tuple[int, ...],
+    microbatch_size: int,
+    num_devices: int,
+    in_flight: int,
+    recompute: tuple[int, ...] = (),
+    tensor_parallel: int = 1,
+) -> float:
+    """Most bytes on one of `num_devices` devices that split every micro-batch, with `in_flight` samples in flight."""
+    stage = Stage(
+        ops=ops,
+        devices=tuple(range(num_devices)),
+        microbatch_size=microbatch_size,
+        in_flight=in_flight,
+        recompute=recompute,
+        tensor_parallel=tensor_parallel,
+    )
+    return stage_bytes(problem, stage).peak(stage.ahead)
