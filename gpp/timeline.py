@@ -11,7 +11,7 @@ from gpp.program.kinds import COMPUTE
 class Event(NamedTuple):
     """One interval on one device.
 
-    `kind` is a kind of `gpp.program.kinds.KINDS`; `num_bytes` are the bytes that a transfer moved.
+    `kind` is the text of an action kind (`gpp.program.kinds.KINDS`); `num_bytes` are the bytes that a transfer moved.
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""What changes in a model's meaning when its mini-batch is cut into micro-batches."""
+"""Changes of a model's meaning when its mini-batch is cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpp.plan.plan import Plan
 
 
 def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
-    """Refuse a loss on whole mini-batches where there is none to set apart.
+    """Refuse `loss.scope=minibatch` for a model without a loss that can be set apart.
 
     Raises:
         InvalidConfig: the model names no operators of a loss, or runs at another batch size only.
@@ -23,7 +23,7 @@ def check_whole_loss(captured: Captured, minibatch_size: int) -> None:
 
 
 def cut_warnings(captured: Captured, plan: Plan, *, whole_loss: bool, whole_model: bool) -> list[str]:
-    """What is not as it would be on whole mini-batches.
+    """Results that differ from those on whole mini-batches, as warnings for the user.
 
     Args:
         whole_loss: the loss has a stage of its own for whole mini-batches.

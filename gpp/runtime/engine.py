@@ -1,4 +1,4 @@
-"""What an engine promises: it runs a job and returns a timeline."""
+"""Contract of an engine: it runs a job and returns a timeline."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from gpp.timeline import Emulation, Timeline, Versions
 
 OnStep = Callable[[int, float | None, float | None], None]
-"""(steps done, loss, samples per second); None for what there is not."""
+"""(steps done, loss, samples per second); None for a value that is unknown."""
+
+VERSIONS = "versions.json"
+"""File in `ranks/` with the weight versions and the staleness of each stage, where one process runs all stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an engine measured: None and empty for one that only simulates.
+    """Measurements of an engine; None or empty for an engine that only simulates.
 
     Args:
-        losses: of every step.
+        losses: the loss of every step.
         terms: `loss:NAME` -> its value in every step, for a loss of several terms.
         evaluations: one {"step": steps done, name: value} for each evaluation.
-        emulation: of emulated devices, how.
-        versions: of an engine that trains without a timeline.
+        emulation: the pace of emulated devices.
+        versions: weight versions that an engine without a timeline counted.
     """
 
     measured: Timeline | None = None
@@ -47,7 +50,7 @@ class Progress:
 
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
-        say: tells the user something that is theirs to do.
+        say: gives the user an instruction.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
@@ -57,7 +60,7 @@ class Progress:
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
-    """Recomputation and tensor parallelism are planned and simulated only.
+    """Refuse recomputation and tensor parallelism, which are planned and simulated only.
 
     Raises:
         UnsupportedPlan: the plan asks for one of them; names the stage.
@@ -72,7 +75,7 @@ def refuse_what_does_not_run(plan: Plan) -> None:
 
 
 def crowded(plan: Plan) -> tuple[str, ...]:
-    """The warning for more workers than cores, if there are."""
+    """Warning for more workers than cores, if there are."""
     cores = len(os.sched_getaffinity(0))
     if plan.num_devices > cores:
         return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
@@ -85,21 +88,21 @@ class AbstractEngine(ABC):
     name: str
 
     max_steps: int | None = None
-    """At most so many steps are run, two at least; None for as many as the user asks for."""
+    """Most steps to run, at least two; None for as many as the user asks for."""
 
     runs: ClassVar[bool] = True
-    """Whether there is anything to execute."""
+    """Whether the engine executes a job."""
     own_runtime: ClassVar[bool] = False
-    """Whether it walks the plan's program as it stands: pipelines that do not drain, clipping by the norm of a stage."""
+    """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     needs_weights: ClassVar[bool]
-    """Whether it trains: the job must hold initial weights, hence a model that is really built, and there must be data."""
+    """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     planner: ClassVar[AbstractPlanner | None]
-    """Cuts in place of the strategy's planner, for an engine that runs the user's own module whole; None for all others."""
+    """Planner in place of the strategy's, for an engine that runs the user's own module whole; None for all others."""
 
     @property
     @abstractmethod
     def worker_settings(self) -> dict[str, Any]:
-        """What the engine's own settings say to the workers: fields of `gpp.runtime.job.Settings`."""
+        """Fields of `gpp.runtime.job.Settings` that the engine's own settings decide."""
 
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:

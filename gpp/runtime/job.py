@@ -1,9 +1,9 @@
-"""The job: everything a worker needs, as files that a person can read; no Hydra, no pickles.
+"""The job of the workers, as files that a person can read; no Hydra, no pickles.
 
 RUN_DIR/job/settings.json   batch, steps, dtype, seed, optimizer, data, model, backend
             model.json      the captured model      graph.json   its (coarsened) operator graph
             cluster.json    plan.json               program.txt  evaluation.txt
-            costs.json              what the cost model gives each stage
+            costs.json              times and bytes of each stage by the cost model
             weights.safetensors     initial weights, by full parameter name
 """
 
@@ -43,26 +43,26 @@ def restore(description: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run does, apart from model and plan.
+    """Settings of a run, apart from model and plan.
 
     Args:
         model: empty for a model that the caller holds in memory.
         steps: optimizer steps.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         train_samples: size of the training set; the order of an epoch follows from it and the seed.
-        evaluation_samples: how many held-out samples; 0 for no evaluation.
+        evaluation_samples: number of held-out samples; 0 for no evaluation.
         threads: CPU threads of a worker.
         launch: who starts the workers: `local` for the controller; all others may be on several machines.
         interface: network interface to bind; the loopback one unless the user names another.
         autocast: floating-point type of forwards; None for the captured ones.
-        shared_memory: whether workers of one machine hand messages over in memory that both have mapped.
+        shared_memory: whether workers of one machine exchange messages in shared memory.
         compile: backend of torch.compile for every stage; None to run as captured.
-        engine: what an engine of its own kind tells its workers.
+        engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
-        timeout_s: after which a run that stands still has failed.
+        timeout_s: seconds after which a run that stands still has failed.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
 
@@ -101,7 +101,7 @@ class Job:
     """All values of a run; `save` and `load` are inverse to each other.
 
     Args:
-        costs: of each stage, by the cost model that planned.
+        costs: times and bytes of each stage, by the cost model that planned.
     """
 
     settings: Settings
@@ -220,7 +220,7 @@ def assemble(
 
 
 def _check_weights(weights: AbstractWeights, settings: Mapping[str, Any]) -> None:
-    """Refuse what a weight policy cannot be combined with at run time.
+    """Refuse settings that a weight policy cannot be combined with at run time.
 
     Raises:
         InvalidConfig: names the setting.
@@ -237,7 +237,7 @@ def _check_weights(weights: AbstractWeights, settings: Mapping[str, Any]) -> Non
 
 
 def _check_clipping(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph) -> None:
-    """Refuse to clip by stage what several stages share.
+    """Refuse to clip a parameter by stage if several stages share it.
 
     Raises:
         InvalidConfig: names the parameter and the stages.

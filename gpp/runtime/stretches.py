@@ -1,7 +1,7 @@
 """How a run's steps fall into stretches: between two of them the pipeline is empty.
 
-A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint if that is
-asked for, and at the end.
+A program that drains makes a stretch of every step. One that does not drains before an evaluation, before a checkpoint
+if that is asked for, and at the end.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.complete import everywhere
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.graphpipe.heterogeneous_chain import KindLine
-from gpp.planners.graphpipe.unequal import average, everywhere
+from gpp.planners.graphpipe.heterogeneous_chain import HeterogeneousChain
+from gpp.planners.graphpipe.unequal import average
 from tests.support.graphs import chain
 from tests.support.mixed import mixed_problem, optimum_s
 from tests.support.problems import cluster, run, towers
@@ -84,18 +85,18 @@ def test_average_devices_get_as_much_done():
 
 def test_everywhere_lists_placements_that_differ_once():
     problem = Problem(graph=chain(2), cluster=with_devices(cluster(3), FAST, FAST, SLOW), cost=Constant(), minibatch_size=4)
-    found = list(everywhere(Assessor(StageCosts(problem)), [(0b01, 1), (0b10, 1)], 1, False))
+    found = list(everywhere(Assessor(StageCosts(problem)), ((0b01, 1), (0b10, 1)), 1, False, float("inf")))
     assert [c.placement for c in found if isinstance(c, Candidate)] == [((0,), (1,)), ((0,), (2,)), ((2,), (0,))]
 
 
-def test_lines_are_laid_out_by_kind():
+def test_lines_are_laid_out_by_device_type():
     """The limit is the least: ten operators on speeds 1 and 1/4 take as long as eight on the first."""
     problem = Problem(graph=chain(10), cluster=with_devices(cluster(2), FAST, SLOW), cost=Constant(), minibatch_size=64)
     costs, placer = StageCosts(average(problem)[0]), Placer(problem.cluster)
-    layouts = KindLine(costs, problem, placer, tuple(range(10)), depth_scale=1.0).layouts()
+    layouts = HeterogeneousChain(costs, problem, placer, tuple(range(10)), depth_scale=1.0).layouts()
     least = min(layouts)
     sizes = {
-        mask.bit_count(): placer.cluster.devices[placer.kinds[kinds[0]]].speed_factor
-        for (mask, _), kinds in zip(*least[2:], strict=True)
+        mask.bit_count(): placer.cluster.devices[placer.types[types[0]]].speed_factor
+        for (mask, _), types in zip(*least[2:], strict=True)
     }
     assert sizes == {8: 1.0, 2: 0.25}

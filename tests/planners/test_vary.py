@@ -9,10 +9,11 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
-from gpp.planners.common.candidates import Assessor, Search
+from gpp.planners.common.candidates import Assessor
+from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, _States
+from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, PerStage
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
@@ -81,9 +82,10 @@ def test_bound_is_below_the_prediction_of_unequal_micro_batches(seed):
         return
     stages = found[0].stages
     parts = [(sum(1 << op for op in stage.ops), 1) for stage in stages]
-    states = _States(Search(Assessor(StageCosts(problem)), "test", lambda plan: strategy.predict(plan, problem, record=False)))
+    incumbent = Incumbent(Assessor(StageCosts(problem)), "test", lambda plan: strategy.predict(plan, problem, record=False))
+    hill = PerStage(incumbent)
     for shift in range(3):
         sizes = [problem.microbatch_sizes()[(s + shift) % 3] for s in range(len(parts))]
         for ks in ([1] * len(parts), [max(sizes) // b for b in sizes]):
             plan = make_plan(problem, "x", parts, sizes, k=ks, ordered=True)
-            assert states.bound_s(plan) <= strategy.predict(plan, problem).metrics.iteration_s * (1 + 1e-9)
+            assert hill.bound_s(plan) <= strategy.predict(plan, problem).metrics.iteration_s * (1 + 1e-9)

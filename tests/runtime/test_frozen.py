@@ -167,7 +167,7 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
     for worker in workers:
         assert isinstance(worker.transport, FakeTransport)
         narrow.append(Narrow(worker.transport, worker.device_id))
-        for part in (worker, worker.training, *worker.training.runners.values()):
+        for part in (worker, worker.training, *worker.training.mailboxes.values()):
             part.transport = narrow[-1]  # pyright: ignore[reportAttributeAccessIssue]
     inprocess.in_threads([lambda w=w: [w.train(step, 1, lambda record: None) for step in range(2)] for w in workers])
     _, params = inprocess.reference(model, data, OPTIMIZER, weights, steps=2, minibatch_size=24, dtype="float64")

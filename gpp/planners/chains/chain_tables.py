@@ -18,7 +18,8 @@ from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.planners.base import Predict
 from gpp.planners.chains.downsets import Budget, Family, all_states, linear_states
-from gpp.planners.common.candidates import MARGIN, Candidate
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.linear_orders import depth_first_order
 
 AUTO_STATES = 500

@@ -24,7 +24,8 @@ from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
-from gpp.planners.common.candidates import Assessor, Candidate, Search
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
@@ -45,13 +46,13 @@ class Even(AbstractPlanner):
                 f"must be at most the number of operators, here {ops}",
                 f"use {ops} devices or fewer, or raise graph.max_ops",
             )
-        search = Search(Assessor(StageCosts(problem, replication=False)), "even", predict)
-        candidates = even_candidates(search.assessor)
-        search.simulate_all(candidates)
-        if search.best is None:
+        incumbent = Incumbent(Assessor(StageCosts(problem, replication=False)), "even", predict)
+        candidates = even_candidates(incumbent.assessor)
+        incumbent.simulate_all(candidates)
+        if incumbent.best is None:
             raise explain(problem, self._attempt)
         text = f"{devices} stages of about equal time; {len(candidates)} of {len(problem.microbatch_sizes())} micro-batch sizes fit"
-        return replace(search.best, explanation=(text,))
+        return replace(incumbent.best, explanation=(text,))
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         costs = StageCosts(problem, replication=False, memory_scale=memory_scale)

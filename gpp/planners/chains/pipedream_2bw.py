@@ -47,7 +47,8 @@ from gpp.errors import Infeasible
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.chain_tables import Part, Seconds, chain_plan
-from gpp.planners.common.candidates import MARGIN, Candidate
+from gpp.planners.common.candidates import Candidate
+from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, branch_first_order, depth_first_order, intervals
 from gpp.planners.common.placement import Placement, Placer

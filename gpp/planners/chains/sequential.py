@@ -39,11 +39,13 @@ from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.even import even_candidates
-from gpp.planners.common.candidates import Assessor, Candidate, Search
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
 from gpp.planners.common.linear_orders import Intervals, depth_first_order, intervals
+from gpp.planners.common.local_search import climb_best
+from gpp.planners.common.moves import CHAINS
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.refine import refine
 from gpp.settings import Count, settings
 
 
@@ -61,15 +63,15 @@ class Sequential(AbstractPlanner):
     patience: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
-        searches = [Search(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]
-        for search in searches:
-            climb_chains(search, self.patience)
-        search = min(searches, key=lambda s: s.best_s)
-        if search.best is None:
+        climbed = [Incumbent(Assessor(costs), "sequential", predict) for costs in with_and_without(problem, self.replication)]
+        for incumbent in climbed:
+            climb_chains(incumbent, self.patience)
+        incumbent = min(climbed, key=lambda one: one.best_s)
+        if incumbent.best is None:
             raise explain(problem, self._attempt)
-        best = search.best
+        best = incumbent.best
         text = (
-            f"best of {search.num_simulated} simulated chains: {len(best.stages)} stages, "
+            f"best of {incumbent.num_simulated} simulated chains: {len(best.stages)} stages, "
             f"micro-batch {best.stages[0].microbatch_size}"
         )
         return replace(best, explanation=(text,))
@@ -87,16 +89,16 @@ def with_and_without(problem: Problem, replication: bool) -> list[StageCosts]:
     return [StageCosts(problem, replication=allowed) for allowed in ((True, False) if replication else (False,))]
 
 
-def climb_chains(search: Search, patience: int) -> list[Candidate]:
-    """Leave the best chain in `search`; returns the dynamic program's candidates.
+def climb_chains(incumbent: Incumbent, patience: int) -> list[Candidate]:
+    """Leave the best chain in `incumbent`; returns the dynamic program's candidates.
 
     The estimate is a bound that many chains share when a mini-batch has few micro-batches, so from the best of the dynamic
     program's chains and the even ones a hill is climbed over predictions.
     """
-    candidates = chain_candidates(search.assessor)
-    search.simulate_all(candidates, patience)
-    search.simulate_all(even_candidates(search.assessor))
-    refine(search, patience, order=depth_first_order(search.assessor.graph))
+    candidates = chain_candidates(incumbent.assessor)
+    incumbent.simulate_all(candidates, patience)
+    incumbent.simulate_all(even_candidates(incumbent.assessor))
+    climb_best(incumbent, patience, moves=CHAINS, order=depth_first_order(incumbent.assessor.graph))
     return candidates
 
 
@@ -112,7 +114,7 @@ def chain_candidates(assessor: Assessor, *, any_one: bool = False, order: tuple[
     out, best = [], np.inf
     ideal = {b: costs.problem.minibatch_size / b * costs.problem.total_s(b) for b in costs.microbatch_sizes}
     for b in sorted(ideal, key=lambda b: (ideal[b], b)):
-        # Chains far above the best estimate so far are not worth their search.
+        # Chains far above the best estimate so far are not worth their incumbent.
         for estimate, parts in _ChainSearch(costs, table, b).solve(best * WORTH):
             candidate = assessor.assess(parts, b, chain=True)
             if isinstance(candidate, Candidate):

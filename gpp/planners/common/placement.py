@@ -6,12 +6,12 @@ A stage's replicas exchange its whole gradients at the end of every mini-batch, 
 equal devices the numbers of replicas decide alone (`Placer.equal`): stages of whole nodes first, then the others in stage
 order, each into its predecessor's node if there is room, else into the fullest with room.
 
-On unequal ones (`Placer.unequal`) the kinds of devices are dealt out first, under a limit on every stage's time that is the
-smallest of those that stages have on some kind: the stages with the smallest choice of fast enough, large enough devices come
-first, and each takes the slowest and smallest of its choice, replicas of one kind if it has as many. Devices of a kind are
+On unequal ones (`Placer.unequal`) the types of devices are dealt out first, under a limit on every stage's time that is the
+smallest of those that stages have on some type: the stages with the smallest choice of fast enough, large enough devices come
+first, and each takes the slowest and smallest of its choice, replicas of one type if it has as many. Devices of a type are
 then chosen by node.
 
-Complexity: O(S N + D) for S stages and N nodes; with K kinds O(S K (log S K + N)). Greedy, so the limit need not be the least
+Complexity: O(S N + D) for S stages and N nodes; with K types O(S K (log S K + N)). Greedy, so the limit need not be the least
 that some placement has: `gpp.planners.graphpipe.unequal` improves the placements of the plans that are worth it.
 """
 
@@ -24,14 +24,14 @@ from gpp.cluster import Cluster
 Placement = tuple[tuple[int, ...], ...]
 """Devices of every stage, ascending."""
 
-Kinds = tuple[int, ...]
-"""The kind of device of each of a stage's replicas; see `Placer.kinds`."""
+DeviceTypes = tuple[int, ...]
+"""The type of device of each of a stage's replicas; see `Placer.types`."""
 
 
 class Placer:
     """Devices of one cluster.
 
-    `kinds` are the first devices of each kind, and `kind_of` says for every device which of them it equals.
+    `types` are the first devices of each type, and `type_of` says for every device which of them it equals.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -39,10 +39,10 @@ class Placer:
         self.homogeneous = cluster.homogeneous
         devices = cluster.devices
         firsts = [0] * len(devices) if self.homogeneous else [devices.index(device) for device in devices]
-        self.kinds = sorted(set(firsts))
-        self.kind_of = [self.kinds.index(first) for first in firsts]
-        self.counts = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
-        self.memory_bytes = [devices[first].memory_bytes for first in self.kinds]
+        self.types = sorted(set(firsts))
+        self.type_of = [self.types.index(first) for first in firsts]
+        self.counts = [self.type_of.count(type) for type in range(len(self.types))]
+        self.memory_bytes = [devices[first].memory_bytes for first in self.types]
         self._one_node = len(set(cluster.nodes)) == 1
         self._known: dict[tuple[int, ...], Placement] = {}
 
@@ -89,13 +89,13 @@ class Placer:
         Args:
             counts: replicas of each stage; together at most the cluster's devices.
             bytes_between: (stage, stage) -> bytes of one micro-batch over that edge.
-            seconds: of each stage on every kind.
+            seconds: of each stage on every type.
             needs_bytes: memory of each stage on one device.
         """
         return self.near(self._deal(counts, seconds, needs_bytes), bytes_between)
 
-    def _deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[Kinds]:
-        """Kinds for every stage under the smallest limit for which this finds any; if memory lacks, the largest first."""
+    def _deal(self, counts: Sequence[int], seconds: Sequence[Sequence[float]], needs_bytes: Sequence[float]) -> list[DeviceTypes]:
+        """DeviceTypes for every stage under the smallest limit for which this finds any; if memory lacks, the largest first."""
         enough = [[memory >= need for memory in self.memory_bytes] for need in needs_bytes]
         levels = sorted({s for row, fits in zip(seconds, enough, strict=True) for s, fit in zip(row, fits, strict=True) if fit})
         low, high, best = 0, len(levels) - 1, None
@@ -107,21 +107,21 @@ class Placer:
             else:
                 best, high = found, middle - 1
         if best is None:
-            free, best = list(self.counts), list[Kinds]([()] * len(counts))
-            largest = sorted(range(len(self.kinds)), key=lambda k: (-self.memory_bytes[k], k))
+            free, best = list(self.counts), list[DeviceTypes]([()] * len(counts))
+            largest = sorted(range(len(self.types)), key=lambda k: (-self.memory_bytes[k], k))
             for s in sorted(range(len(counts)), key=lambda s: (-needs_bytes[s], s)):
                 best[s] = _take(free, largest, counts[s]) or ()
         return best
 
     def _within(
         self, counts: Sequence[int], seconds: Sequence[Sequence[float]], enough: Sequence[Sequence[bool]], limit_s: float
-    ) -> list[Kinds] | None:
+    ) -> list[DeviceTypes] | None:
         free = list(self.counts)
         allowed = [
             sorted((k for k, s in enumerate(row) if fits[k] and s <= limit_s), key=lambda k: (-row[k], self.memory_bytes[k], k))
             for row, fits in zip(seconds, enough, strict=True)
         ]
-        out: list[Kinds] = [()] * len(counts)
+        out: list[DeviceTypes] = [()] * len(counts)
         for s in sorted(range(len(counts)), key=lambda s: (sum(free[k] for k in allowed[s]) - counts[s], -counts[s], s)):
             taken = _take(free, allowed[s], counts[s])
             if taken is None:
@@ -138,27 +138,27 @@ class Placer:
                 free[better[0]] -= counts[s]
         return out
 
-    def near(self, kinds: Sequence[Kinds], bytes_between: dict[tuple[int, int], float]) -> Placement:
-        """Devices of the given kinds: a stage's in one node if possible, in that of the stages it talks to most."""
+    def near(self, types: Sequence[DeviceTypes], bytes_between: dict[tuple[int, int], float]) -> Placement:
+        """Devices of the given types: a stage's in one node if possible, in that of the stages it talks to most."""
         nodes = self.cluster.nodes
         free: dict[tuple[int, int], list[int]] = {}
-        for device, kind in enumerate(self.kind_of):
-            free.setdefault((kind, nodes[device]), []).append(device)
-        talks: list[list[tuple[int, float]]] = [[] for _ in kinds]
+        for device, type in enumerate(self.type_of):
+            free.setdefault((type, nodes[device]), []).append(device)
+        talks: list[list[tuple[int, float]]] = [[] for _ in types]
         for (s, t), size in bytes_between.items():
             talks[s].append((t, size))
             talks[t].append((s, size))
-        out: list[tuple[int, ...]] = [()] * len(kinds)
-        for s in sorted(range(len(kinds)), key=lambda s: (-len(kinds[s]), s)):
+        out: list[tuple[int, ...]] = [()] * len(types)
+        for s in sorted(range(len(types)), key=lambda s: (-len(types[s]), s)):
             weight: dict[int, float] = {}
             for other, size in talks[s]:
                 for d in out[other]:
                     weight[nodes[d]] = weight.get(nodes[d], 0.0) + size / len(out[other])
             chosen: list[int] = []
-            for kind in sorted(set(kinds[s])):
-                lack = kinds[s].count(kind)
+            for type in sorted(set(types[s])):
+                lack = types[s].count(type)
                 while lack:
-                    there = {node: len(left) for (k, node), left in free.items() if k == kind and left}
+                    there = {node: len(left) for (k, node), left in free.items() if k == type and left}
                     taken = {nodes[d] for d in chosen}
                     node = max(
                         there,
@@ -170,8 +170,8 @@ class Placer:
                             -n,
                         ),
                     )
-                    got = free[kind, node][:lack]
-                    del free[kind, node][:lack]
+                    got = free[type, node][:lack]
+                    del free[type, node][:lack]
                     chosen += got
                     lack -= len(got)
             out[s] = tuple(sorted(chosen))
@@ -184,12 +184,12 @@ class Placer:
         return free
 
 
-def _take(free: list[int], kinds: Sequence[int], count: int) -> Kinds | None:
-    """Take so many devices off `free`: of the first kind that has them all, else of the first kinds; None if there are too few."""
-    if sum(free[k] for k in kinds) < count:
+def _take(free: list[int], types: Sequence[int], count: int) -> DeviceTypes | None:
+    """Take so many devices off `free`: of the first type that has them all, else of the first types; None if there are too few."""
+    if sum(free[k] for k in types) < count:
         return None
-    whole = next((k for k in kinds if free[k] >= count), None)
-    taken = [whole] * count if whole is not None else [k for k in kinds for _ in range(free[k])][:count]
+    whole = next((k for k in types if free[k] >= count), None)
+    taken = [whole] * count if whole is not None else [k for k in types for _ in range(free[k])][:count]
     for k in taken:
         free[k] -= 1
     return tuple(taken)

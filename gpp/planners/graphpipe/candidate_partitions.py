@@ -1,4 +1,4 @@
-"""Drafts: finished partitions from the dynamic program, for the micro-batch sizes and bottlenecks that are worth it.
+"""Candidate partitions: finished ones from the dynamic program, for the micro-batch sizes and bottlenecks that are worth it.
 
 An iteration takes about M t for M micro-batches and a bottleneck t, and the way of one micro-batch through the pipeline: (h - 1) t
 at depth h (GraphPipe, section 3), but never more than the longest path through the graph. So every row of the dynamic
@@ -15,9 +15,9 @@ import numpy as np
 
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import bits
-from gpp.planners.common.candidates import Assessor, Candidate, Shortage
+from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Parts, Solved
+from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Solved
 from gpp.planners.graphpipe.sp_structure import Chain
 
 SCAN = (1.001, 1.06, 1.15, 1.3, 1.5, 1.8, 2.3, 3.0, 5.0)
@@ -30,12 +30,12 @@ INSIDE = 3
 """Attainable bottlenecks that are tried inside a bracket in each round."""
 
 MOST_INSIDE = 18
-"""Of all brackets of a micro-batch size, in each round."""
+"""Bottlenecks that are tried in all brackets of a micro-batch size, in each round."""
 
 BEST_SIZES = 5
 """Micro-batch sizes whose brackets are narrowed."""
 
-DRAFTS = 5
+LAYOUTS = 5
 """Layouts of each of these sizes, by their estimate."""
 
 SPARE = 1.15
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     h: int
 
 
-class _Tables:
+class _SolvedLanes:
     """Every lane solved so far."""
 
     def __init__(self, search: PartitionSearch) -> None:
@@ -131,20 +131,20 @@ class _Tables:
         return self._longest[b]
 
 
-class Drafts(NamedTuple):
+class CandidatePartitions(NamedTuple):
     """What came of the most promising rows: candidates, and (estimate, parts, micro-batch size) of those that lack memory."""
 
     fitting: list[Candidate]
     lacking: list[tuple[float, Parts, int]]
 
 
-def drafts(search: PartitionSearch, assessor: Assessor, best_s: float = float("inf")) -> Drafts:
+def candidate_partitions(search: PartitionSearch, assessor: Assessor, best_s: float = float("inf")) -> CandidatePartitions:
     """The most promising rows, judged on their own devices.
 
     Args:
         best_s: a plan that is known; rows estimated far above it are left alone.
     """
-    costs, tables = search.costs, _Tables(search)
+    costs, tables = search.costs, _SolvedLanes(search)
     floor = {b: bottleneck_floor(costs, b) for b in costs.microbatch_sizes}
     minibatch_size = costs.problem.minibatch_size
     least = min(minibatch_size // b * t for b, t in floor.items())
@@ -166,12 +166,12 @@ def drafts(search: PartitionSearch, assessor: Assessor, best_s: float = float("i
                 short.discard(b)
         # Sizes at which nothing fits must not stand in the way of smaller ones.
         if not short or not any(b < max(short) and b not in tried for b in floor):
-            return Drafts(list(out.values()), lacking)
+            return CandidatePartitions(list(out.values()), lacking)
         tables.solve({b: [floor[b] * f for f in SCAN] for b in floor if b < max(short) and b not in (*tried, *likely)})
         likely += [b for b in floor if b < max(short)]
 
 
-def _narrowed(tables: _Tables, floor: dict[int, float], tried: set[int], below_s: float) -> list[int]:
+def _narrowed(tables: _SolvedLanes, floor: dict[int, float], tried: set[int], below_s: float) -> list[int]:
     """The most promising sizes that were not tried, with their brackets narrowed down."""
     attainable: dict[int, np.ndarray] = {}
     chosen: list[int] = []
@@ -225,7 +225,7 @@ def _attainable(search: PartitionSearch, b: int) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
-def _laid_out(tables: _Tables, sizes: list[int], below_s: float) -> Iterator[tuple[float, Parts, int]]:
+def _laid_out(tables: _SolvedLanes, sizes: list[int], below_s: float) -> Iterator[tuple[float, Parts, int]]:
     """Partitions of the best rows of some sizes, also with light stages merged: (estimate, parts, micro-batch size)."""
     costs = tables.costs
     for spare in (False, True):
@@ -234,22 +234,22 @@ def _laid_out(tables: _Tables, sizes: list[int], below_s: float) -> Iterator[tup
             b = tables.size(row)
             if row.estimate_s >= below_s:
                 break
-            if taken.get(b, DRAFTS) >= DRAFTS:
+            if taken.get(b, LAYOUTS) >= LAYOUTS:
                 continue
             taken[b] += 1
-            parts, _ = tables.solved[row.table][1].parts(row.lane, row.h)
+            parts = tuple(tables.solved[row.table][1].parts(row.lane, row.h)[0])
             merged = merge_light(costs, parts, b, tables.limit_s(row))
             for each in (merged, parts) if len(merged) < len(parts) else (parts,):
                 if sum(r for _, r in each) <= costs.cluster.num_devices:
                     yield row.estimate_s, each, b
 
 
-def merge_light(costs: StageCosts, parts: Parts, b: int, limit_s: float) -> Parts:
+def merge_light(costs: StageCosts, partition: Parts, b: int, limit_s: float) -> Parts:
     """Merge neighbours on one device each while both together stay below the limit: a join with a branch's end, a fork with a head.
 
     The lightest pair goes first. What the merge costs in concurrency is for the judgement of the candidate to say.
     """
-    graph, parts = costs.graph, list(parts)
+    graph, parts = costs.graph, list(partition)
     seconds = [costs.compute_s(mask, b) if r == 1 else np.inf for mask, r in parts]
     below = [_below(graph.successors, mask) for mask, _ in parts]
     while True:
@@ -268,7 +268,7 @@ def merge_light(costs: StageCosts, parts: Parts, b: int, limit_s: float) -> Part
                 del parts[high], seconds[high], below[high]
                 break
         else:
-            return parts
+            return tuple(parts)
 
 
 def _below(successors: tuple[int, ...], mask: int) -> int:

@@ -9,12 +9,17 @@ Source: none; the GraphPipe paper gives every stage devices of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import Predict
+from gpp.planners.common.local_search import Hill, climb
 
 WORTH = 1e-3
 """Relative gain below which a device keeps one stage: another stage is another action to dispatch."""
@@ -25,16 +30,26 @@ def split_stages(plan: Plan, problem: Problem, predict: Predict) -> Plan:
 
     Complexity: at most a prediction for each stage and each stage cut.
     """
-    best, best_s = plan, predict(plan).metrics.iteration_s
-    while True:
-        found = []
-        for s in range(len(best.stages)):
-            candidate = _cut(best, s, problem)
-            if candidate is not None:
-                found.append((predict(candidate).metrics.iteration_s, s, candidate))
-        if not found or min(found)[0] > best_s * (1 - WORTH):
-            return best
-        best_s, _, best = min(found, key=lambda one: one[:2])
+    best, _ = climb(_Cuts(problem, predict), [(plan, predict(plan).metrics.iteration_s)], margin=1 - WORTH)
+    return best
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Cuts(Hill[Plan]):
+    """Plans with one more stage cut in two, without a bound on what that may gain."""
+
+    problem: Problem
+    predict: Predict
+
+    def neighbours(self, state: Plan, below_s: float) -> Iterator[tuple[float, Plan]]:
+        for s in range(len(state.stages)):
+            cut = _cut(state, s, self.problem)
+            if cut is not None:
+                yield 0.0, cut
+
+    def seconds(self, state: Plan, below_s: float) -> float | None:
+        return self.predict(state).metrics.iteration_s
 
 
 def _cut(plan: Plan, s: int, problem: Problem) -> Plan | None:

@@ -4,32 +4,33 @@ The mode that the paper evaluates: one micro-batch size b for all stages, swept;
 stage (`vary`).
 
 Objective: the predicted iteration time: bubbles, transfers, gradient all-reduce and update included. The paper minimises the
-slowest stage's time per sample and prefers less memory; here that search makes the drafts, and the prediction decides.
+slowest stage's time per sample and prefers less memory; here that search makes candidate partitions, and the prediction decides.
 
 Constraints (paper, section 3):
 1. C1, C2: stages are convex and partition the operators, their edges are the tensors between them: `Assessor.assess`.
 2. C3: stages hold disjoint devices, inside one node first: `placement`.
 3. A stage has r replicas, r a divisor of b: `StageCosts.replicas`.
 4. Eq. 2: memory, with as many micro-batches in flight as the stage's depth, capped at the mini-batch: `PartitionSearch` by
-   depth, `Assessor` for the finished draft on its own devices.
+   depth, `Assessor` for the finished partition on its own devices.
 5. Bottleneck: no stage takes longer than a limit for a micro-batch: compute or its transfers, which overlap, and its share of
    the all-reduce and update at the end of the mini-batch (`PartitionSearch._stages`).
 
 Steps of `GraphPipe.plan`:
-1. graphs with few operators times devices: the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
-   data's edges only; and at the end everything once more for each of the best micro-batch sizes alone;
-2. drafts (`drafts`, `partition_search`): a dynamic program that finds the fewest devices for each depth below a limit, for many
-   limits and micro-batch sizes at once, over the series-parallel structure (`structure`) and over lines of operators; limits
-   narrow down on the attainable bottlenecks. What lacks memory is changed until it fits (`refine.repair`);
-3. drafts in the order of a lower bound on their iteration time, simulated until none can win;
-4. graphs small enough: every aligned partition and every chain with every device split, while the bound can win (`_complete`);
-   of larger ones the best plans get their idle devices dealt out and their boundaries cut again finely (`polish`), then are
-   improved step by step (`refine`).
-On devices of unequal speed or memory, step 2 also drafts for average devices and kind by kind, and at the end the best plans'
-devices and boundaries are improved on the devices as they are (`unequal`).
+1. small problems (operators times devices): the best chains of `sequential`, `pipedream` and `piper`, as they are and with the
+   data's edges only;
+2. candidate partitions (`candidate_partitions`, `partition_search`): a dynamic program finds the fewest devices for each depth
+   below a limit, for many limits and micro-batch sizes at once, over the series-parallel structure (`sp_structure`) and over
+   linear orders of operators; limits narrow down on the attainable bottlenecks. They are simulated in the order of a lower bound
+   on their iteration time until none can win. A partition that lacks memory is changed until it fits (`local_search.repair`);
+3. the best plans get their idle devices dealt out and their boundaries cut again finely (`improve`);
+4. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
+5. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`).
+On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
+step 4 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
-branches of equal signature count once, and P is at most 256 however many operators there are.
+branches of equal signature count once, and P is at most 256 however many operators there are. Step 4 see `local_search`;
+step 5 judges at most `max_candidates`.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
@@ -37,7 +38,7 @@ Departures from the paper:
 * replicas: any divisor of b, not only powers of two; devices may stay idle; stages get devices, not counts;
 * small joins and forks are absorbed by merging light stages after the dynamic program, branches by packing them;
 * graphs that are not series-parallel get added dependencies for the search only, in two ways (the shortest critical path;
-  whole towers), and are cut along lines of operators too; the plan keeps the graph's own edges;
+  whole towers), and are cut along linear orders of operators too; the plan keeps the graph's own edges;
 * the depth counts the stage that holds the join, which the paper's case study does not.
 """
 
@@ -46,7 +47,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -59,18 +59,22 @@ from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
 from gpp.planners.chains.sequential import Sequential, chain_candidates, climb_chains
-from gpp.planners.common.candidates import Assessor, Candidate, Search
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
+from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
+from gpp.planners.common.local_search import climb_best, repair
+from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.candidate_partitions import any_that_fits, drafts
+from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
 from gpp.planners.graphpipe.colocate import split_stages
+from gpp.planners.graphpipe.complete import complete
+from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
-from gpp.planners.graphpipe.polish import polish, recut, spread
-from gpp.planners.graphpipe.refine import refine, repair
-from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
+from gpp.planners.graphpipe.rebalance import rebalance
 from gpp.planners.graphpipe.sp_structure import SPStructure
-from gpp.planners.graphpipe.unequal import draft_unequal, everywhere, settle
+from gpp.planners.graphpipe.unequal import simulate_unequal
 from gpp.planners.graphpipe.vary import vary
 from gpp.settings import Count, Natural, settings
 
@@ -80,18 +84,20 @@ SMALL = 1000
 CUTS_OF_A_LINE = (4.0, 2.0)
 """Places to cut a line, for each device: without depths, which is a quick search, and with them."""
 
-FEW = 16
-"""Devices up to which small problems are searched again for each of the best micro-batch sizes alone."""
-
 REPAIRS = 8
-"""Drafts of each micro-batch size that lack memory and are changed until they fit."""
+"""Candidate partitions of each micro-batch size that lack memory and are changed until they fit."""
 
-POLISHED = 3
-"""Micro-batch sizes whose best plans are polished before hills are climbed."""
+IMPROVED = 3
+"""Micro-batch sizes whose best plans get their idle devices dealt out and their boundaries cut again."""
+
+FEW_DEVICES = 16
+"""Devices up to which small problems get more moves and steps: with more, there are too many ways to deal them out."""
 
 STARTS = 2
-"""Hills that are climbed: the best plans of so many micro-batch sizes."""
+"""Climbs of the local search: from the best plans of so many micro-batch sizes."""
 
+STEPS, STEPS_IF_SMALL = 1, 3
+"""Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
 DEPTH_SCALES = (0.0, 0.5, 1.0)
 """Depths of a line that memory is reckoned with, in units of its stages: none, half of them, all."""
@@ -139,42 +145,46 @@ class GraphPipe(AbstractPlanner):
         if self.share_devices:
             return self._shared(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
-        search, shape = Search(Assessor(costs), "graphpipe", predict), _Shape.of(costs)
+        shape = _Shape.of(costs)
+        incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
         small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
         if small:
-            self._chains(search)
+            self._chains(incumbent)
+        self._partitions(incumbent, shape)
+        for improve in (spread, recut):
+            for best, _ in incumbent.best_by_size()[:IMPROVED]:
+                improve(incumbent, best)
+        moves, patience, steps = ANY_STAGES, self.patience, STEPS
+        if small and problem.cluster.num_devices <= FEW_DEVICES:
+            moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
+        climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=STARTS, steps=steps)
+        if not problem.cluster.homogeneous:
+            rebalance(incumbent)
+        completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
+        if self.per_stage:
+            vary(incumbent)
+        if incumbent.best is None:
+            raise explain(problem, self._attempt)
+        return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
+
+    def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
+        """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
         lacking = []
-        for parts in _searches(costs, shape):
-            for part in parts:
-                found = drafts(part, search.assessor, search.best_s)
-                search.simulate_all(found.fitting, self.patience)
-                promising = [each for each in found.lacking if each[0] < search.best_s]
+        for searches in _searches(incumbent.assessor.costs, shape):
+            for search in searches:
+                found = candidate_partitions(search, incumbent.assessor, incumbent.best_s)
+                incumbent.simulate_all(found.fitting, self.patience)
+                promising = [each for each in found.lacking if each[0] < incumbent.best_s]
                 lacking += promising
                 if not promising:
                     break
         taken: dict[int, int] = {}
-        for estimate_s, stages, b in sorted(lacking):
+        for estimate_s, parts, b in sorted(lacking):
             taken[b] = taken.get(b, 0) + 1
-            if taken[b] <= REPAIRS and search.worth(estimate_s):
-                repair(search, stages, b)
-        if not problem.cluster.homogeneous:
-            draft_unequal(search, shape.orders, shape.lines)
-        complete = self._complete(shape, search)
-        if not complete:
-            for improve in (spread, recut, polish):
-                for best, _ in search.best_by_size()[:POLISHED]:
-                    improve(search, best)
-        if search.best is not None and not complete:
-            refine(search, self.patience, starts=STARTS)
-        if not problem.cluster.homogeneous:
-            settle(search)
-        if small and not complete and problem.microbatch_size is None and problem.cluster.num_devices <= FEW:
-            self._size_by_size(search)
-        if self.per_stage:
-            vary(search)
-        if search.best is None:
-            raise explain(problem, self._attempt)
-        return replace(search.best, explanation=_explanation(search, complete, shape))
+            if taken[b] <= REPAIRS and incumbent.worth(estimate_s):
+                repair(incumbent, parts, b)
+        if not incumbent.assessor.cluster.homogeneous:
+            simulate_unequal(incumbent, shape.orders, shape.lines)
 
     def _shared(self, problem: Problem, predict: Predict) -> Plan:
         """The best of the plans with and without replication and of the best chain, after their stages were cut."""
@@ -186,58 +196,21 @@ class GraphPipe(AbstractPlanner):
         best = min(found, key=lambda plan: predict(plan).metrics.iteration_s)
         return replace(best, planner="graphpipe")
 
-    def _chains(self, search: Search) -> None:
+    def _chains(self, incumbent: Incumbent) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""
-        problem, chains = search.assessor.problem, climb_chains(search, self.patience)
-        unchained = [search.assessor.assess(c.parts, c.microbatch_size) for c in chains]
+        problem, chains = incumbent.assessor.problem, climb_chains(incumbent, self.patience)
+        unchained = [incumbent.assessor.assess(c.parts, c.microbatch_size) for c in chains]
         # What runs: stages keep what they save and are not split.
         piper = Piper(replication=self.replication, recompute=False, tensor_parallel=False)
         for planner in (PipeDream(replication=self.replication), piper):
             try:
-                plan = planner.plan(problem, search.predict)
+                plan = planner.plan(problem, incumbent.predict)
             except Infeasible:
                 continue
-            search.offer(plan)
+            incumbent.offer(plan)
             parts = [(mask_of(stage.ops), len(stage.devices)) for stage in plan.stages]
-            unchained.append(search.assessor.assess(parts, plan.stages[0].microbatch_size))
-        search.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
-
-    def _size_by_size(self, search: Search) -> None:
-        """The whole search again for each of the best micro-batch sizes alone, with all its efforts on that one."""
-        problem, alone = search.assessor.problem, replace(self, per_stage=False)
-        for size in [plan.stages[0].microbatch_size for plan, _ in search.best_by_size()[:POLISHED]]:
-            with suppress(Infeasible):
-                search.offer(alone.plan(replace(problem, microbatch_size=size), search.predict))
-
-    def _complete(self, shape: _Shape, search: Search) -> bool:
-        """Everything else in the planner's space; False if that is too much."""
-        costs, graph = search.assessor.costs, search.assessor.graph
-        if 2 ** (graph.num_ops - 1) > self.max_candidates:  # as many chains alone
-            return False
-        try:
-            aligned = {p: None for order in shape.orders for p in partitions(order, graph.all_mask, self.max_candidates)}
-        except TooMany:
-            return False
-        linear = list(_intervals(shape.lines[0]))
-        for line in shape.lines[1:]:
-            aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
-        left, pool = self.max_candidates, []
-        for b in costs.microbatch_sizes:
-            spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
-                ((tuple(sorted(p)), False) for p in aligned),
-                ((p, False) for p in linear if frozenset(p) not in aligned),
-                ((p, True) for p in linear),
-            )
-            for masks, chain in spaces:
-                for counts in _device_splits(search, masks, b):
-                    for verdict in everywhere(search.assessor, tuple(zip(masks, counts, strict=True)), b, chain):
-                        left -= 1
-                        if left < 0:
-                            return False
-                        if isinstance(verdict, Candidate) and search.worth(verdict.bound_s):
-                            pool.append(verdict)
-        search.simulate_all(pool)
-        return True
+            unchained.append(incumbent.assessor.assess(parts, plan.stages[0].microbatch_size))
+        incumbent.simulate_all([c for c in unchained if isinstance(c, Candidate)], self.patience)
 
     def _attempt(self, problem: Problem, memory_scale: float) -> Candidate | None:
         """Any candidate that fits, for the explanation of an infeasible problem."""
@@ -259,43 +232,8 @@ def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch
     for order in shape.orders:
         yield [PartitionSearch(SPStructure(costs, order))]
     for line in shape.lines:
-        skeletons = [SPStructure(costs, None, line, cuts_per_device=cuts) for cuts in CUTS_OF_A_LINE]
-        yield [PartitionSearch(skeletons[scale > 0], depth_scale=scale) for scale in DEPTH_SCALES]
-
-
-def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All ways to cut a linear order into intervals, as tuples of masks in order."""
-    n = len(order)
-    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n)):
-        ends = (0, *cuts, n)
-        yield tuple(sum(1 << op for op in order[i:j]) for i, j in itertools.pairwise(ends))
-
-
-def _device_splits(search: Search, masks: tuple[int, ...], b: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of replicas of each stage that fit the cluster and could win."""
-    costs = search.assessor.costs
-    num_devices = costs.cluster.num_devices
-    if len(masks) > num_devices:
-        return
-    num_microbatches = costs.problem.minibatch_size // b
-    if costs.cluster.homogeneous:
-        choices = [
-            [o.num_replicas for o in costs.options(mask, b) if search.worth(num_microbatches * o.compute_s)] for mask in masks
-        ]
-    else:
-        choices = [list(costs.replicas[b]) for _ in masks]
-    spare = num_devices - sum(min(c, default=num_devices + 1) for c in choices)
-    if spare < 0:
-        return
-    limited = [[r for r in c if r - c[0] <= spare] for c in choices]
-    for counts in itertools.product(*limited):
-        if sum(counts) <= num_devices:
-            yield counts
-
-
-def _is_chain(search: Search, plan: Plan) -> bool:
-    """Whether the plan has order edges."""
-    return any(not tensors for tensors in plan.edge_tensors(search.assessor.graph).values())
+        structures = [SPStructure(costs, None, line, cuts_per_device=cuts) for cuts in CUTS_OF_A_LINE]
+        yield [PartitionSearch(structures[scale > 0], depth_scale=scale) for scale in DEPTH_SCALES]
 
 
 def _sizes(plan: Plan) -> str:
@@ -305,21 +243,19 @@ def _sizes(plan: Plan) -> str:
     return text if ks == [1] else f"{text}, k {', '.join(map(str, ks))}"
 
 
-def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ...]:
-    graph, best, added = search.assessor.graph, search.best, shape.added
+def _explanation(incumbent: Incumbent, shape: _Shape, completed: bool) -> tuple[str, ...]:
+    graph, best, added = incumbent.assessor.graph, incumbent.best, shape.added
     assert best is not None
     how = (
         "every partition of the planner's space was considered"
-        if complete
-        else "too many partitions to list: a dynamic program over bottlenecks, then refinement"
+        if completed
+        else "too many partitions to list: a dynamic program over bottlenecks, then a local search"
     )
-    lines = [
-        f"{how}; best of {search.num_simulated} simulated",
-    ]
+    lines = [f"{how}; best of {incumbent.num_simulated} simulated"]
     if len({(stage.microbatch_size, stage.k) for stage in best.stages}) > 1 or best.stages[0].k > 1:
         lines.append(_sizes(best))
     if added:
-        weights = search.assessor.costs.op_seconds()
+        weights = incumbent.assessor.costs.op_seconds()
         before, after = (critical_path(o, graph.all_mask, weights) for o in (Order.of(graph), shape.orders[0]))
         names = ", ".join(f"{graph.ops[d.before].name} before {graph.ops[d.after].name}" for d in added[:2])
         longer = 100 * (after / before - 1) if before else 0.0
@@ -329,6 +265,6 @@ def _explanation(search: Search, complete: bool, shape: _Shape) -> tuple[str, ..
             f"{', ...' if len(added) > 2 else ''}), which {cost}; the plan has the graph's own alone. "
             "What that may have cost is within the gap to the bound"
         )
-    if _is_chain(search, best):
+    if is_chain(best, graph):
         lines.append("the best plan is a chain")
     return tuple(lines)

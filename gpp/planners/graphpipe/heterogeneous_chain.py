@@ -1,19 +1,19 @@
-"""Lines of operators laid over devices of several kinds: which stage, with how many replicas, on which kind.
+"""Lines of operators laid over devices of several types: which stage, with how many replicas, on which type.
 
 Objective: the slowest stage's time, under a limit on it; then as few stages as possible.
 
 For a limit, a micro-batch size and a line of operators, `reach[used, h]` is the smallest position from which on the line can be
-laid out in h stages on `used[k]` devices of each kind k. Under a limit the longest stage that fits is the best one with its
-kind and replicas: what is left is shorter. So the table is exact for a line, but for the depth that memory is
-reckoned with (a line is deeper than the plan that it becomes) and for replicas on devices of one kind only.
+laid out in h stages on `used[k]` devices of each type k. Under a limit the longest stage that fits is the best one with its
+type and replicas: what is left is shorter. So the table is exact for a line, but for the depth that memory is
+reckoned with (a line is deeper than the plan that it becomes) and for replicas on devices of one type only.
 
 Constraints:
-1. Stages are intervals between the places to cut: `KindLine`.
-2. A stage's time on its kind, or its transfers, and its share of the update: at most the limit, `_begins`.
-3. Memory on its kind at `depth_scale` times its depth in the line: `_begins`.
-4. r replicas, r a divisor of b, all of one kind: `_steps`.
+1. Stages are intervals between the places to cut: `HeterogeneousChain`.
+2. A stage's time on its type, or its transfers, and its share of the update: at most the limit, `_begins`.
+3. Memory on its type at `depth_scale` times its depth in the line: `_begins`.
+4. r replicas, r a divisor of b, all of one type: `_steps`.
 
-Complexity: O(U K R L H) for U = product of (devices of a kind + 1), refused above `MOST_STATES`, R numbers of replicas, L lanes, H
+Complexity: O(U K R L H) for U = product of (devices of a type + 1), refused above `MOST_STATES`, R numbers of replicas, L lanes, H
 depths; all states with equally many devices are one array operation.
 """
 
@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.problem import Problem
-from gpp.planners.common.placement import Kinds, Placer
+from gpp.planners.common.placement import DeviceTypes, Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.sp_structure import SPStructure
 
 MOST_STATES = 6000
-"""Numbers of devices of each kind, multiplied; a larger cluster's kinds are not laid out."""
+"""Numbers of devices of each type, multiplied; a larger cluster's types are not laid out."""
 
 MOST_ELEMENTS = 6e7
 """Of the table; with more states, fewer lanes."""
@@ -50,24 +50,24 @@ WIDER = (1.03, 1.08, 1.15, 1.3)
 
 
 class Layout(NamedTuple):
-    """Parts in the line's order, the kinds of their devices, and about how long an iteration takes."""
+    """Parts in the line's order, the types of their devices, and about how long an iteration takes."""
 
     estimate_s: float
     microbatch_size: int
     parts: tuple[tuple[int, int], ...]
-    kinds: tuple[Kinds, ...]
+    types: tuple[DeviceTypes, ...]
 
 
 class _Step(NamedTuple):
-    """A stage of r replicas of a kind; where it begins, by [lane, depth, end]; and from which states to which, by devices used."""
+    """A stage of r replicas of a type; where it begins, by [lane, depth, end]; and from which states to which, by devices used."""
 
-    kind: int
+    device_type: int
     num_replicas: int
     begins: np.ndarray
     moves: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
-class KindLine:
+class HeterogeneousChain:
     """One line of operators.
 
     Args:
@@ -111,56 +111,56 @@ class KindLine:
             if not limits:
                 return []
         limits = {b: [high[b], *(high[b] * f for f in WIDER)] for b in limits}
-        found = {(each.microbatch_size, each.parts, each.kinds): each for each in sorted(self._solve(limits, trace=True)[1])[::-1]}
+        found = {(each.microbatch_size, each.parts, each.types): each for each in sorted(self._solve(limits, trace=True)[1])[::-1]}
         return sorted(found.values())
 
     def _floor(self, b: int) -> float:
-        """No layout has a faster slowest stage: all devices always busy, and the slowest operator on its best kind."""
-        whole = [self._compute(k, b // r)[-1] * r for k in range(len(self.placer.kinds)) for r in self.costs.replicas[b]]
-        per_kind = np.array(whole).reshape(len(self.placer.kinds), -1).min(axis=1)
-        single = [np.diff(self._compute(k, b // r)) for k in range(len(self.placer.kinds)) for r in self.costs.replicas[b]]
-        rate = float((np.array(self.placer.counts) / np.maximum(per_kind, 1e-30)).sum())
+        """No layout has a faster slowest stage: all devices always busy, and the slowest operator on its best type."""
+        whole = [self._compute(k, b // r)[-1] * r for k in range(len(self.placer.types)) for r in self.costs.replicas[b]]
+        per_type = np.array(whole).reshape(len(self.placer.types), -1).min(axis=1)
+        single = [np.diff(self._compute(k, b // r)) for k in range(len(self.placer.types)) for r in self.costs.replicas[b]]
+        rate = float((np.array(self.placer.counts) / np.maximum(per_type, 1e-30)).sum())
         return max(1 / rate, float(np.min(single, axis=0).max()))
 
-    def _compute(self, kind: int, samples: int) -> np.ndarray:
+    def _compute(self, device_type: int, samples: int) -> np.ndarray:
         """Seconds of the line up to each place on one device."""
-        times = self.problem.op_times(samples, self.placer.kinds[kind])
+        times = self.problem.op_times(samples, self.placer.types[device_type])
         took = (times.forward_s + times.backward_s)[self.structure.line]
         return np.concatenate([[0.0], np.cumsum(took)])[self.at]
 
-    def _stages(self, kind: int, b: int, r: int) -> tuple[np.ndarray, np.ndarray]:
+    def _stages(self, device_type: int, b: int, r: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the stages between places, and the longest pipeline whose micro-batches fit: [first, one past last]."""
-        key = kind, b, r
+        key = device_type, b, r
         if key not in self._seconds:
             costs, table, box = self.costs, self.structure.intervals, np.ix_(self.at, self.at)
             samples, most = b // r, self.problem.minibatch_size // b
-            prefix, grads = self._compute(kind, samples), table.grads[box]
+            prefix, grads = self._compute(device_type, samples), table.grads[box]
             seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
-            fits = table.held(box, samples).depth(self.placer.memory_bytes[kind], most)
+            fits = table.held(box, samples).depth(self.placer.memory_bytes[device_type], most)
             self._seconds[key] = seconds
             self._depths[key] = np.where(fits >= most, 1 << 20, 0 if self.problem.regime.keeps_all else fits)
         return self._seconds[key], self._depths[key]
 
     def _steps(self, lanes: list[tuple[int, float]]) -> list[_Step]:
         out = []
-        for kind, count in enumerate(self.placer.counts):
+        for device_type, count in enumerate(self.placer.counts):
             for r in sorted({r for b, _ in lanes for r in self.costs.replicas[b] if r <= count}):
-                can = np.flatnonzero(self.states[:, kind] >= r)
+                can = np.flatnonzero(self.states[:, device_type] >= r)
                 moves = {}
                 for n in np.unique(self.used[can]).tolist():
                     to = can[self.used[can] == n]
-                    moves[n] = to - r * int(self.weights[kind]), to
-                out.append(_Step(kind, r, np.stack([self._begins(kind, b, r, limit) for b, limit in lanes]), moves))
+                    moves[n] = to - r * int(self.weights[device_type]), to
+                out.append(_Step(device_type, r, np.stack([self._begins(device_type, b, r, limit) for b, limit in lanes]), moves))
         return out
 
-    def _begins(self, kind: int, b: int, r: int, limit_s: float) -> np.ndarray:
+    def _begins(self, device_type: int, b: int, r: int, limit_s: float) -> np.ndarray:
         """By depth and end: the first place from which a stage may run up to it; one past the end where none."""
         places = len(self.at)
         if b % r:
             return np.full((self.max_depth + 1, places + 1), places, np.int16)
-        seconds, depths = self._stages(kind, b, r)
+        seconds, depths = self._stages(device_type, b, r)
         deep = np.ceil(1 + np.arange(-1, self.max_depth) * self.depth_scale)
         ok = (seconds <= limit_s) & (depths >= deep[:, None, None])
         found = np.where(ok.any(axis=1), ok.argmax(axis=1), places)
@@ -212,11 +212,11 @@ class KindLine:
         )
         out = []
         for h, _, state in picks:
-            parts, kinds, at, left = [], [], 0, h
+            parts, types, at, left = [], [], 0, h
             while left:
                 for step in steps:
-                    before = state - step.num_replicas * int(self.weights[step.kind])
-                    if self.states[state, step.kind] < step.num_replicas:
+                    before = state - step.num_replicas * int(self.weights[step.device_type])
+                    if self.states[state, step.device_type] < step.num_replicas:
                         continue
                     end = int(reach[before, lane, left - 1])
                     if step.begins[lane, left, end] == at:
@@ -224,8 +224,8 @@ class KindLine:
                 else:
                     raise AssertionError("every reachable state has a step that led to it")
                 parts.append((self.structure.mask(int(self.at[at]), int(self.at[end])), step.num_replicas))
-                kinds.append((step.kind,) * step.num_replicas)
+                types.append((step.device_type,) * step.num_replicas)
                 state, at, left = before, end, left - 1
             micro = self.problem.minibatch_size // b
-            out.append(Layout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(kinds)))
+            out.append(Layout((micro + (h - 1) * max(self.depth_scale, 0.5)) * limit, b, tuple(parts), tuple(types)))
         return out

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpp.graph.op_graph import bits
+from gpp.planners.common.candidates import Part
 from gpp.planners.graphpipe.sp_structure import Block, Chain, SPStructure
 
 NONE = 15_000
@@ -34,9 +35,6 @@ MAX_LANES = 1000
 
 SMALL_CHAIN = 16
 """Pieces up to which the tables of all micro-batch sizes are made together."""
-
-Parts = list[tuple[int, int]]
-"""(operator mask, replicas) of every stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +201,9 @@ class Solved:
     choice: np.ndarray
     opened: dict[int, Opened]
 
-    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+    def parts(self, lane: int, h: int) -> tuple[list[Part], int]:
         """Stages of the layout at most h deep, and the depth at which what follows the chain begins."""
-        out: Parts = []
+        out: list[Part] = []
         i, k, bounds = 0, len(self.chain.bounds) - 1, self.chain.bounds
         while i < k:
             row = self.devices[i, lane]
@@ -267,14 +265,14 @@ class Opened:
         row[places] = np.arange(len(places))
         return cls(search, block, row, devices, depths, best, inner, packed.places)
 
-    def parts(self, lane: int, h: int) -> tuple[Parts, int]:
+    def parts(self, lane: int, h: int) -> tuple[list[Part], int]:
         """Stages of the branches, and the depth of what follows."""
         lane = int(self.row[lane])
         k = int(self.best[lane, h])
         at, out = lane * self.depths.shape[1] + k, []
         bins: dict[int, int] = {}
         for c, members in enumerate(self.block.members):
-            alone: Parts | None = None
+            alone: list[Part] | None = None
             for m, branch in enumerate(members):
                 place = int(self.places[c, m][at])
                 if place >= 0:

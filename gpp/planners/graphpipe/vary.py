@@ -9,10 +9,10 @@ have. Plans of few stages get every combination at once. Neighbours are simulate
 and the best is the next start.
 
 Constraints:
-1. b is one of `Problem.microbatch_sizes`, a multiple of the stage's replicas: `_States.sizes_of`.
-2. Memory with the samples in flight that sizes and k ask for, `required_in_flight`: `_States.plan`.
+1. b is one of `Problem.microbatch_sizes`, a multiple of the stage's replicas: `PerStage.sizes_of`.
+2. Memory with the samples in flight that sizes and k ask for, `required_in_flight`: `PerStage.plan`.
 
-A bound for unequal micro-batches (`_States.bound_s`): at every stage its micro-batches, and the update or the way to it and back.
+A bound for unequal micro-batches (`PerStage.bound_s`): at every stage its micro-batches, and the update or the way to it and back.
 On the way in a stage waits for as many forwards of its predecessor as its first micro-batch has samples of. Its
 micro-batches take their time, or as many round trips to the farthest sink as its samples in flight force one after the other.
 
@@ -27,15 +27,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import final
 
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.errors import InvalidPlan, MalformedProgram
-from gpp.graph.op_graph import bits, mask_of
+from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.planners.common.candidates import MARGIN, Search
-from gpp.planners.graphpipe.refine import adjacent, boundary_moves
+from gpp.planners.common.incumbent import MARGIN, Incumbent
+from gpp.planners.common.local_search import Hill, climb
+from gpp.planners.common.moves import Around, Point, adjacent, boundaries, heads
 
 KS = (1, 2, 4)
 """k that are tried, beside those that balance the stages' turn-over."""
@@ -47,104 +49,73 @@ MOST_COMBINATIONS = 300
 """Combinations of sizes up to which all of a plan's are tried."""
 
 MOST_SIMULATIONS, MOST_PASSES = 240, 150_000
-"""Of one search; passes are those of all stages of all simulations."""
-
-PLACES = 8
-"""Parts into which a stage's operators are cut to split it between them."""
+"""Simulations of one search, and passes of all stages in all of them."""
 
 PATIENCE = 12
 """Simulations without a better plan that end a round."""
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A plan's parts in stage order, with their devices, micro-batch sizes and ks."""
-
-    parts: tuple[tuple[int, int], ...]
-    placement: tuple[tuple[int, ...], ...]
-    chain: bool
-    sizes: tuple[int, ...]
-    ks: tuple[int, ...]
-
-
-def vary(search: Search) -> int:
-    """Replace the search's best plan by one of unequal micro-batches or ks, if that is faster; the number of simulations."""
-    if search.best is None:
+def vary(incumbent: Incumbent) -> int:
+    """Find plans of unequal micro-batches or ks that are faster than the incumbent's best; the number of simulations."""
+    if incumbent.best is None:
         return 0
-    states = _States(search)
-    for plan, seconds in search.best_by_size()[:STARTS]:
-        states.climb(plan, seconds)
-    return states.simulated
+    hill = PerStage(incumbent)
+    for plan, seconds in incumbent.best_by_size()[:STARTS]:
+        climb(hill, [(Point.of(plan, incumbent.assessor.graph), seconds)], patience=PATIENCE)
+    return hill.simulated
 
 
-class _States:
-    """Bounds and predictions of states, each once, and what is left of the budget."""
+@final
+class PerStage(Hill[Point]):
+    """Plans whose stages may differ in micro-batch size and k, each predicted once, and what is left of the budget."""
 
-    def __init__(self, search: Search) -> None:
-        self.search, self.assessor = search, search.assessor
-        self.problem, self.costs = search.assessor.problem, search.assessor.costs
+    def __init__(self, incumbent: Incumbent) -> None:
+        self.incumbent, self.assessor = incumbent, incumbent.assessor
+        self.problem, self.costs = incumbent.assessor.problem, incumbent.assessor.costs
         self.simulated = self.passes = 0
-        self._seen: set[_State] = set()
+        self._seen: set[Point] = set()
+        self._plans: dict[Point, Plan] = {}
         self._back: dict[tuple[int, int], bool] = {}
 
-    def climb(self, plan: Plan, seconds: float) -> None:
-        graph = self.assessor.graph
-        state = _State(
-            tuple((mask_of(stage.ops), len(stage.devices)) for stage in plan.stages),
-            tuple(stage.devices for stage in plan.stages),
-            any(not tensors for tensors in plan.edge_tensors(graph).values()),
-            tuple(stage.microbatch_size for stage in plan.stages),
-            tuple(stage.k for stage in plan.stages),
-        )
-        while True:
-            found = self._round(state, seconds)
-            if found is None:
-                return
-            state, seconds = found
-
-    def _round(self, state: _State, seconds: float) -> tuple[_State, float] | None:
-        """The best neighbour that is faster."""
-        pool = []
-        for number, other in enumerate(dict.fromkeys(self._neighbours(state))):
+    def neighbours(self, state: Point, below_s: float) -> Iterator[tuple[float, Point]]:
+        self._plans.clear()
+        for other in dict.fromkeys(self._neighbours(state)):
             if other in self._seen:
                 continue
             plan = self.plan(other)
-            if plan is not None and (bound := self.bound_s(plan)) < seconds * MARGIN:
-                pool.append((bound, number, other, plan))
-        best, left = None, PATIENCE
-        for bound, _, other, plan in sorted(pool):
-            if left == 0 or bound >= seconds * MARGIN or not self._affordable(plan):
-                break
-            self._seen.add(other)
-            left -= 1
-            try:
-                took = self.search.predict(plan).metrics.iteration_s
-            except MalformedProgram:
-                continue  # Sizes that do not fit together under the schedule.
-            if took < seconds * MARGIN:
-                best, seconds, left = (other, took), took, PATIENCE
-            if took < self.search.best_s * MARGIN:
-                self.search.best, self.search.best_s = plan, took
-        return best
+            if plan is not None and (bound := self.bound_s(plan)) < below_s * MARGIN:
+                self._plans[other] = plan
+                yield bound, other
+
+    def seconds(self, state: Point, below_s: float) -> float | None:
+        plan = self._plans[state]
+        if state in self._seen or not self._affordable(plan):
+            return None
+        self._seen.add(state)
+        try:
+            return self.incumbent.offer(plan)
+        except MalformedProgram:
+            return math.inf  # Sizes that do not fit together under the schedule.
 
     def _affordable(self, plan: Plan) -> bool:
-        self.simulated += 1
-        self.search.num_simulated += 1
-        self.passes += sum(2 * plan.minibatch_size // stage.microbatch_size * len(stage.devices) for stage in plan.stages)
-        return self.simulated <= MOST_SIMULATIONS and self.passes <= MOST_PASSES
+        passes = sum(2 * plan.minibatch_size // stage.microbatch_size * len(stage.devices) for stage in plan.stages)
+        if self.simulated >= MOST_SIMULATIONS or self.passes + passes > MOST_PASSES:
+            return False
+        self.simulated, self.passes = self.simulated + 1, self.passes + passes
+        return True
 
-    def plan(self, state: _State) -> Plan | None:
+    def plan(self, state: Point) -> Plan | None:
         """None if there is a cycle or memory lacks."""
         try:
             plan = make_plan(
                 self.problem,
-                self.search.planner,
+                self.incumbent.planner,
                 state.parts,
                 state.sizes,
                 k=state.ks,
                 chain=state.chain,
                 ordered=True,
-                placement=state.placement,
+                placement=state.devices,
             )
         except InvalidPlan:
             return None
@@ -155,7 +126,7 @@ class _States:
                 return None
         return plan
 
-    def _neighbours(self, state: _State) -> Iterator[_State]:
+    def _neighbours(self, state: Point) -> Iterator[Point]:
         choices = [self.sizes_of(r) for _, r in state.parts]
         if math.prod(len(sizes) for sizes in choices) <= MOST_COMBINATIONS:
             for sizes in itertools.product(*choices):
@@ -166,15 +137,16 @@ class _States:
                 yield from _with_ks(replace(state, sizes=self._stepped(state, choices, group, step)))
             for k in KS:
                 yield replace(state, ks=tuple(k if s in group else old for s, old in enumerate(state.ks)))
-        for p, q in adjacent(self.assessor.graph, list(state.parts), state.chain):
-            for parts in boundary_moves(self.assessor.graph, list(state.parts), p, q):
-                if all(self.assessor.graph.is_convex(parts[s][0]) for s in (p, q)):
-                    yield replace(state, parts=tuple(parts))
+        around = Around(assessor=self.assessor, hot=frozenset(range(len(state.parts))))
+        for moved in boundaries(around, state):
+            if all(self.assessor.graph.is_convex(mask) for mask, _ in moved.parts):
+                yield moved
         yield from self._splits(state)
 
-    def _splits(self, state: _State) -> Iterator[_State]:
+    def _splits(self, state: Point) -> Iterator[Point]:
         """A stage cut in two, one half on an idle device; the halves keep its size or take the next smaller one."""
-        idle = sorted(set(range(self.assessor.cluster.num_devices)).difference(*state.placement))
+        assert state.devices is not None
+        idle = sorted(set(range(self.assessor.cluster.num_devices)).difference(*state.devices))
         if not idle:
             return
 
@@ -182,13 +154,12 @@ class _States:
             return (*values[:s], first, second, *values[s + 1 :])
 
         for s, (mask, r) in enumerate(state.parts):
-            ops, b = list(bits(mask)), state.sizes[s]
+            b = state.sizes[s]
             smaller = {r: [x for x in self.sizes_of(r) if x <= b][-2:] for r in {1, r}}
-            for place in sorted({len(ops) * part // PLACES for part in range(1, PLACES)} - {0}):
-                head = mask_of(ops[:place])
-                for devices in ((state.placement[s], (idle[0],)), ((idle[0],), state.placement[s])):
+            for head in heads(mask):
+                for devices in ((state.devices[s], (idle[0],)), ((idle[0],), state.devices[s])):
                     parts = with_two(state.parts, s, (head, len(devices[0])), (mask ^ head, len(devices[1])))
-                    other = replace(state, parts=parts, placement=with_two(state.placement, s, *devices))
+                    other = replace(state, parts=parts, devices=with_two(state.devices, s, *devices))
                     for first, second in itertools.product(*(smaller[len(d)] for d in devices)):
                         sizes = with_two(state.sizes, s, first, second)
                         yield replace(other, sizes=sizes, ks=(1,) * len(sizes))
@@ -202,21 +173,21 @@ class _States:
         return [b for b in self.costs.microbatch_sizes if b % num_replicas == 0]
 
     @staticmethod
-    def _stepped(state: _State, choices: list[list[int]], group: frozenset[int], step: int) -> tuple[int, ...]:
+    def _stepped(state: Point, choices: list[list[int]], group: frozenset[int], step: int) -> tuple[int, ...]:
         out = list(state.sizes)
         for s in group:
             at = choices[s].index(out[s]) + step
             out[s] = choices[s][min(max(at, 0), len(choices[s]) - 1)]
         return tuple(out)
 
-    def _groups(self, state: _State) -> list[frozenset[int]]:
+    def _groups(self, state: Point) -> list[frozenset[int]]:
         """Single stages, those that are alike, those before and behind each."""
         count, graph = len(state.parts), self.assessor.graph
         alike: dict[object, set[int]] = {}
         behind = [{s} for s in range(count)]
         before = [{s} for s in range(count)]
         for s, (mask, r) in enumerate(state.parts):
-            b, devices = state.sizes[s], state.placement[s]
+            b, devices = state.sizes[s], (state.devices or ())[s]
             ops = tuple(op for op in range(graph.num_ops) if mask >> op & 1)
             key = r, b, self.problem.stage_times(ops, b, devices), self.problem.amounts(mask)
             alike.setdefault(key, set()).add(s)
@@ -263,7 +234,7 @@ class _States:
         return out
 
 
-def _with_ks(state: _State) -> Iterator[_State]:
+def _with_ks(state: Point) -> Iterator[Point]:
     """With the ks that it has, with 1, and with those by which all stages turn over as many samples at a time."""
     yield state
     if len(set(state.sizes)) > 1:

@@ -1,4 +1,4 @@
-"""Saving and loading what a training needs to go on, by full parameter name and without pickles.
+"""Checkpoints of a training, by full parameter name and without pickles.
 
     weights.NAME              parameter or buffer
     optimizer.NAME.SLOT       the optimizer's state of a parameter, as in `optimizer.head.weight.exp_avg`
@@ -48,10 +48,10 @@ POLL_S = 0.01
 
 
 def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
-    """Those of `names`, which a device holds, that it saves: a tensor is saved once, by its first holder.
+    """The names among those that a device holds whose tensors it saves: a tensor is saved once, by its first holder.
 
     Replicas hold equal parameters, and so do stages that share one; of buffers, which replicas update by the samples
-    that they see, the first one's are kept.
+    that they see, the first replica's are kept.
     """
     plan, first = job.plan, dict[str, int]()
     for stage in plan.stages:
@@ -132,7 +132,7 @@ class Checkpointer:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def _empty_state(self, stored: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """Name -> slot -> empty tensor, for the stored optimizer state of the rank's own parameters."""
+        """Empty tensors (name -> slot -> tensor) for the stored optimizer state of the rank's own parameters."""
         trained = self._trained()
         slots: dict[str, dict[str, torch.Tensor]] = {}
         for key, entry in stored.items():
@@ -185,7 +185,7 @@ class Checkpointer:
         self._thread.start()
 
     def in_flight(self, names: Iterable[str]) -> tuple[int, dict[str, dict[str, torch.Tensor]]] | None:
-        """What the checkpoint that this run goes on from knows of micro-batches in flight: `start` and `history`, as of `save`.
+        """Micro-batches in flight in the checkpoint that this run goes on from: `start` and `history` of its `save`.
 
         None where there were none, or where this run's plan or weight policy is another.
         """
@@ -281,12 +281,12 @@ class Checkpointer:
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Its parameters, in the order in which its state dict numbers them."""
+    """An optimizer's parameters, in the order in which its state dict numbers them."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a text file so that others see all of it or nothing, also after a power failure."""
+    """Write a text file so that others see either all of it or nothing, even after a power failure."""
     new = path.with_name(f".{path.name}")
     new.write_text(text)
     sync(new)
@@ -294,7 +294,7 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a directory is on disk."""
+    """Wait until a file or directory is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

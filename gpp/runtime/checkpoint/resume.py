@@ -36,13 +36,14 @@ ANEW = "leave resume out to start anew"
 @final
 @settings("checkpoint")
 class Checkpoints:
-    """When to save what a run needs to go on.
+    """When a run saves checkpoints, and how many it keeps.
 
     Args:
-        every: optimizer steps between two checkpoints, of which the last step has one too; 0 for the final weights only.
+        every: optimizer steps between two checkpoints, of which the last has one too; 0 for the final weights only.
         keep: how many to keep, the latest ones.
-        drain: empty the pipeline before a checkpoint, where it does not drain anyway. Otherwise a checkpoint holds every version of
-            the weights that micro-batches in flight have used, and their forwards are repeated by whoever goes on from it.
+        drain: empty the pipeline before a checkpoint, where it does not drain anyway. Otherwise a checkpoint holds
+            every version of the weights that micro-batches in flight have used, and their forwards are repeated by
+            whoever goes on from it.
     """
 
     every: Natural = 0
@@ -50,7 +51,7 @@ class Checkpoints:
     drain: bool = False
 
     def settings(self, resumed: Found | None) -> dict[str, Any]:
-        """The fields of a job's settings that say when to save, and what to go on from."""
+        """Fields of a job's settings: when to save, and which checkpoint to go on from."""
         return {
             "checkpoint_every": self.every,
             "checkpoint_keep": self.keep,
@@ -62,7 +63,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What stays the same while a training goes on, under whatever plan.
+    """Properties of a training that stay the same when it goes on, under whatever plan.
 
     Args:
         model: its settings; empty for a model in memory.
@@ -82,12 +83,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Of a checkpoint made while micro-batches were in flight.
+    """State of the pipeline at a checkpoint made while micro-batches were in flight.
 
     Args:
         start: steps done when the pipeline was last empty.
-        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as after
-            a drain.
+        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as
+            after a drain.
     """
 
     start: int
@@ -95,7 +96,7 @@ class Stream:
 
 
 def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
-    """What decides which versions of the weights are in flight at which stage."""
+    """Digest of the stages and the weight policy, which decide the versions of the weights in flight at each stage."""
     shape = [
         [s.ops, len(s.devices), s.microbatch_size, s.in_flight, *(["in turn"] if s.round_robin_degree > 1 else [])]
         for s in plan.stages
@@ -105,7 +106,7 @@ def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """checkpoint.json.
+    """Contents of checkpoint.json.
 
     Args:
         step: optimizer steps done; the learning rate and the samples of the next one follow from it.
@@ -130,8 +131,8 @@ class Found:
     """A checkpoint to go on from.
 
     Args:
-        damaged: later ones that were passed over, as their files are not as they were written.
-        ended: a later one that leaves nothing to do.
+        damaged: later checkpoints that were passed over, as their files are not as they were written.
+        ended: a later checkpoint that leaves nothing to do.
     """
 
     folder: Path
@@ -140,7 +141,7 @@ class Found:
     ended: Path | None = None
 
     def warnings(self, steps: int, rate: LearningRate) -> list[str]:
-        """What a user should know of a run that goes on from a checkpoint."""
+        """Warnings for the user of a run that goes on from a checkpoint."""
         out = [f"the checkpoint {folder} is damaged: going on from {self.folder.name}" for folder in self.damaged]
         if self.ended is not None:
             out.append(
@@ -191,7 +192,7 @@ class Found:
 
 
 def training_of(settings: Settings, captured: Captured) -> Training:
-    """What a job must share with every other one that goes on from its checkpoints."""
+    """Properties that a job shares with every job that goes on from its checkpoints."""
     return Training(
         model=settings.model,
         weights=weights_hash(captured),
@@ -206,7 +207,7 @@ def training_of(settings: Settings, captured: Captured) -> Training:
 def uncaptured(
     model: AbstractModel, optimizer: AbstractOptimizer, *, dtype: str, seed: int, minibatch_size: int, train_samples: int
 ) -> Training:
-    """The same, as far as it is known before the model is captured."""
+    """Properties of a training, as far as they are known before the model is captured."""
     return Training(
         model=describe(model),
         dtype=dtype,
@@ -325,7 +326,7 @@ def make_room(run_dir: Path, first_step: int) -> None:
 
 
 def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the latest `keep` checkpoints; one that is half removed no longer looks whole."""
+    """Remove all but the latest `keep` checkpoints; a half-removed checkpoint no longer looks whole."""
     for _, path in sorted(steps_in(run_dir))[:-keep]:
         doomed = path.with_name(f".{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)

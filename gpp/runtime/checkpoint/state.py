@@ -1,4 +1,4 @@
-"""A module's tensors on disk and in bytes: what every worker and the caller of `gpp.train` do alike."""
+"""A module's tensors on disk and their size, for workers and for the caller of `gpp.train`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save_final(run_dir: Path, stage: int, state: Mapping[str, torch.Tensor]) -> 
 
 
 def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
-    """All stages' tensors of checkpoints/final by full name."""
+    """The tensors of all stages in checkpoints/final, by full name."""
     state: dict[str, torch.Tensor] = {}
     for path in sorted((run_dir / "checkpoints" / "final").glob("stage_*.safetensors")):
         state.update(load_file(path))
@@ -35,7 +35,7 @@ def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def static_bytes(tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Parameters and buffers, one gradient for each trainable one, and the optimizers' state (step counters left out)."""
+    """Bytes of parameters, buffers, a gradient for each trainable parameter, and optimizer state (no step counters)."""
     held = sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
     entries = [entry for optimizer in optimizers for entry in optimizer.state.values()]
     return held + sum(

@@ -34,7 +34,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_":
 made a step of 3 ms stages a quarter shorter."""
 
 KINDS = ("error", "hang", "lost", "ended")
-"""Of the ranks' reports: those before the last two say the cause, the last two only what came of it."""
+"""Kinds of the ranks' reports: all but the last two tell the cause of a failure, the last two only its consequences."""
 
 SENT = SENDS | {REDUCE}
 """Kinds whose bytes count as communication."""
@@ -87,7 +87,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
 
 
 def clear(run_dir: Path, first_step: int) -> None:
-    """Room for what the ranks write: an empty folder, and of an earlier run's checkpoints those that this one goes on from."""
+    """Empty the folder that the ranks write to, and put aside the checkpoints that this run does not go on from."""
     make_room(run_dir, first_step)
     ranks = run_dir / "ranks"
     ranks.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def clear(run_dir: Path, first_step: int) -> None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What every worker's process starts with."""
+    """Environment variables of every worker's process."""
     threads = str(job.settings.threads)
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
@@ -116,7 +116,7 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     if killed:
         return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
-    # Of those that saw a hang, whoever sees the most of the others knows best.
+    # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
     silent = sorted({rank for rank, code in codes.items() if code != -signal.SIGTERM} - {report["rank"] for report in reports})
     if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
@@ -207,13 +207,13 @@ def _add(totals: dict[str, float], shares: dict[str, float]) -> None:
 
 
 def _clock_offset_s(ranks: Path, rank: int) -> float:
-    """What makes a rank's clock rank 0's; 0 on one machine."""
+    """Seconds to add to a rank's clock to get rank 0's; 0 on one machine."""
     path = ranks / f"rank_{rank}.clock.json"
     return json.loads(path.read_text())["offset_s"] if path.exists() else 0.0
 
 
 def devices_of(ranks: Path) -> list[dict[str, Any]]:
-    """What each device wrote at its end, in the order of the ranks, on rank 0's clock."""
+    """Records that the devices wrote at their end, in the order of the ranks, on rank 0's clock."""
     devices = sorted((json.loads(path.read_text()) for path in ranks.glob("device_*.json")), key=lambda record: record["device"])
     for rank, device in enumerate(devices):
         if offset_s := _clock_offset_s(ranks, rank):
@@ -223,7 +223,7 @@ def devices_of(ranks: Path) -> list[dict[str, Any]]:
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
-    """What the ranks measured: losses, evaluations, and the timeline of a typical step."""
+    """Measurements of all ranks: losses, evaluations, and the timeline of a typical step."""
     # A step that follows an evaluation waits for it; from end to end is the period of all others.
     starts, ends, timed = logs.starts, logs.ends, job.settings.first_step + UNTIMED_STEPS
     took = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step >= timed and step not in logs.evaluations}
@@ -290,7 +290,7 @@ def timeline(job: Job, run_dir: Path, took: dict[int, float], *, seconds: float 
 
 
 def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period_s: float) -> tuple[list[Event], float, float]:
-    """What happened in some periods of a pipeline that does not drain, in which stages are at different steps at a time.
+    """Events of some periods of a pipeline that does not drain, in which stages are at different steps at a time.
 
     Args:
         typical: the record to look at, where a record is of several mini-batches (the emulator's), not a step.
@@ -312,7 +312,7 @@ def _steady_events(job: Job, devices: list[dict[str, Any]], typical: int, period
 
 
 def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> dict[int, int]:
-    """What the devices of each stage counted of its versions of weights."""
+    """Weight versions and staleness that the devices of each stage counted."""
     out = dict.fromkeys(range(len(job.plan.stages)), usual)
     for device in devices:
         for stage, count in device.get(what, {}).items():
@@ -321,7 +321,7 @@ def _largest(job: Job, devices: list[dict[str, Any]], what: str, usual: int) -> 
 
 
 def _overhead_s(devices: list[dict[str, Any]]) -> float | None:
-    """Median over devices and steps of the time for a compute action that goes neither into computing, nor messages, nor waiting.
+    """Median, over devices and steps, of the time of a compute action beside computing, messages and waiting.
 
     None where the engine does not say how long its workers waited.
     """

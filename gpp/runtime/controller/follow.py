@@ -1,6 +1,6 @@
 """Following workers that others start, by what they write into the run directory.
 
-The folder is shared by the machines, or each machine's `ranks/` is copied into it afterwards: both look alike, only later.
+The folder is shared by the machines, or each machine's `ranks/` is copied into it later: both look alike.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
 
 GRACE_S = 5.0
-"""How long the other ranks' reports are waited for after the first one: they say together what went wrong."""
+"""Seconds to wait for the other ranks' reports after the first one: together they tell what went wrong."""
 
 SILENCE_S = 60.0
-"""How much longer than the timeout the whole run may be without a sign of life; the workers' own watch comes first."""
+"""Seconds beyond the timeout that the whole run may be without a sign of life; the workers' own watch comes first."""
 
 
 def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
-    """Workers of each machine, in the order of the ranks: by the cluster's nodes, or dealt out evenly to `nodes` machines."""
+    """Workers of each machine, in the order of the ranks: by the cluster's nodes, or evenly on `nodes` machines."""
     devices = sorted(job.program.actions)
     if nodes is None:
         of = [job.cluster.nodes[device] for device in devices]
@@ -36,7 +36,7 @@ def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
 
 
 def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port: int) -> list[str]:
-    """What to type on each machine."""
+    """The command to type on each machine."""
     words = " ".join(f"{name}={value}" for name, value in environment(job).items())
     return [
         f"{words} torchrun --nnodes {len(counts)} --node-rank {i} --nproc-per-node {count} "
@@ -46,7 +46,7 @@ def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port:
 
 
 class Ranks:
-    """What the ranks of a job have left in the run directory so far."""
+    """Files that the ranks of a job have left in the run directory so far."""
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         self.job, self.run_dir, self.folder = job, run_dir, run_dir / "ranks"
@@ -63,7 +63,7 @@ class Ranks:
         return sorted(set(range(self.world)) - {*self.ended(), *self.failed()})
 
     def signs(self) -> list[bytes]:
-        """Something that changes while any worker lives."""
+        """A value that changes while any worker lives."""
         paths = [status_path(self.folder, rank) for rank in range(self.world)]
         return [path.read_bytes() if path.exists() else b"" for path in paths]
 
@@ -72,7 +72,7 @@ class Ranks:
         return failure(self.folder, dict.fromkeys(self.open()), {})
 
     def check(self) -> None:
-        """That those which ended ran this very job.
+        """Make sure that the workers that ended ran this very job.
 
         Raises:
             WorkerFailed: one ran another.
@@ -85,7 +85,7 @@ class Ranks:
 
 
 def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
-    """What workers that have all ended left in the run directory.
+    """Results that workers, all of which have ended, left in the run directory.
 
     Raises:
         WorkerFailed: one failed, has not ended, or ran another job.

@@ -20,13 +20,13 @@ from gpp.errors import InvalidConfig
 from gpp.settings import Count, settings
 
 END_S = 15.0
-"""How long a cancelled job is given to end."""
+"""Seconds that a cancelled job is given to end."""
 
 
 @final
 @settings("engine.slurm")
 class Slurm:
-    """What to ask of Slurm.
+    """Options of a Slurm job.
 
     Args:
         executor: `slurm`, or `local` for submitit's own processes on this machine, to try it.
@@ -40,7 +40,7 @@ class Slurm:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse what is not installed here.
+        """Refuse a launch whose programs are not installed here.
 
         Raises:
             InvalidConfig: submitit, or Slurm's own commands, are missing.
@@ -102,7 +102,7 @@ def task(run_dir: str, env: dict[str, str]) -> None:
 
 
 def word(job: Any) -> str | None:
-    """That a submitted job is over, and how, with the last lines that it wrote; None while it may run."""
+    """How a submitted job has ended, with the last lines that it wrote; None while it may run."""
     if not job.done():
         return None
     stderr = (job.stderr() or "").strip().splitlines()[-20:]
@@ -110,7 +110,7 @@ def word(job: Any) -> str | None:
 
 
 def finish(job: Any, ended: bool) -> None:
-    """Let a job whose workers have ended come to its own end; end it otherwise, and wait a moment for that."""
+    """Let a job whose workers have ended come to its own end; cancel any other, and wait a moment for its end."""
     for patience_s in (END_S if ended else 0.0, END_S):
         until = time.monotonic() + patience_s
         while not job.done():

@@ -1,18 +1,18 @@
 """An emulated device: it occupies time instead of computing, and its messages carry clocks instead of tensors.
 
 Two clocks run side by side. The virtual one is exact: an operator starts at the later of the device's clock and its
-messages' arrivals, and takes what the cost model says. The other one is this machine's monotonic clock, which all
+messages' arrivals, and takes as long as the cost model says. The other one is this machine's monotonic clock, which all
 processes share, stretched by a time scale: an operator sleeps, and a message says before when it must not be used.
-What the second has beyond the first is the runtime's own doing.
+The time of the second beyond the first is the runtime's overhead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -23,8 +23,9 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import TRANSFERS
 from gpp.program.program import NORM_BYTES, Action, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
+from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
 
 CLOCKS = 2
@@ -56,8 +57,8 @@ def ring_sizes(actions: Iterable[Action], device: int) -> dict[Channel, RingSize
 class Clock:
     """A device's time by both clocks; with `time_scale` 0 only the virtual one runs.
 
-    `zero_s` is when, by this machine's clock, the virtual one stood at 0; `opened_s` when, by the virtual one, the device was first
-    occupied in the present step.
+    `zero_s` is when, by this machine's clock, the virtual one stood at 0; `opened_s` when, by the virtual one, the
+    device was first occupied in the present step.
     """
 
     def __init__(self) -> None:
@@ -80,13 +81,11 @@ class Clock:
 
 
 @final
-class EmulatedRunner:
-    """The interpreter's view of a stage on an emulated device, as `StageRunner` is of a real one.
+class EmulatedMailbox(AbstractMailbox):
+    """Messages that say when they arrive. A hand-over between stages of this device takes no time.
 
     Args:
-        rates: of messages, see `gpp.simulate.simulator.message_rates`.
-        cost: of the stage.
-        last: its last micro-batch.
+        rates: bytes of messages, see `gpp.simulate.simulator.message_rates`.
     """
 
     def __init__(
@@ -94,75 +93,51 @@ class EmulatedRunner:
         *,
         stage: int,
         device_id: int,
-        cost: StageCost,
-        last: int,
+        transport: AbstractTransport,
         rates: dict[tuple[str, int, int], tuple[float, float]],
         cluster: Cluster,
-        transport: AbstractTransport,
         clock: Clock,
     ) -> None:
-        self.stage, self.device_id, self.cost, self.last, self.clock = stage, device_id, cost, last, clock
-        self.transport, self.cluster, self.rates = transport, cluster, rates
-        self.results: dict[str, Any] = {}
-        self.in_flight = self.most_in_flight = 0
-        self.keeps = False
-        self._posted: dict[tuple[str, int], list[tuple[Handle, torch.Tensor]]] = defaultdict(list)
-        self._ready_s = 0.0
+        super().__init__(stage=stage, device_id=device_id, transport=transport)
+        self.rates, self.cluster, self.clock = rates, cluster, clock
+        self.ready_s = 0.0
+        """When, by the virtual clock, the device and the messages of the compute action last awaited were ready."""
         self._channel_free: dict[Channel, tuple[float, float]] = {}
         self._opened: dict[Channel, tuple[float, float]] = {}
 
     def begin(self, *, anew: bool) -> None:
-        """Start to follow the clock; `anew`: nothing is in flight, and no transfer under way."""
+        """Start to follow the clock; `anew`: no transfer is under way."""
         if anew:
-            self.in_flight = 0
             self._channel_free.clear()
         for channel, (virtual_s, _) in self._channel_free.items():
             self._channel_free[channel] = virtual_s, self.clock.real_s(virtual_s)
         self._opened.clear()
 
     def channels(self) -> list[tuple[float, float, float]]:
-        """Of each channel used since the last call: free before, first used, free now, by the virtual clock."""
+        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
         out = [(*opened, self._channel_free[channel][0]) for channel, opened in self._opened.items()]
         self._opened.clear()
         return out
 
-    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
-        """Start to receive a message for a coming compute action; what this device itself hands over takes no time."""
-        if peer_device == self.device_id:
-            return
-        buffer = torch.empty(CLOCKS, dtype=torch.float64)
-        handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
-        self._posted[direction, microbatch].append((handle, buffer))
+    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
+        return torch.empty(CLOCKS, dtype=torch.float64)
 
-    def arrive(self, direction: str, microbatch: int) -> None:
-        """Wait for the messages of a compute action, and for the time at which they may be used."""
+    def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
+        """Wait for the time at which the messages may be used."""
         virtual_s, real_s = self.clock.virtual_s, 0.0
-        for handle, buffer in self._posted.pop((direction, microbatch), ()):
-            handle.wait()
-            arrival = buffer.tolist()
-            virtual_s, real_s = max(virtual_s, arrival[0]), max(real_s, arrival[1])
-        self._ready_s = virtual_s
+        for message in messages:
+            if message.buffer is not None:
+                arrival = message.buffer.tolist()
+                virtual_s, real_s = max(virtual_s, arrival[0]), max(real_s, arrival[1])
+        self.ready_s = virtual_s
         sleep_until(real_s)
 
-    def forward(self, microbatch: int) -> Span:
-        """Occupy the device for a forward; the micro-batch is in flight from then on."""
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        return self.clock.occupy(self._ready_s, self.cost.last_forward_s if microbatch == self.last else self.cost.forward_s)
-
-    def backward(self, microbatch: int) -> Span:
-        """Occupy the device for a backward."""
-        self.in_flight, self.keeps = self.in_flight - 1, True
-        return self.clock.occupy(self._ready_s, self.cost.last_backward_s if microbatch == self.last else self.cost.backward_s)
-
-    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
-        """Start a transfer on its own first-in first-out channel; returns the bytes that the real message would have."""
-        if peer_device == self.device_id:
-            return 0
-        per_sample, fixed = self.rates[direction, self.stage, peer_stage]
+    def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
+        """The arrival of a transfer on its own first-in first-out channel, and the bytes of the real message."""
+        direction, stage, peer_stage, device, peer_device = channel
+        per_sample, fixed = self.rates[direction, stage, peer_stage]
         num_bytes = per_sample * (hi - lo) + fixed
-        channel: Channel = (direction, self.stage, peer_stage, self.device_id, peer_device)
-        link, scale = self.cluster.link(self.device_id, peer_device), self.clock.time_scale
+        link, scale = self.cluster.link(device, peer_device), self.clock.time_scale
         occupied_s = num_bytes / link.bandwidth_bytes_per_s
         free = self._channel_free.get(channel, (0.0, 0.0))
         begin_s = max(self.clock.virtual_s, free[0])
@@ -171,8 +146,44 @@ class EmulatedRunner:
         real_s = max(time.perf_counter(), free[1]) + occupied_s * scale if scale else 0.0
         self._channel_free[channel] = virtual_s, real_s
         arrival = [virtual_s + link.latency_s, real_s + link.latency_s * scale]
-        self.transport.send(channel, torch.tensor(arrival, dtype=torch.float64))
-        return round(num_bytes)
+        return torch.tensor(arrival, dtype=torch.float64), round(num_bytes)
+
+    def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
+        return None
+
+
+@final
+class EmulatedRunner:
+    """A stage on an emulated device: it occupies the device for as long as its cost says.
+
+    Args:
+        cost: times and bytes of the stage.
+        last: the stage's last micro-batch of a step.
+    """
+
+    def __init__(self, *, cost: StageCost, last: int, mailbox: EmulatedMailbox, clock: Clock) -> None:
+        self.cost, self.last, self.mailbox, self.clock = cost, last, mailbox, clock
+        self.in_flight = self.most_in_flight = 0
+        self.keeps = False
+
+    def begin(self, *, anew: bool) -> None:
+        """Start to follow the clock; `anew`: nothing is in flight, and no transfer under way."""
+        if anew:
+            self.in_flight = 0
+        self.mailbox.begin(anew=anew)
+
+    def forward(self, microbatch: int) -> Span:
+        """Occupy the device for a forward; the micro-batch is in flight from then on."""
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return self.clock.occupy(self.mailbox.ready_s, self.cost.last_forward_s if microbatch == self.last else self.cost.forward_s)
+
+    def backward(self, microbatch: int) -> Span:
+        """Occupy the device for a backward."""
+        self.in_flight, self.keeps = self.in_flight - 1, True
+        return self.clock.occupy(
+            self.mailbox.ready_s, self.cost.last_backward_s if microbatch == self.last else self.cost.backward_s
+        )
 
     def update(self) -> None:
         """Occupy the device for the optimizer's step."""
@@ -180,7 +191,7 @@ class EmulatedRunner:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """By the plan's own reckoning, of as many micro-batches as were in flight at a time; one where none goes back."""
+        """Peak by the plan's own formula, for the most micro-batches in flight; for one where none has a backward."""
         return self.cost.memory.peak(self.most_in_flight if self.keeps else 1)
 
 
@@ -198,7 +209,7 @@ class EmulatedSums:
         self._seconds = {g: cluster.allreduce_s(self._bytes[g], members) for g, members in self._members.items()}
 
     def reduce(self, group: int) -> int:
-        """Sum a group's gradients; returns the bytes that a ring moves over each member's link."""
+        """Sum a group's gradients; returns the bytes that a ring all-reduce moves over each member's link."""
         members = self._members[group]
         # Each member adds its clock at a place of its own, so the sum holds all of them.
         reached = torch.zeros(len(members), dtype=torch.float64)

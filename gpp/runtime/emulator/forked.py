@@ -14,7 +14,7 @@ from gpp.runtime.worker.process import die_with_parent, report
 
 POLL_S = 0.05
 GRACE_S = 2.0
-"""For workers that were asked to end, before they are made to."""
+"""Seconds in which workers may end by themselves before they are killed."""
 
 
 def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None:
@@ -65,7 +65,7 @@ def _watch(running: dict[int, int], ranks: Path) -> int:
 
 
 def _stop(running: dict[int, int]) -> None:
-    """End what is still running."""
+    """End the workers that still run."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in running:
             os.kill(pid, number)

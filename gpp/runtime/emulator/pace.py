@@ -11,12 +11,12 @@ from gpp.settings import Positive, Seconds, settings
 Overhead = Annotated[float, Field(gt=0, lt=1, examples=[0.005])]
 
 SHORTEST_S = 2.0
-"""A paced step is no shorter here, or the milliseconds that this machine's scheduler is late now and then would show."""
+"""Least time of a paced step: in shorter ones this machine's scheduler, now and then milliseconds late, would show."""
 
 
 @settings("engine")
 class Pace:
-    """The rule by which workers choose the time scale, from a first step in which nobody waits for a clock.
+    """Rule by which workers choose the time scale, from a first step in which nobody waits for a clock.
 
     That step shows both what the plan takes (the virtual clock) and what the runtime takes by itself here, with so
     many workers on so few cores. The scale makes the second small beside the first.
@@ -37,7 +37,7 @@ class Pace:
         Args:
             virtual_s: one step on the cluster described.
             unpaced_s: the same step here without waiting for any clock.
-            paced_steps: how many follow.
+            paced_steps: number of steps that follow.
         """
         if self.time_scale is not None:
             return self.time_scale

@@ -19,7 +19,15 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from gpp.runtime.emulator.emulated import Clock, EmulatedRunner, EmulatedSums, ring_sizes, sharpen_timer, sleep_until
+from gpp.runtime.emulator.emulated import (
+    Clock,
+    EmulatedMailbox,
+    EmulatedRunner,
+    EmulatedSums,
+    ring_sizes,
+    sharpen_timer,
+    sleep_until,
+)
 from gpp.runtime.emulator.forked import fork_workers
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus, NoStatus
@@ -31,23 +39,23 @@ from gpp.simulate.period import Period, Spans, spans
 from gpp.simulate.simulator import message_rates
 
 Agree = Callable[[list[float]], list[float]]
-"""The largest value of each place over all workers; returns to all of them."""
+"""Function that gives every worker the largest value at each place over all workers."""
 
 SETTLE_S = 0.05
-"""From the agreement on a step to its common start: every worker has heard of it by then."""
+"""Seconds from the agreement on a step to its common start: every worker has heard of it by then."""
 
 
 class EmulatedWorker:
     """A device's share of a job.
 
-    A program that drains is run step after step as in training: each device goes on as soon as its own part of a step is over. So
-    what is measured is a period. One that does not drain is run as a whole from a common start every time.
+    A program that drains is run step after step as in training: each device goes on as soon as its own part of a step
+    is over. So what is measured is a period. One that does not drain is run as a whole from a common start every time.
 
     Args:
         device_id: the device of the plan that this worker is.
         transport: messages to the other devices.
         agree: an agreement of all workers.
-        status: is told what it does.
+        status: is told the worker's actions.
     """
 
     def __init__(
@@ -58,22 +66,23 @@ class EmulatedWorker:
         self.status = status or NoStatus()
         rates = message_rates(plan, graph)
         self.virtual_updates: dict[int, list[float]] = {}
+        mailboxes = {
+            s: EmulatedMailbox(stage=s, device_id=device_id, transport=transport, rates=rates, cluster=cluster, clock=self.clock)
+            for s in plan.stages_of_device[device_id]
+        }
         self.runners = {
             s: EmulatedRunner(
-                stage=s,
-                device_id=device_id,
                 cost=job.costs[s],
                 last=-(-job.program.num_samples // plan.stages[s].microbatch_size) - 1,
-                rates=rates,
-                cluster=cluster,
-                transport=transport,
+                mailbox=mailbox,
                 clock=self.clock,
             )
-            for s in plan.stages_of_device[device_id]
+            for s, mailbox in mailboxes.items()
         }
         self.interpreter = Interpreter(
             job.program.actions[device_id],
             self.runners,
+            mailboxes,
             transport,
             device_id=device_id,
             gradients=EmulatedSums(plan, graph, cluster, device_id=device_id, transport=transport, clock=self.clock),
@@ -121,14 +130,19 @@ class EmulatedWorker:
         return {**record, "events": events, **({"virtual_updates": self.virtual_updates} if self.job.streams else {})}
 
     def rehearse(self) -> tuple[dict[str, Any], float]:
-        """Steps that wait for no clock, until the period shows; the record of the last, and the period (`gpp.simulate.period`)."""
+        """Steps that wait for no clock, until the period shows; the record of the last, and the period
+        (`gpp.simulate.period`).
+        """
         period = Period()
         while True:
             self.begin(0.0)
             before = self.clock.virtual_s
             done = self.step()
             opened = float("inf") if self.clock.opened_s is None else self.clock.opened_s
-            own = [(before, opened, self.clock.virtual_s), *(c for runner in self.runners.values() for c in runner.channels())]
+            own = [
+                (before, opened, self.clock.virtual_s),
+                *(c for runner in self.runners.values() for c in runner.mailbox.channels()),
+            ]
             free, first, after = zip(*own, strict=True)
             found = spans(free, first, after, self.clock.virtual_s)
             low, high, end = self.agree([-found.low, found.high, found.end_s])
@@ -184,7 +198,7 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
 
 def _main(run_dir: Path) -> None:
     job = Job.load(run_dir)
-    # What is loaded by now is shared with the workers as long as nobody writes to it.
+    # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()
 
     def worker(rank: int) -> None:

@@ -34,7 +34,7 @@ class Distributed(AbstractEngine):
         nodes: machines of an external or Slurm launch; None for the nodes of the cluster that the plan uses.
         master_addr, master_port: of an external launch: where the workers meet, on the machine of rank 0.
         autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
-        shared_memory: messages between workers of one machine go through memory that both have mapped; else through gloo.
+        shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
@@ -57,7 +57,7 @@ class Distributed(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {
-            # What is collected was started by hand or by Slurm: to the workers both are one.
+            # A collected run was started by hand or by Slurm: to the workers both are one.
             "launch": "local" if self.launch == "local" else "external",
             "interface": self.interface,
             "startup_timeout_s": self.startup_timeout_s,
@@ -97,7 +97,7 @@ class Distributed(AbstractEngine):
         return collect(job, run_dir, logs)
 
     def _check_machines(self, counts: tuple[int, ...]) -> None:
-        """Refuse what cannot join several machines.
+        """Refuse settings that cannot join several machines.
 
         Raises:
             InvalidConfig: more machines than workers; no interface or no address that all of them reach.
@@ -115,7 +115,7 @@ class Distributed(AbstractEngine):
 def _check_backend(name: str) -> None:
     import torch
 
-    # The short list, without what is for debugging; that may be named too.
+    # The short list, without backends for debugging; those may be named too.
     known = torch.compiler.list_backends()
     if name not in torch.compiler.list_backends(exclude_tags=()):
         raise InvalidConfig("engine.compile", name, f"must be one of {', '.join(known)}, or null", "set engine.compile=inductor")

@@ -1,7 +1,7 @@
 """The emulating engine: the real runtime, one process a device, on devices that only take time.
 
 Workers, interpreter, channels and messages are those of `distributed`; an operator occupies its device for as long as
-the cost model says on the cluster described, and a transfer its link. So the plans of 32 unequal devices run on a laptop.
+the cost model says on the cluster described, and a transfer its link. So plans of 32 unequal devices run on a laptop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpp.timeline import Emulation, Event
 @final
 @settings("engine")
 class Emulate(AbstractEngine):
-    """Runs a plan on devices that are not there.
+    """Runs a plan on emulated devices.
 
     Nothing is computed, so there is no loss; recomputation and tensor parallelism are only times and run too.
 
@@ -52,7 +52,7 @@ class Emulate(AbstractEngine):
 
     @property
     def worker_settings(self) -> dict[str, Any]:
-        # The devices described may be GPUs; what runs here is processes of this machine.
+        # The devices described may be GPUs; the workers are processes of this machine in any case.
         # A time scale of the user has no budget: nobody gives up before a day.
         timeout_s = 300.0 + self.budget_s if self.time_scale is None else 86400.0
         return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(self._pace)}

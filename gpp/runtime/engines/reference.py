@@ -1,7 +1,7 @@
-"""The engine of one process: what the plan's pipeline computes, micro-batch by micro-batch, without the pipeline.
+"""Engine of one process: it computes what the plan's pipeline computes, one micro-batch after the other.
 
-Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real run, and a
-pipeline of any depth learns on one core. What it takes is another matter: such a run says nothing of a pipeline's time.
+Every pass uses the version of the weights that the policy's table names, so losses and weights are those of the real
+run, and a pipeline of any depth learns on one core. The time of such a run says nothing of a pipeline's time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, refuse_what_does_not_run
+from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, refuse_what_does_not_run
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
-
-VERSIONS = "versions.json"
-"""What the process leaves in `ranks/`, of the weights of each stage."""
 
 
 @final
@@ -28,7 +25,7 @@ VERSIONS = "versions.json"
 class Reference(AbstractEngine):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 
-    It saves, and goes on, with an empty pipeline only: of a checkpoint of a full one, what was in flight is forgotten.
+    It saves and resumes with an empty pipeline only: it ignores micro-batches in flight in a checkpoint.
     """
 
     own_runtime: ClassVar[bool] = True
@@ -64,7 +61,7 @@ class Reference(AbstractEngine):
 
 
 def _refuse(plan: Plan) -> None:
-    """What this engine cannot follow.
+    """Refuse a plan that this engine cannot follow.
 
     Raises:
         UnsupportedPlan: names the stage.

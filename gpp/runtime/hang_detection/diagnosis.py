@@ -1,4 +1,4 @@
-"""Who keeps a run from going on: a walk on the program's graph of waits (`gpp.program.waits`).
+"""Cause of a standstill: a walk on the program's graph of waits (`gpp.program.waits`).
 
 A rank that waits at an action waits for the ranks that have yet to send what the action needs, or to come to the
 same sum. Followed to its end, that leads to a rank that waits for nobody who is behind: it is the cause. Either it
@@ -67,7 +67,7 @@ class Programs:
     Args:
         devices: rank -> device.
         evaluation: None where nothing is evaluated.
-        stretch: step -> the program of the stretch of training steps that it is in, where that is not the program as it stands.
+        stretch: step -> the program of the stretch of training steps that it is in, where it is not the program itself.
     """
 
     def __init__(

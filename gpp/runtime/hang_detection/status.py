@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import final
 
 SILENT, STARTING, TRAINING, EVALUATION, CHECKPOINT, FINISHING, ENDED = range(7)
-"""Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for the others."""
+"""Phases. A silent worker says nothing of its progress; a starting one loads and connects; a finishing one waits for
+the others."""
 
 PHASES = ("running", "loading and connecting", "training", "evaluating", "writing a checkpoint", "finishing", "ended")
 

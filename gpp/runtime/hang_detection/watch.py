@@ -24,10 +24,10 @@ from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
 
 MAX_GAP_S = 1.0
-"""What counts at most between two looks: whoever looks may have been stopped itself."""
+"""Most seconds that count between two looks: whoever looks may have been stopped itself."""
 
 BUSY_SHARE = 0.01
-"""Of a slice of time: a rank that used less of a processor did not compute."""
+"""Least share of a processor that a rank uses when it computes."""
 
 
 class Look(NamedTuple):
@@ -45,7 +45,7 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """What successive looks at a rank add up to, in seconds."""
+    """Sums over successive looks at a rank, in seconds."""
 
     key: object = None
     beat: int = 0

@@ -1,8 +1,8 @@
-"""The loop that follows a pipeline in one process: mini-batch by mini-batch, stage by stage, on the weights of the version table.
+"""Loop that follows a pipeline in one process: by mini-batches and stages, on the weights of the version table.
 
-The forward of a micro-batch uses a version that exists before its mini-batch's update, and so does its backward. So a mini-batch
-can be finished before the next one begins, whatever the real pipeline has in flight, and all sums come in the same order: equal
-bit for bit, except for sums over more than two devices, whose order is the backend's.
+The forward of a micro-batch uses a version that exists before its mini-batch's update, and so does its backward. So a
+mini-batch can be finished before the next one begins, whatever the real pipeline has in flight, and all sums come in
+the same order: equal bit for bit, except for sums over more than two devices, whose order is the backend's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpp.data.base import Samples
 
 Rows = Callable[[int, int, Sequence[str]], dict[str, Tensor]]
-"""(lo, hi, names) -> user inputs and targets of those samples of a mini-batch or an evaluation."""
+"""Function (lo, hi, names) -> user inputs and targets of those samples of a mini-batch or an evaluation."""
 
 Parts = list[tuple[int, Tensor]]
 """A tensor of several pieces, batch first: (first sample, rows)."""
@@ -86,7 +86,7 @@ class Pipeline:
         return out
 
     def _sums(self) -> list[tuple[Tensor, list[tuple[int, int, int, int]]]]:
-        """Each trained parameter, and who adds to its gradient: (device, stage, replica, its place there), by device."""
+        """Each trained parameter, and where its gradients are made: (device, stage, replica, place), by device."""
         found: dict[Tensor, list[tuple[int, int, int, int]]] = defaultdict(list)
         for s, stage in enumerate(self.stages):
             for replica, device in enumerate(self.job.plan.stages[s].devices):
@@ -171,7 +171,7 @@ class Pipeline:
         return lambda lo, hi, names: {name: whole[name][lo:hi] for name in names}
 
     def _forward(self, chunk: Chunk, step: int, rows: Rows, results: dict[int, dict[str, Tensor]]) -> list[list[Kept]]:
-        """All stages' forwards on the samples of a chunk; adds to the results of each device."""
+        """The forwards of all stages on the samples of a chunk; adds to the results of each device."""
         plan, settings, made, kept = self.job.plan, self.job.settings, defaultdict[str, Parts](list), []
         for s, stage in enumerate(self.stages):
             kept.append([])
@@ -195,7 +195,7 @@ class Pipeline:
         return kept
 
     def _backward(self, chunk: Chunk, kept: list[list[Kept]]) -> None:
-        """All stages' backwards on what `_forward` kept."""
+        """The backwards of all stages, on the tensors that `_forward` kept."""
         made = defaultdict[tuple[int, str], Parts](list)
         for s in reversed(range(len(self.stages))):
             stage = self.stages[s]
@@ -287,7 +287,7 @@ class Pipeline:
 
 
 def run_reference(job: Job, weights: Mapping[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
-    """Train a job here and now, without files or evaluations; returns the loss of every step and the final tensors by name."""
+    """Train a job in this process, without files or evaluations; returns each step's loss and the final tensors."""
     pipeline = Pipeline(job, weights)
     losses = [sum(found.values()) for first, count in pipeline.stretches() for found in pipeline.train(first, count)]
     return losses, {name: tensor for state in pipeline.final_state().values() for name, tensor in state.items()}

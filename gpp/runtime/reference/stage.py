@@ -1,8 +1,9 @@
 """One stage of a pipeline that is followed in one process: its replicas, and its weights by the policy's version table.
 
-Nothing here knows what a worker does about versions (`gpp.runtime.weights` but for the formulas of `prediction`): the two are each
-other's check. When the stage has made v updates, the table tells which forwards to come use version v, or what is extrapolated
-from it; those values are made there and then, from the optimizer's state as it is, and kept until their micro-batch comes.
+This code shares nothing with the workers' weight versions (`gpp.runtime.worker.weights`) but the formulas of
+`prediction`, so each checks the other. When the stage has made v updates, the table tells which coming forwards use
+version v or a prediction from it; those values are made there and then, from the optimizer's state as it is, and kept
+until their micro-batch comes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 Values = list[Tensor]
-"""Of the trained parameters of a stage, in one order."""
+"""Tensors for the trained parameters of a stage, in one order."""
 
 
 @final
@@ -104,7 +105,7 @@ class Table:
         return [tensor.clone() for tensor in values]
 
     def backward(self, values: Values) -> None:
-        """Write into the memory of a forward's weights what gradients of inputs are to go through, unseen by autograd."""
+        """Write weights for the gradients of inputs into the memory of a forward's weights, unseen by autograd."""
         if self.policy.backward == "predicted" and (horizon := self.policy.backward_horizon(self.position)):
             self._write(values, horizon)
         elif self.policy.backward != "same" and values is not self._own:
@@ -113,7 +114,7 @@ class Table:
 
 @dataclass(slots=True)
 class Kept:
-    """What a forward leaves for its backward."""
+    """Tensors that a forward leaves for its backward."""
 
     received: dict[str, Tensor]
     outputs: dict[str, Tensor]
@@ -177,7 +178,8 @@ class FollowedStage:
             share: of these samples in the mini-batch.
 
         Returns:
-            What the backward needs, with `outputs` for other stages, and the results, each its share of the mini-batch's mean.
+            Tensors for the backward, with `outputs` for other stages; and the results, each its share of the
+            mini-batch's mean.
         """
         module = self.modules[replica]
         if self.table and self._present[0] != number:
@@ -197,7 +199,7 @@ class FollowedStage:
         return Kept(received, outputs, loss, values, leaves), results
 
     def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor]) -> None:
-        """The backward of what `forward` kept; `received` then hold their gradients.
+        """The backward of a forward's `kept`; the tensors in `received` then hold their gradients.
 
         Args:
             gradients: of its outputs.

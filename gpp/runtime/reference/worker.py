@@ -1,4 +1,4 @@
-"""The process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes what a pipeline's workers write."""
+"""Process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes the files of all workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
 from gpp.runtime.checkpoint.state import save_final
-from gpp.runtime.engines.reference import VERSIONS
+from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline
 from gpp.runtime.worker.process import guarded, write_line

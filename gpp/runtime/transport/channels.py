@@ -22,7 +22,7 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.program.program import ReduceGroup, reduce_groups
 from gpp.program.waits import EVERYONE
-from gpp.runtime.transport.shared_memory import Rings, RingSize, available, place
+from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
 
 Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
@@ -77,8 +77,8 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
 class TorchTransport(AbstractTransport):
     """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
 
-    Messages between processes of one machine go through memory (`shared_memory.py` beside this) if `shared_memory` says so.
-    All others go to the process groups directly: the checks of `torch.distributed.isend` cost more than the call itself.
+    Messages between processes of one machine go through shared memory (`shared_memory.py` beside this) if they may.
+    All others go to the process groups directly: the checks of `torch.distributed.isend` cost more than its call.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class TorchTransport(AbstractTransport):
                 self._route[channel] = world, peer
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self._rings: Rings | None = None
+        self._memory: SharedMemory | None = None
         self._near: set[Channel] = set()
 
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         if not self._shares:
             return
         own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
-        rings = Rings(own, self._timeout_s)
-        places = _gather([*place(), os.getpid(), rings.descriptor])
+        memory = SharedMemory(own, self._timeout_s)
+        places = _gather([*place(), os.getpid(), memory.descriptor])
         me, near = places[dist.get_rank()], set()
         reached = 1
         for channel in sizes:
@@ -127,22 +127,22 @@ class TorchTransport(AbstractTransport):
         for device in sorted({channel[4] for channel in near} - {self._device}):
             _, _, pid, descriptor = places[self._rank_of[device]]
             try:
-                rings.connect(pid, descriptor, [self._tag[channel] for channel in near if channel[4] == device])
+                memory.connect(pid, descriptor, [self._tag[channel] for channel in near if channel[4] == device])
             except OSError:
                 reached = 0
         # All or nobody: both ends of a channel must agree. By now everybody has mapped what it needs.
         if min(found for (found,) in _gather([reached])):
-            self._rings, self._near = rings, near
+            self._memory, self._near = memory, near
 
     def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
-        if channel in self._near and self._rings:
-            return self._rings.post(self._tag[channel], buffer)
+        if channel in self._near and self._memory:
+            return self._memory.post(self._tag[channel], buffer)
         group, peer = self._route[channel]
         return group.recv([buffer], peer, self._tag[channel])
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        if channel in self._near and self._rings:
-            self._rings.outgoing[self._tag[channel]].put(tensor)
+        if channel in self._near and self._memory:
+            self._memory.outgoing[self._tag[channel]].put(tensor)
             return
         group, peer = self._route[channel]
         # The tensor stays referenced until its send is done: the backend reads from its memory.
@@ -154,8 +154,8 @@ class TorchTransport(AbstractTransport):
         dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
 
     def flush(self, limit: int = 0) -> None:
-        if self._rings:
-            self._rings.flush(limit)
+        if self._memory:
+            self._memory.flush(limit)
         while len(self._pending) > limit:
             self._pending.popleft()[0].wait()
 

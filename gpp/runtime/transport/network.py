@@ -30,7 +30,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
 
 FAR_S = 7 * 24 * 3600.0
-"""After which a wait inside a worker gives up by itself. The watch over the ranks knows better when a run hangs, and says why."""
+"""Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
 
 
 def interface_of(job: Job) -> str:
@@ -46,7 +46,7 @@ def interface_of(job: Job) -> str:
 
 
 def program_digest(run_dir: Path) -> str:
-    """What tells two jobs apart: their plan and programs."""
+    """Digest of a job's plan, programs and settings, which tells two jobs apart."""
     digest = hashlib.sha256()
     for name in ("plan.json", "program.txt", "evaluation.txt", "settings.json"):
         path = run_dir / "job" / name
@@ -105,7 +105,7 @@ def _join(address: str, port: int, limit: timedelta) -> TCPStore:
 
 
 def meet(job: Job, run_dir: Path, store: Store, rank: int, world: int) -> None:
-    """Wait until every rank has come, and compare what they read.
+    """Wait until every rank has come, and compare the jobs that they read.
 
     Raises:
         WorkerFailed: some have not come in time, or read another job; names them.
@@ -138,12 +138,13 @@ PINGS = 4
 
 
 def clock_offset_s(store: Store, rank: int, world: int, boot: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """What to add to this rank's performance counter to get rank 0's: every machine counts from its own start.
+    """Seconds to add to this rank's performance counter to get rank 0's: every machine counts from its own start.
 
     The quickest of a few exchanges through the store decides, as in NTP; on rank 0's own machine the clocks are one.
 
     Args:
-        boot: what tells this machine's clock from others': the first number of `gpp.runtime.transport.shared_memory.place`.
+        boot: number that tells this machine's clock from others': the first of
+            `gpp.runtime.transport.shared_memory.place`.
     """
     store.set(f"gpp/boot/{rank}", str(boot))
     others = [r for r in range(1, world) if store.get(f"gpp/boot/{r}") != store.get("gpp/boot/0")]

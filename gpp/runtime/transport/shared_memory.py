@@ -1,15 +1,16 @@
 """Messages between processes of one machine, through memory that both have mapped.
 
-A channel is a ring in the receiver's memory: the sender copies a tensor into a free slot and rings a futex, the receiver copies it
-out. A message of 32 KB costs some 15 us of a core, where gloo's loopback sockets take 130 us and a third thread.
+A channel is a ring buffer in the receiver's memory: the sender copies a tensor into a free slot and wakes the receiver
+by a futex, and the receiver copies it out. A message of 32 KB costs some 15 us of a core, where gloo's loopback sockets
+take 130 us and a third thread.
 
     words of a channel   published, consumed: messages so far (modulo 2^32; one writer each)
                          order[n]: the slot of message i is order[i mod n]
                          full[n]: 1 while slot i holds a message that was not read
 
-A sender never blocks: what finds no free slot waits in the sender's own list and goes in whenever the sender next
-calls. The memory has no name (memfd), so nothing is left behind however a process ends.
-Plain stores in program order are enough on x86-64 (total store order); elsewhere these rings are not used.
+A sender never blocks: a message without a free slot waits in the sender's own list until its next call.
+The memory has no name (memfd), so nothing is left behind however a process ends.
+Plain stores in program order are enough on x86-64 (total store order); elsewhere this memory is not used.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class _Timespec(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether this machine has what the rings need: Linux on x86-64."""
+    """Whether messages can go through memory on this machine: Linux on x86-64."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def place() -> tuple[int, int]:
-    """Two numbers that are equal for processes that may share memory: those of one boot in one network namespace.
+    """Two numbers that are equal for processes that may share memory: numbers of the boot and the network namespace.
 
     A container or namespace with a network of its own counts as another machine.
     """
@@ -87,7 +88,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """How much room a channel needs: bytes of its largest message, and messages of one pass."""
+    """Room that a channel needs: bytes of its largest message, and the number of messages in one pass."""
 
     message_bytes: int
     messages: int
@@ -109,7 +110,7 @@ class RingSize:
         return -(-4 * (2 + 2 * self.slots) // ALIGN) * ALIGN
 
 
-class Ring:
+class RingBuffer:
     """One end of a channel."""
 
     def __init__(self, memory: mmap.mmap, offset: int, size: RingSize) -> None:
@@ -132,15 +133,15 @@ class Ring:
         return found
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Send, or keep for later what finds no room."""
+        """Send a tensor, or keep it for later if no slot is free."""
         self.waiting.append(tensor)
         self.push()
 
     def push(self) -> bool:
-        """Move what waits into free slots; whether nothing is left."""
+        """Move waiting messages into free slots; returns whether none is left."""
         values, n = self.words.values, self.size.slots
         while self.waiting:
-            # The lowest free slot, not the next one: what was used last is still in the cache.
+            # The lowest free slot, not the next one: the slot used last is still in the cache.
             slot = next((i for i in range(n) if not values[self.full + i]), None)
             if slot is None:
                 return False
@@ -167,12 +168,12 @@ class Ring:
         self.words.wake(1)
 
 
-class Rings:
-    """The rings of one device: those that it reads from, in memory of its own, and those that it writes to.
+class SharedMemory:
+    """The ring buffers of one device: it reads from some, in memory of its own, and writes to others.
 
     Args:
         sizes: channel number -> room that it needs, for the channels on which this device receives.
-        timeout_s: after which a wait gives up.
+        timeout_s: seconds after which a wait gives up.
     """
 
     def __init__(self, sizes: Mapping[int, RingSize], timeout_s: float) -> None:
@@ -188,8 +189,8 @@ class Rings:
         os.ftruncate(self.descriptor, at)
         self._own = mmap.mmap(self.descriptor, at)
         self._own[: len(header)] = header
-        self.incoming = {number: Ring(self._own, place[0], RingSize(*place[1:])) for number, place in table.items()}
-        self.outgoing: dict[int, Ring] = {}
+        self.incoming = {number: RingBuffer(self._own, place[0], RingSize(*place[1:])) for number, place in table.items()}
+        self.outgoing: dict[int, RingBuffer] = {}
         self._posted = dict.fromkeys(self.incoming, 0)
 
     def connect(self, pid: int, descriptor: int, numbers: list[int]) -> None:
@@ -204,7 +205,7 @@ class Rings:
         table = json.loads(memory[:HEADER_BYTES].rstrip(b"\0"))
         for number in numbers:
             offset, *size = table[str(number)]
-            self.outgoing[number] = Ring(memory, offset, RingSize(*size))
+            self.outgoing[number] = RingBuffer(memory, offset, RingSize(*size))
 
     def post(self, number: int, buffer: torch.Tensor) -> Arrival:
         """The channel's next message, which is to end in `buffer`."""
@@ -213,18 +214,18 @@ class Rings:
         return Arrival(self, self.incoming[number], index, buffer)
 
     def push(self) -> bool:
-        """Send what found no room before; whether nothing is left."""
+        """Send messages that found no slot before; returns whether none is left."""
         for ring in self.outgoing.values():
             if ring.waiting:
                 ring.push()
         return not self.waiting()
 
     def waiting(self) -> int:
-        """Messages that have found no room yet."""
+        """Number of messages that have found no slot yet."""
         return sum(len(ring.waiting) for ring in self.outgoing.values())
 
     def flush(self, limit: int) -> None:
-        """Wait until at most `limit` messages are without room."""
+        """Wait until at most `limit` messages are without a slot."""
         deadline = time.monotonic() + self.timeout_s
         while self.waiting() > limit and not self.push():
             full = next(ring for ring in self.outgoing.values() if ring.waiting)
@@ -236,10 +237,10 @@ class Rings:
 class Arrival:
     """A message on its way."""
 
-    __slots__ = ("_buffer", "_index", "_ring", "_rings")
+    __slots__ = ("_buffer", "_index", "_memory", "_ring")
 
-    def __init__(self, rings: Rings, ring: Ring, index: int, buffer: torch.Tensor) -> None:
-        self._rings, self._ring, self._index, self._buffer = rings, ring, index, buffer
+    def __init__(self, memory: SharedMemory, ring: RingBuffer, index: int, buffer: torch.Tensor) -> None:
+        self._memory, self._ring, self._index, self._buffer = memory, ring, index, buffer
 
     def wait(self) -> None:
         """Return when the buffer holds the message."""
@@ -249,16 +250,16 @@ class Arrival:
         ring.take(index, self._buffer)
 
     def _sleep(self) -> None:
-        ring, rings, words = self._ring, self._rings, self._ring.words
+        ring, memory, words = self._ring, self._memory, self._ring.words
         start = time.monotonic()
         while not ring.ready(self._index):
-            idle = rings.push()
+            idle = memory.push()
             seen = words.values[0]
             if ring.ready(self._index):
                 return
             now = time.monotonic()
             if now - start < SPIN_S:
                 continue
-            if now - start > rings.timeout_s:
-                raise TimeoutError(f"a message did not come within {rings.timeout_s:g} s")
+            if now - start > memory.timeout_s:
+                raise TimeoutError(f"a message did not come within {memory.timeout_s:g} s")
             words.wait(0, seen, SLICE_S if idle else BUSY_SLICE_S)

@@ -50,7 +50,7 @@ class Gradients:
         self._own = [param for name, param in self.params.items() if name not in shared]
 
     def reduce(self, group: int) -> int:
-        """Sum a group's gradients over its devices; returns the bytes that a ring moves over each member's link."""
+        """Sum a group's gradients over its devices; returns the bytes over each member's link in a ring all-reduce."""
         flat, n = self._flat[group], len(self._groups[group].devices)
         self.transport.reduce(group, flat)
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)

@@ -11,6 +11,7 @@ from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, SENDS, UPDATES,
 from gpp.program.program import Action
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.mailbox import AbstractMailbox
 from gpp.runtime.worker.stage import Span
 from gpp.timeline import Event
 
@@ -18,15 +19,12 @@ from gpp.timeline import Event
 class Runner(Protocol):
     """A stage on a device, as the interpreter sees it; `gpp.runtime.worker.stage.StageRunner` has the contract."""
 
-    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None: ...
-    def arrive(self, direction: str, microbatch: int) -> None: ...
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
-    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int: ...
 
 
 class Sums(Protocol):
-    """What devices add up before the update; `gpp.runtime.worker.gradients.Gradients` has the contract."""
+    """Sums over devices before the update; `gpp.runtime.worker.gradients.Gradients` has the contract."""
 
     def reduce(self, group: int) -> int: ...
     def clip(self) -> int: ...
@@ -54,9 +52,10 @@ class Interpreter(Generic[R]):
     """Runs a device's actions of one program.
 
     Args:
-        runners: stage -> who runs it, for the stages of this device.
+        runners: stage -> its runner, for the stages of this device.
+        mailboxes: stage -> its messages.
         update: (stage, mini-batch of the list) -> its optimizer step.
-        updated: called after each of them, when its event is recorded.
+        updated: called after each optimizer step, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
     """
@@ -65,6 +64,7 @@ class Interpreter(Generic[R]):
         self,
         actions: Iterable[Action],
         runners: Mapping[int, R],
+        mailboxes: Mapping[int, AbstractMailbox],
         transport: AbstractTransport,
         *,
         device_id: int,
@@ -74,7 +74,8 @@ class Interpreter(Generic[R]):
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,
     ) -> None:
-        self.runners, self.transport, self.device_id, self.update = runners, transport, device_id, update
+        self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
+        self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
         self.events: list[Event] = []
         self.waited_s = 0.0
@@ -134,12 +135,12 @@ class Interpreter(Generic[R]):
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, direction = self.runners[action.stage], KINDS[action.kind].direction
-        self._wait(runner.arrive, direction, action.microbatch)
+        self._wait(self.mailboxes[action.stage].arrive, direction, action.microbatch)
         return runner.forward(action.microbatch) if direction == FORWARD else runner.backward(action.microbatch)
 
     def _receive(self, action: Action, last: bool) -> None:
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        self.runners[stage].post(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi)
+        self.mailboxes[stage].post(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi)
 
     def _send(self, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
@@ -147,8 +148,8 @@ class Interpreter(Generic[R]):
             self.transport.flush(self.pending_limit)
             self.status.waiting(False)
         kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        # Handed over in memory, nothing was sent.
-        return self.runners[stage].send(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
+        # Nothing was sent if it was handed over in memory.
+        return self.mailboxes[stage].send(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None
@@ -159,7 +160,7 @@ class Interpreter(Generic[R]):
         return self._wait(self.gradients.clip)
 
     def _wait(self, call: Callable[..., T], *args: object) -> T:
-        """Call what waits for others: the status says so meanwhile, and `waited_s` how long it was."""
+        """Make a call that waits for other devices: the status says so meanwhile, and `waited_s` grows by its time."""
         self.status.waiting(True)
         start = time.perf_counter()
         out = call(*args)
@@ -173,7 +174,7 @@ class Interpreter(Generic[R]):
 
 
 def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:
-    """Each action, and whether it is the last send of what a compute action made, which frees it.
+    """Each action, and whether it is the last send of a compute action's tensors, which frees them.
 
     Those sends follow the action at once, so a look at the next one tells.
     """

@@ -1,4 +1,4 @@
-"""What crosses the boundary of a stage: how the tensors of one message lie in one contiguous buffer.
+"""Layout of the messages that cross the boundary of a stage: the tensors of one message lie in one contiguous buffer.
 
 Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` says where the module has it).
 """
@@ -29,7 +29,7 @@ ALIGN = 16
 
 @dataclass(slots=True)
 class Layout:
-    """How the tensors of one message lie in its buffer."""
+    """Arrangement of the tensors of one message in its buffer."""
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
@@ -54,7 +54,7 @@ class Layout:
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
-        """An empty buffer; of an order-only edge, one byte."""
+        """An empty buffer; one byte for an order-only edge."""
         if not self.names:
             return torch.zeros(1, dtype=torch.uint8, device=device)
         if len(self.names) == 1:
@@ -85,12 +85,12 @@ def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
+class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
 
     Args:
-        incoming, outgoing: of forward messages, from predecessors and to successors.
-        returning_in, returning_out: of gradients, from successors and to predecessors.
+        incoming, outgoing: layouts of forward messages, from predecessors and to successors.
+        returning_in, returning_out: layouts of gradients, from successors and to predecessors.
     """
 
     incoming: dict[int, Layout]
@@ -98,10 +98,15 @@ class Border:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
 
+    def specs(self) -> dict[str, TensorSpec]:
+        """Every tensor that the stage receives or sends forward, by name."""
+        lays = [*self.incoming.values(), *self.outgoing.values()]
+        return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Border:
+
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Boundary:
     """The boundary of `stage`, whose module is `module`."""
-    out = Border(incoming={}, outgoing={}, returning_in={}, returning_out={})
+    out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
             specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
@@ -111,11 +116,11 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Bor
     return out
 
 
-def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Border]) -> dict[Channel, RingSize]:
+def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
     """The room that each channel of `device` needs for one run through its actions.
 
     Args:
-        boundaries: of the device's stages.
+        boundaries: stage -> its boundary, for the device's stages.
     """
     largest: dict[Channel, int] = {}
     count: Counter[Channel] = Counter()
@@ -133,11 +138,12 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
 
 
 def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
-    """How many sends a device may have under way in a training step; None where its backward passes hold it back already.
+    """Most sends that a device may have under way in a training step; None where its backwards hold it back anyway.
 
-    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead, and the
-    messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one of them keeps in
-    flight, so with room for those on every edge, and for what is posted ahead, somebody always waits for the oldest message.
+    A device without backward passes (a frozen tower's) is stopped by nothing: it would send the whole mini-batch ahead,
+    and the messages would lie in memory. No stage's forwards are further ahead of another's than the samples that one
+    of them keeps in flight, so with room for those on every edge, and for what is posted ahead, somebody always waits
+    for the oldest message.
     """
     found = list(actions)
     if any(KINDS[action.kind].frees for action in found):

@@ -1,7 +1,7 @@
 """One worker process: how it begins, connects, writes down what happens, and ends.
 
 ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
-      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (the connection to another rank) or `ended` (by SIGTERM)
+      rank_N.error.json  why it failed: kind `error`, `hang`, `lost` (its connection to another rank), `ended` (SIGTERM)
       rank_N.clock.json  how far its clock is from rank 0's, where they may be on several machines
       rank_N.end.json    that it came to its end, and with which job
 """
@@ -70,7 +70,7 @@ def _keep_alive(status: Status) -> None:
 
 
 def _note_end(ranks: Path, rank: int) -> None:
-    """Write down that the launcher ends this process (because another one failed), which tells it from one that was killed.
+    """Write down that the launcher ends this process (because another one failed), unlike a process that was killed.
 
     A handler alone would run when the backend's wait returns, which may be never: a thread reads of the signal.
     """
@@ -116,7 +116,7 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
 
 
 def disconnect(status: AbstractStatus) -> None:
-    """Leave the process group, when all others are about to: nobody closes a connection that another still reads from."""
+    """Leave the process group together with all others: nobody closes a connection that another still reads from."""
     status.enter(FINISHING)
     status.waiting(True)
     dist.barrier()
@@ -185,7 +185,7 @@ def check_world(job: Job, world: int) -> None:
 
 
 def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTransport, AbstractStatus]:
-    """What a worker of the project's own runtime begins with: its device of the plan, its messages, its status.
+    """Beginning of a worker of the project's own runtime: its device of the plan, its transport, its status.
 
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
@@ -207,7 +207,7 @@ def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTra
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:
-    """Run this process's share of a job and end the process; what goes wrong is written down for the controller.
+    """Run this process's share of a job and end the process; a failure is written down for the controller.
 
     Args:
         job: None to read it from `run_dir`.

@@ -1,8 +1,9 @@
 """The seeding rule: which random numbers a forward pass draws.
 
 A pass is seeded by what it computes and not by where: run seed, step, stage, micro-batch, replica. So dropout does not
-change with device ids, ranks, launch order or the order in which a schedule interleaves micro-batches, and a pass that is
-run again draws the same. Another partition is another assignment of random numbers to samples: equal in distribution only.
+change with device ids, ranks, launch order or the order in which a schedule interleaves micro-batches, and a pass that
+is run again draws the same. Another partition is another assignment of random numbers to samples: equal in distribution
+only.
 """
 
 from __future__ import annotations

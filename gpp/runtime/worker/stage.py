@@ -1,9 +1,8 @@
-"""One stage on one device: its module, its micro-batches in flight, its messages."""
+"""Forwards and backwards of one stage on one device: its module, its weights, its micro-batches in flight."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ import torch
 
 from gpp.graph.captured import is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.runtime.transport.channels import AbstractTransport, Handle
-from gpp.runtime.worker.messages import Border, Layout
+from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
 
 if TYPE_CHECKING:
@@ -25,20 +23,6 @@ Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
 Span = tuple[float, float]
 """When a computation began and when it ended, in seconds of `time.perf_counter`."""
-
-Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
-"""Between the stages of one device: (direction, source stage, destination stage, first sample) -> tensors, batch first."""
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """A message posted for a compute action; without a handle it is handed over by another stage of this device."""
-
-    handle: Handle | None
-    buffer: torch.Tensor | None
-    peer_stage: int
-    lo: int
-    hi: int
 
 
 @dataclass(slots=True)
@@ -55,13 +39,12 @@ def _no_data(lo: int, hi: int) -> dict[str, torch.Tensor]:
 
 
 class StageRunner:
-    """Runs forwards and backwards of one stage on one device and handles their messages.
+    """Runs forwards and backwards of one stage on one device.
 
     Args:
         module: the stage's module, or its evaluation twin.
-        boundary: layouts of its messages.
-        handover: shared by the stages of this device.
-        pieces: micro-batch of one mini-batch (or of an evaluation) -> the samples [lo, hi) that this device holds of it.
+        mailbox: gives the tensors received for a forward or backward, and takes the tensors to be sent.
+        pieces: micro-batch of one mini-batch (or evaluation) -> its samples [lo, hi) that this device holds.
         accumulation: micro-batches of a mini-batch; those of later ones in a pass are like these.
         round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
@@ -76,11 +59,8 @@ class StageRunner:
         module: StageModule,
         *,
         stage: int,
-        device_id: int,
         device: torch.device,
-        transport: AbstractTransport,
-        boundary: Border,
-        handover: Handover,
+        mailbox: Mailbox,
         pieces: Mapping[int, tuple[int, int]],
         accumulation: int,
         round_robin_degree: int = 1,
@@ -90,8 +70,7 @@ class StageRunner:
         synchronize: Callable[[], None] | None = None,
         weights: AbstractStageWeights | None = None,
     ) -> None:
-        self.module, self.stage, self.device_id, self.device, self.transport = module, stage, device_id, device, transport
-        self.boundary, self.handover = boundary, handover
+        self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
         self.autocast, self.synchronize = autocast, synchronize
@@ -100,15 +79,8 @@ class StageRunner:
         self.results: dict[int, dict[str, torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
-        self._posted: dict[tuple[str, int], list[_Incoming]] = defaultdict(list)
         self._passes: dict[int, _Pass] = {}
-        self._made: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
-        self._specs = {
-            name: spec
-            for at in (boundary.incoming, boundary.outgoing)
-            for lay in at.values()
-            for name, spec in zip(lay.names, lay.specs, strict=True)
-        }
+        self._specs = mailbox.boundary.specs()
 
     def begin(self, fetch: Fetch, seed: Callable[[int], int]) -> None:
         """Start a pass. `results` then fills: mini-batch of the pass -> name -> this device's share.
@@ -118,45 +90,6 @@ class StageRunner:
             seed: micro-batch -> seed of its random operations.
         """
         self._fetch, self._seed, self.results = fetch, seed, {}
-
-    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
-        """Start to receive samples [lo, hi) for a coming compute action."""
-        handle = buffer = None
-        if peer_device != self.device_id:
-            buffer = self._layouts_in(direction)[peer_stage].buffer(hi - lo, self.device)
-            handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
-        self._posted[direction, microbatch].append(_Incoming(handle, buffer, peer_stage, lo, hi))
-
-    def _layouts_in(self, direction: str) -> dict[int, Layout]:
-        return self.boundary.incoming if direction == FORWARD else self.boundary.returning_in
-
-    def arrive(self, direction: str, microbatch: int) -> None:
-        """Wait for the messages of a compute action."""
-        for message in self._posted.get((direction, microbatch), ()):
-            if message.handle is not None:
-                message.handle.wait()
-
-    def _arrived(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
-        """The tensors of this micro-batch, batch first, neighbour by neighbour; `arrive` has waited for them."""
-        posted, lays = self._posted.pop((direction, microbatch), ()), self._layouts_in(direction)
-        parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = {}
-        for message in posted:
-            peer = message.peer_stage
-            if message.buffer is None:
-                tensors = self.handover.pop((direction, peer, self.stage, message.lo))
-            else:
-                tensors = lays[peer].views(message.buffer, message.hi - message.lo) if lays[peer].names else []
-            parts.setdefault(peer, []).append((message.lo, tensors))
-        out: list[tuple[str, torch.Tensor]] = []
-        for peer, found in parts.items():
-            names = lays[peer].names
-            if len(found) == 1:
-                out += zip(names, found[0][1], strict=False)
-                continue
-            found.sort(key=lambda part: part[0])
-            columns = zip(*(tensors for _, tensors in found), strict=True)
-            out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
-        return out
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""
@@ -174,10 +107,9 @@ class StageRunner:
             return None
         lo, hi = piece
         leaves: dict[str, torch.Tensor] = {}
-        for name, tensor in self._arrived(FORWARD, microbatch):
-            spec = self._specs[name]
-            leaf = tensor.movedim(0, spec.batch_dim) if spec.batch_dim else tensor
-            leaves[name] = leaf.detach().requires_grad_() if self.train and spec.differentiable else leaf
+        for name, tensor in self.mailbox.take(FORWARD, microbatch):
+            differentiable = self.train and self._specs[name].differentiable
+            leaves[name] = tensor.detach().requires_grad_() if differentiable else tensor
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
         start = time.perf_counter()
         if self.weights:
@@ -207,11 +139,11 @@ class StageRunner:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self._made[FORWARD, microbatch] = {name: self._batch_first(name, value.detach()) for name, value in outputs.items()}
+        self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         return start, end
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
-        """Under what a forward runs: autocast, the meter's hooks (in the first step), both, or nothing."""
+        """Context of a forward: autocast, the meter's hooks (in the first step), both, or nothing."""
         meter, stage = self.meter if self.train else None, self.stage
         if not meter and not self.autocast:
             return nullcontext()
@@ -229,17 +161,14 @@ class StageRunner:
         results = self.results.setdefault(minibatch, {})
         results[name] = results[name] + value if name in results else value
 
-    def _batch_first(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        dim = self._specs[name].batch_dim
-        return tensor.movedim(dim, 0) if dim else tensor
-
     def backward(self, microbatch: int) -> Span | None:
-        """Backward of `microbatch`: gradients of the outputs in, of the received tensors out; None if it holds no samples."""
-        if self._piece(microbatch) is None:
+        """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
+        piece = self._piece(microbatch)
+        if piece is None:
             return None
         done = self._passes.pop(microbatch)
         gradients: dict[str, torch.Tensor] = {}
-        for name, grad in self._arrived(BACKWARD, microbatch):
+        for name, grad in self.mailbox.take(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
         roots: list[torch.Tensor] = []
         seeds: list[torch.Tensor | None] = []
@@ -247,8 +176,7 @@ class StageRunner:
             output = done.outputs[name]
             if output.requires_grad:
                 roots.append(output)
-                dim = self._specs[name].batch_dim
-                seeds.append(grad.movedim(0, dim) if dim else grad)
+                seeds.append(grad)
         if done.loss is not None and done.loss.requires_grad:
             roots.append(done.loss)
             seeds.append(None)
@@ -262,27 +190,12 @@ class StageRunner:
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()
-        self._made[BACKWARD, microbatch] = {
-            name: self._batch_first(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        made = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
         }
+        self.mailbox.put(BACKWARD, microbatch, piece[0], made)
         if self.meter:
             self.meter.release(self.stage, microbatch)
         return start, end
-
-    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
-        """Send samples [lo, hi) of what `microbatch` made; `last` frees it. Returns the bytes sent."""
-        lay = (self.boundary.outgoing if direction == FORWARD else self.boundary.returning_out)[peer_stage]
-        piece = self._piece(microbatch)
-        assert piece is not None
-        made, start = self._made[direction, microbatch], piece[0]
-        rows = [made[name][lo - start : hi - start] for name in lay.names]
-        if last:
-            del self._made[direction, microbatch]
-        if peer_device == self.device_id:
-            self.handover[direction, self.stage, peer_stage, lo] = rows
-            return 0
-        buffer = lay.pack(rows, hi - lo, self.device)
-        self.transport.send((direction, self.stage, peer_stage, self.device_id, peer_device), buffer)
-        return buffer.numel() * buffer.element_size()

@@ -31,6 +31,7 @@ from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, write_line
@@ -53,7 +54,7 @@ class Worker:
         device_id: the device of the plan that this worker is.
         device: the torch device.
         transport: messages to the other devices.
-        status: is told what the worker does.
+        status: is told the worker's actions.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Worker:
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
         )
+        mailboxes = self._mailboxes(self.modules)
         self.training = Interpreter(
             job.program.actions[device_id],
-            self._runners(self.modules, job.program, train=True),
+            self._runners(self.modules, mailboxes, job.program, train=True),
+            mailboxes,
             transport,
             device_id=device_id,
             gradients=self.gradients,
@@ -133,7 +136,7 @@ class Worker:
         return modules
 
     def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
-        """One for each stage that trains something; a weight that two stages of this device share belongs to the first."""
+        """An optimizer for each stage that trains; a weight shared by two stages of this device is the first's."""
         out, taken = {}, set()
         for s, module in self.modules.items():
             own = [p for p in module.parameters() if p.requires_grad and p not in taken]
@@ -143,7 +146,7 @@ class Worker:
         return out
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
-        """What a policy other than flushing does, for each stage that trains something."""
+        """Weights under a policy other than flushing, for each stage that trains something."""
         if not self.job.streams:
             return {}
         policy, plan = restore(self.job.settings.weights), self.job.plan
@@ -157,8 +160,24 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _runners(self, modules: Mapping[int, StageModule], program: Program, *, train: bool) -> dict[int, StageRunner]:
-        plan, settings, handover = self.job.plan, self.job.settings, {}
+    def _mailboxes(self, modules: Mapping[int, StageModule]) -> dict[int, Mailbox]:
+        handover: Handover = {}
+        return {
+            s: Mailbox(
+                stage=s,
+                device_id=self.device_id,
+                transport=self.transport,
+                device=self.device,
+                boundary=boundary(self.job.plan, self.job.graph, module, s),
+                handover=handover,
+            )
+            for s, module in modules.items()
+        }
+
+    def _runners(
+        self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
+    ) -> dict[int, StageRunner]:
+        plan, settings = self.job.plan, self.job.settings
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
@@ -166,11 +185,8 @@ class Worker:
             out[s] = StageRunner(
                 module,
                 stage=s,
-                device_id=self.device_id,
                 device=self.device,
-                transport=self.transport,
-                boundary=boundary(plan, self.job.graph, module, s),
-                handover=handover,
+                mailbox=mailboxes[s],
                 pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
                 accumulation=-(-num_samples // stage.microbatch_size),
                 round_robin_degree=stage.round_robin_degree,
@@ -187,13 +203,15 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
+        mailboxes = self._mailboxes(modules)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
-            self._runners(modules, program, train=False),
+            self._runners(modules, mailboxes, program, train=False),
+            mailboxes,
             self.transport,
             device_id=self.device_id,
-            # Of small micro-batches, as many as a large one is waiting for.
+            # A large micro-batch waits for several small ones, all of which may be under way.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
             status=self.status,
         )
@@ -203,7 +221,7 @@ class Worker:
         out: dict[Channel, RingSize] = {}
         for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
             if program and interpreter:
-                boundaries = {s: runner.boundary for s, runner in interpreter.runners.items()}
+                boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
                 for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, boundaries).items():
                     out[channel] = size.merged(out.get(channel, size))
         return out
@@ -343,7 +361,7 @@ class Worker:
             return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
 
         whole = bool(wanted) and self.samples[split].in_memory
-        # Rows that lie in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
+        # Rows in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
 
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:

@@ -1,9 +1,10 @@
-"""What carries a weight policy out on one stage of one device.
+"""Weights of one stage on one device, under a weight policy.
 
-The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the module's
-parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the masters. An in-place
-update of a tensor that an unfinished backward needs would be refused by autograd, and swapping `param.data` under a graph is
-silently wrong for some operators; so a leaf of a graph keeps its memory, and what is written there is written past autograd.
+The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the
+module's parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the
+masters. An in-place update of a tensor that an unfinished backward needs would be refused by autograd, and swapping
+`param.data` under a graph is silently wrong for some operators; so a leaf of a graph keeps its memory, and what is
+written there is written past autograd.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ class AbstractStageWeights(ABC):
     """The weights of one stage on one device.
 
     Args:
-        policy, position: what to do, and where the stage stands.
+        policy, position: the weight policy, and the stage's position in the pipeline.
         optimizer: of the masters.
         spec: its settings.
         rate: number of an update -> its learning rate.
         saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
 
-    Micro-batches are counted by the device: where replicas take turns (`gpp.plan.stage.Stage.round_robin`), only its own.
-    `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`, if it is made a
-    list, gets (F or B, micro-batch, version) of every pass.
+    Micro-batches are counted by the device: where replicas take turns (`gpp.plan.stage.Stage.round_robin`), only its
+    own. `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`,
+    if it is made a list, gets (F or B, micro-batch, version) of every pass.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class AbstractStageWeights(ABC):
         return self.scratch[-1]
 
     def extrapolate(self, into: Sequence[Tensor], horizon: int) -> None:
-        """Write the weights `horizon` updates ahead."""
+        """Write the weights predicted for `horizon` updates ahead."""
         assert self._predict is not None
         self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
@@ -131,7 +132,7 @@ class AbstractStageWeights(ABC):
         self.reset()
 
     def in_flight_at_save(self, number: int) -> bool:
-        """Whether the micro-batch is in flight at a checkpoint: its forward comes before the last update, its backward after."""
+        """Whether the micro-batch is in flight at a checkpoint: the last update is between its forward and backward."""
         m = self.position.accumulation
         return any(self.saved_at(done) for done in range((number - self.position.warmup) // m + 1, number // m + 1))
 
@@ -180,7 +181,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """All that is there is the latest version."""
+        """Forget all versions but the latest."""
 
     def take_before(self) -> dict[str, Tensor]:
         """Buffers as the first forward after the last update found them, where that came before the update."""
@@ -189,8 +190,9 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def history(self) -> dict[str, list[Tensor]]:
-        """Right after an update: what else than the latest weights is needed to go on from here with the forwards of what is in
-        flight repeated; keys count from here."""
+        """Weights beside the latest that a run needs to go on from this update, when it repeats the forwards of the
+        micro-batches in flight; keys count from here.
+        """
 
     @abstractmethod
     def make_room(self) -> None:
@@ -198,7 +200,7 @@ class AbstractStageWeights(ABC):
 
     @abstractmethod
     def ready(self, microbatch: int) -> int:
-        """Install what the forward of a micro-batch of the pass uses; returns its version, or the one it is extrapolated from."""
+        """Install the weights of a forward of the pass; returns their version, or that they are extrapolated from."""
 
     @abstractmethod
     def prepare(self, microbatch: int) -> int:

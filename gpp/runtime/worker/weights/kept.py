@@ -1,7 +1,8 @@
 """Versions that live as long as a micro-batch needs them: stashing, vertical sync, double buffering.
 
-Every version has memory and leaves of its own, so a backward finds the very tensors of its forward, and nothing is copied around a
-pass. An update of a version that is still needed first moves the masters, by one copy, into memory that nobody needs.
+Every version has memory and leaves of its own, so a backward finds the very tensors of its forward, and nothing is
+copied around a pass. An update of a version that is still needed first moves the masters, by one copy, into memory that
+nobody needs.
 """
 
 from __future__ import annotations

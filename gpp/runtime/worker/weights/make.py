@@ -1,4 +1,4 @@
-"""From a policy's value to what carries it out."""
+"""Choice of the class that carries a weight policy out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
 def stage_weights(policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> AbstractStageWeights:
-    """The weights of a stage; `settings` as of `AbstractStageWeights`."""
+    """The weights of a stage; `settings` are further arguments of `AbstractStageWeights`."""
     if policy.backward != "same":
         return Slots(policy, position, module, **settings)
     return (Foreseen if policy.predictor else Kept)(policy, position, module, **settings)

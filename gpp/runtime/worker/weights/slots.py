@@ -1,4 +1,4 @@
-"""One set of leaves, written before every pass: PipeOptim, SpecTrain's first form; or not written at all: the naive control.
+"""One set of leaves, written before every pass (PipeOptim, SpecTrain's first form) or never (the naive control).
 
 A graph refers to the leaves' memory, so what is written there before a backward is what gradients of inputs go through.
 """
@@ -16,7 +16,7 @@ from gpp.weights.base import AbstractWeights, PipelinePosition
 
 @final
 class Slots(AbstractStageWeights):
-    """Forward and backward on what the policy says, written into one scratch copy; without one, on the masters' own memory."""
+    """Passes on the policy's weights, written into one scratch copy; without one, on the masters' own memory."""
 
     def __init__(self, policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> None:
         super().__init__(policy, position, module, **settings)

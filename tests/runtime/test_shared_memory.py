@@ -8,14 +8,14 @@ import threading
 import pytest
 import torch
 
-from gpp.runtime.transport.shared_memory import Rings, RingSize, available, place
+from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
 
-pytestmark = pytest.mark.skipif(not available(), reason="shared-memory rings need Linux on x86-64")
+pytestmark = pytest.mark.skipif(not available(), reason="shared memory needs Linux on x86-64")
 
 
-def ends(*sizes: RingSize, timeout_s: float = 20.0) -> tuple[Rings, Rings]:
+def ends(*sizes: RingSize, timeout_s: float = 20.0) -> tuple[SharedMemory, SharedMemory]:
     """A receiver and a sender that has mapped the receiver's memory by its process and descriptor, as another process would."""
-    receiver, sender = Rings(dict(enumerate(sizes)), timeout_s), Rings({}, timeout_s)
+    receiver, sender = SharedMemory(dict(enumerate(sizes)), timeout_s), SharedMemory({}, timeout_s)
     sender.connect(os.getpid(), receiver.descriptor, list(range(len(sizes))))
     return receiver, sender
 
@@ -65,18 +65,18 @@ def test_the_hot_slot_is_used_again() -> None:
 
 def test_a_sleeping_receiver_is_woken_and_pushes_its_own_messages_meanwhile() -> None:
     """Two threads each wait for the other's second message, which finds room only while the other one waits."""
-    a, b = Rings({0: RingSize(4, 1)}, 20.0), Rings({1: RingSize(4, 1)}, 20.0)
+    a, b = SharedMemory({0: RingSize(4, 1)}, 20.0), SharedMemory({1: RingSize(4, 1)}, 20.0)
     a.connect(os.getpid(), b.descriptor, [1])
     b.connect(os.getpid(), a.descriptor, [0])
     found: dict[str, list[float]] = {}
 
-    def run(name: str, rings: Rings, out: int, into: int) -> None:
+    def run(name: str, memory: SharedMemory, out: int, into: int) -> None:
         for i in range(50):
-            rings.outgoing[out].put(torch.tensor([float(i)]))
+            memory.outgoing[out].put(torch.tensor([float(i)]))
         buffers = [torch.empty(1) for _ in range(50)]
-        for handle in [rings.post(into, buffer) for buffer in buffers]:
+        for handle in [memory.post(into, buffer) for buffer in buffers]:
             handle.wait()
-        rings.flush(0)
+        memory.flush(0)
         found[name] = [float(buffer) for buffer in buffers]
 
     threads = [threading.Thread(target=run, args=args) for args in (("a", a, 1, 0), ("b", b, 0, 1))]

@@ -1,9 +1,7 @@
-"""Three quick improvements of a finished plan that change many stages at once.
+"""Two improvements of a finished plan that change many stages at once.
 
-`polish` moves all boundaries together: the stages, laid one after the other, are a line of operators, and a dynamic program picks
-every boundary within a window around its place so that the sum of the eighth powers of the stages' times is least, which is
-nearly the longest time, with an opinion on the others too. `recut` runs the planner's own dynamic program over that line,
-cut finely around the boundaries. `spread` deals idle devices out, one stage at a time, as long as bounds fall.
+`recut` runs the planner's own dynamic program over the line of the plan's operators, cut finely around the boundaries. `spread`
+deals idle devices out, one stage at a time, as long as bounds fall.
 """
 
 from __future__ import annotations
@@ -13,17 +11,12 @@ import numpy as np
 from gpp.cost.stage import stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan.plan import Plan
-from gpp.planners.common.candidates import Candidate, Search
-from gpp.planners.common.linear_orders import intervals
+from gpp.planners.common.candidates import Candidate, Part
+from gpp.planners.common.incumbent import Incumbent
+from gpp.planners.common.interval_program import LONGEST_LINE, POWER
 from gpp.planners.common.stage_costs import StageCosts
-from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch, Parts
+from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
-
-WINDOW = 24
-"""Operators by which a boundary may move to either side."""
-
-POWER = 8.0
-"""Of the stages' times, summed."""
 
 MOST_PLACES, MOST_IF_TIGHT = 100, 256
 """Places to cut in `recut`; more where memory decides, which asks for stages that fit exactly."""
@@ -34,59 +27,13 @@ TIGHT = 0.9
 FINER, NUM_FINER = (0.8, 1.05), 26
 """Limits of `recut` in units of the slowest stage's time, and how many of them."""
 
-LONGEST_LINE = 600
-"""Operators up to which the tables of all intervals are worth their memory."""
 
-
-def polish(search: Search, plan: Plan) -> None:
-    """Simulate the plan with all boundaries at their best places."""
-    costs, problem = search.assessor.costs, search.assessor.problem
-    line = tuple(op for stage in plan.stages for op in stage.ops)
-    if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
-        return
-    b = plan.stages[0].microbatch_size
-    most = problem.minibatch_size // b
-    table = intervals(costs, line)
-    ends = np.cumsum([len(stage.ops) for stage in plan.stages]).tolist()
-    places = [np.array([0])]
-    for end in ends[:-1]:
-        places.append(np.arange(max(end - WINDOW, 1), min(end + WINDOW, len(line) - 1) + 1))
-    places.append(np.array([ends[-1]]))
-    scale = None
-    value, choices = np.zeros(1), []
-    for s, stage in enumerate(plan.stages):
-        i, j = places[s][:, None], places[s + 1][None, :]
-        r = len(stage.devices)
-        samples = b // r
-        prefix = table.prefix_s[costs.row(samples)]
-        seconds = np.maximum(prefix[j] - prefix[i], table.grads[i, j] * (samples / costs.link.bandwidth_bytes_per_s))
-        seconds = seconds + costs.finish_array_s(table.trainable[i, j], r) / most
-        held = stage.in_flight // b
-        need = table.held((i, j), samples).peak(held)
-        scale = scale or float(seconds.max()) or 1.0
-        cost = np.where((need <= costs.limit_bytes * (1 + 1e-9)) & (j > i), (seconds / scale) ** POWER, np.inf)
-        total = value[:, None] + cost
-        choices.append(total.argmin(axis=0))
-        value = total.min(axis=0)
-    if not np.isfinite(value[0]):
-        return
-    at, cuts = 0, [ends[-1]]
-    for s in range(len(plan.stages) - 1, -1, -1):
-        at = int(choices[s][at])
-        cuts.append(int(places[s][at]))
-    cuts.reverse()
-    parts = [(sum(1 << op for op in line[cuts[s] : cuts[s + 1]]), len(stage.devices)) for s, stage in enumerate(plan.stages)]
-    candidate = search.assessor.assess(parts, b)
-    if isinstance(candidate, Candidate):
-        search.simulate(candidate)
-
-
-def recut(search: Search, plan: Plan) -> None:
+def recut(incumbent: Incumbent, plan: Plan) -> None:
     """Simulate the best of the dynamic program over the plan's own line of operators, cut finely around its boundaries.
 
-    Stages and replicas may change here, which `polish` does not do.
+    Stages and replicas may change here, which `all_boundaries` does not do.
     """
-    costs, problem = search.assessor.costs, search.assessor.problem
+    costs, problem = incumbent.assessor.costs, incumbent.assessor.problem
     line = tuple(op for stage in plan.stages for op in stage.ops)
     if len(plan.stages) < 2 or len(line) > LONGEST_LINE:
         return
@@ -105,13 +52,13 @@ def recut(search: Search, plan: Plan) -> None:
     for h in range(1, devices.shape[1]):
         fits = np.flatnonzero(devices[:, h] <= costs.cluster.num_devices)
         if len(fits) and devices[fits[0], h] < devices[fits[0], h - 1]:
-            candidate = search.assessor.assess(solved.parts(int(fits[0]), h)[0], b)
+            candidate = incumbent.assessor.assess(solved.parts(int(fits[0]), h)[0], b)
             if isinstance(candidate, Candidate):
                 found.append(candidate)
-    search.simulate_all(found, 2)
+    incumbent.simulate_all(found, 2)
 
 
-def spread(search: Search, plan: Plan) -> None:
+def spread(incumbent: Incumbent, plan: Plan) -> None:
     """Simulate the plan with idle devices dealt out, where they lower the stages' bounds most, as long as they do.
 
     A stage may get replicas, or its branches or its two halves a device each: what waits for a slow stage then waits less.
@@ -119,17 +66,17 @@ def spread(search: Search, plan: Plan) -> None:
     Each step is the best of its moment, so what comes out with replicas alone may be better than with cuts too: both are tried.
     """
     for cuts in (False, True):
-        _spread(search, plan, cuts)
+        _spread(incumbent, plan, cuts)
 
 
-def _spread(search: Search, plan: Plan, cuts: bool) -> None:
-    assessor = search.assessor
+def _spread(incumbent: Incumbent, plan: Plan, cuts: bool) -> None:
+    assessor = incumbent.assessor
     b, idle = plan.stages[0].microbatch_size, assessor.cluster.num_devices - plan.num_devices
     parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
     bounds = assessor.stage_bounds_s(parts, b)
     scale = max(bounds or [1.0])
 
-    def norm(parts: Parts) -> float:
+    def norm(parts: list[Part]) -> float:
         # The mean, not the sum: a stage that is cut must not count twice.
         bounds = assessor.stage_bounds_s(parts, b)
         return sum((bound / scale) ** POWER for bound in bounds) / len(bounds) if bounds else float("inf")
@@ -151,14 +98,14 @@ def _spread(search: Search, plan: Plan, cuts: bool) -> None:
         parts, best = finer, found
         idle = assessor.cluster.num_devices - sum(r for _, r in parts)
         tried.append(assessor.assess(parts, b))
-    search.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], 2)
+    incumbent.simulate_all([candidate for candidate in tried if isinstance(candidate, Candidate)], 2)
 
 
-def _finer(costs: StageCosts, part: tuple[int, int], b: int, cuts: bool) -> list[Parts]:
+def _finer(costs: StageCosts, part: Part, b: int, cuts: bool) -> list[list[Part]]:
     """A stage with the next number of replicas, and, with `cuts`, in two: its branches dealt out, or its operators halved."""
     mask, r = part
     more = next((x for x in costs.replicas[b] if x > r), None)
-    out: list[Parts] = [[(mask, more)]] if more is not None else []
+    out: list[list[Part]] = [[(mask, more)]] if more is not None else []
     if not cuts or not mask & (mask - 1):
         return out
     pieces = _components(costs.graph, mask)

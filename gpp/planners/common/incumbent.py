@@ -1,0 +1,86 @@
+"""The incumbent of a search: the best plan so far, and those that were simulated on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.base import Predict
+from gpp.planners.common.candidates import Assessor, Candidate, Parts
+from gpp.planners.common.placement import Placement
+
+MARGIN = 1 - 1e-9
+"""A candidate must be better than the best by more than rounding."""
+
+
+class Incumbent:
+    """The best plan so far, by predicted iteration time; ties go to the one that was tried first."""
+
+    def __init__(self, assessor: Assessor, planner: str, predict: Predict) -> None:
+        self.assessor, self.planner, self.predict = assessor, planner, predict
+        self.best: Plan | None = None
+        self.best_s = float("inf")
+        self.num_simulated = 0
+        self._seen: set[tuple[int, bool, Parts, Placement]] = set()
+        self._by_size: dict[int, tuple[Plan, float]] = {}
+
+    def worth(self, bound_s: float) -> bool:
+        """Whether something that takes `bound_s` at least could still win."""
+        return bound_s < self.best_s * MARGIN
+
+    def simulate(self, candidate: Candidate, *, below_s: float | None = None) -> tuple[Plan, float] | None:
+        """A candidate's plan and predicted seconds; None if it cannot win, or was tried before.
+
+        Args:
+            below_s: what it has to beat; None for the best plan.
+        """
+        key = (candidate.microbatch_size, candidate.chain, candidate.parts, candidate.placement)
+        beat = self.best_s if below_s is None else below_s
+        if candidate.bound_s >= beat * MARGIN or key in self._seen:
+            return None
+        self._seen.add(key)
+        plan = make_plan(
+            self.assessor.problem,
+            self.planner,
+            candidate.parts,
+            candidate.microbatch_size,
+            chain=candidate.chain,
+            ordered=True,
+            placement=candidate.placement,
+        )
+        seconds = self.predict(plan).metrics.iteration_s
+        self.num_simulated += 1
+        b = candidate.microbatch_size
+        if b not in self._by_size or seconds < self._by_size[b][1] * MARGIN:
+            self._by_size[b] = plan, seconds
+        if seconds < self.best_s * MARGIN:
+            self.best, self.best_s = plan, seconds
+        return plan, seconds
+
+    def offer(self, plan: Plan) -> float:
+        """Keep a plan that was made elsewhere if it is the best; its predicted seconds."""
+        seconds = self.predict(plan).metrics.iteration_s
+        self.num_simulated += 1
+        if seconds < self.best_s * MARGIN:
+            self.best, self.best_s = replace(plan, planner=self.planner, explanation=()), seconds
+        return seconds
+
+    def best_by_size(self) -> list[tuple[Plan, float]]:
+        """The best plan of each micro-batch size and its seconds, best first."""
+        return [self._by_size[b] for b in sorted(self._by_size, key=lambda b: (self._by_size[b][1], b))]
+
+    def simulate_all(self, candidates: Sequence[Candidate], limit: int | None = None) -> None:
+        """Simulate candidates by ascending bound until none can win.
+
+        Args:
+            limit: end after so many simulations without a better plan; None for no end.
+        """
+        left = limit
+        for candidate in sorted(candidates):
+            if not self.worth(candidate.bound_s) or left == 0:
+                break
+            before = self.best_s
+            if self.simulate(candidate) is not None and left is not None:
+                left = limit if self.best_s < before else left - 1

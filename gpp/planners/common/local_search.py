@@ -1,0 +1,219 @@
+"""One local search for all planners: from a plan to its best neighbour, as long as predictions fall.
+
+Objective: the predicted iteration time. A *hill* says which neighbours a state has, with a lower bound on the time of each, and
+what a state takes; `climb` simulates the neighbours by ascending bound until none can win or patience is at its end, goes to
+the best one and starts again there. What is searched differs by hill alone:
+
+* `EqualMicrobatches`: plans of one micro-batch size, judged by `Assessor`, with any set of moves (`moves`);
+* `vary` (a size and k for each stage) and `colocate` (two stages on a device) have hills of their own.
+
+`repair` takes the same moves from a partition that does not fit in memory to one that does.
+
+Complexity: a step bounds every neighbour, of which a plan of S stages has O(S (replicas + operators)), and simulates
+`patience` of them in a row that gain nothing; `steps` of them in a row that gain nothing end the search.
+Deterministic: ties go to the neighbour that was named first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Generic, TypeVar, final
+
+from gpp.plan.plan import Plan
+from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
+from gpp.planners.common.incumbent import MARGIN, Incumbent
+from gpp.planners.common.moves import ANY_STAGES, Around, Move, Point
+
+State = TypeVar("State")
+
+ENOUGH = 5e-3
+"""Relative gain of a step below which climbing ends."""
+
+ALL_STAGES = 8
+"""Plans of at most so many stages are changed everywhere, larger ones where they are slowest."""
+
+HOT = 0.9
+"""Share of a plan's bound from which on a stage that keeps it up alone counts as slow."""
+
+MAX_REPAIRS = 6
+"""Changes of a partition that lacks memory."""
+
+HOPELESS = 1.5
+"""A partition that needs that many times the memory is left alone."""
+
+
+class Hill(ABC, Generic[State]):
+    """The states of a search, their neighbours and what they take."""
+
+    @abstractmethod
+    def neighbours(self, state: State, below_s: float) -> Iterable[tuple[float, State]]:
+        """Lower bounds and neighbours that might take less than `below_s`, in a fixed order."""
+
+    @abstractmethod
+    def seconds(self, state: State, below_s: float) -> float | None:
+        """The prediction of a neighbour; None if it cannot be below `below_s`, was predicted before, or may not be any more."""
+
+
+def climb(
+    hill: Hill[State],
+    starts: Sequence[tuple[State, float]],
+    *,
+    patience: int | None = None,
+    steps: int = 1,
+    least_gain: float = 0.0,
+    margin: float = MARGIN,
+) -> tuple[State, float]:
+    """The best state that is found from some, and its predicted seconds.
+
+    From each start the search climbs as long as a step gains enough. Then it takes steps from the best states that were predicted
+    but not left yet, and these count only if they beat everything.
+
+    Args:
+        starts: states, and the predicted seconds of each.
+        patience: predictions without a better state that end a step; None for no end.
+        steps: those without a better state that end the search, the last one of a climb included.
+        least_gain: relative gain of a step below which it counts as none.
+        margin: factor on the best seconds below which a prediction counts as better.
+    """
+    seen: list[tuple[float, int, State]] = []
+
+    def step(state: State, seconds: float) -> tuple[State, float]:
+        """The best neighbour that takes less than `seconds`, or the state itself."""
+        left = patience
+        found = [(bound, at, other) for at, (bound, other) in enumerate(hill.neighbours(state, seconds))]
+        for bound, _, other in sorted(found, key=itemgetter(0, 1)):
+            if left == 0 or bound >= seconds * margin:
+                break
+            took = hill.seconds(other, seconds)
+            if took is None:
+                continue
+            heapq.heappush(seen, (took, len(seen), other))
+            if took < seconds * margin:
+                state, seconds, left = other, took, patience
+            elif left is not None:
+                left -= 1
+        return state, seconds
+
+    left_already, tops = set(), []
+    for state, seconds in starts:
+        before = math.inf
+        while seconds < before * (1 - least_gain):
+            left_already.add(state)
+            before = seconds
+            state, seconds = step(state, seconds)
+        tops.append((state, seconds))
+    best, best_s = min(tops, key=itemgetter(1))
+    in_vain = 1
+    while seen and in_vain < steps:
+        _, _, state = heapq.heappop(seen)
+        if state not in left_already:
+            left_already.add(state)
+            before = best_s
+            found, best_s = step(state, best_s)
+            if best_s < before * margin:
+                best = found
+            in_vain = 0 if best_s < before * (1 - least_gain) else in_vain + 1
+    return best, best_s
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualMicrobatches(Hill[Candidate]):
+    """Plans in which all stages have one micro-batch size.
+
+    Args:
+        moves: to the neighbours of a plan.
+        order: of the operators, of which all stages stay intervals; None for stages of any shape.
+        keeps_devices: whether moves start from the plan's own devices; else the placer places every neighbour anew.
+        all_stages: plans of at most so many stages are changed everywhere.
+    """
+
+    incumbent: Incumbent
+    moves: tuple[Move, ...] = ANY_STAGES
+    order: Sequence[int] | None = None
+    keeps_devices: bool = False
+    all_stages: int = ALL_STAGES
+
+    def neighbours(self, state: Candidate, below_s: float) -> list[tuple[float, Candidate]]:
+        assessor, count, chain = self.incumbent.assessor, len(state.parts), state.chain or self.order is not None
+        hot = frozenset(range(count))
+        if count > self.all_stages:
+            hot = frozenset(assessor.slow_parts(state.parts, state.microbatch_size, HOT, chain=chain))
+        point = Point(
+            parts=state.parts,
+            sizes=(state.microbatch_size,) * count,
+            ks=(1,) * count,
+            chain=chain,
+            devices=state.placement if self.keeps_devices else None,
+        )
+        around = Around(assessor=assessor, hot=hot, order=self.order)
+        points = dict.fromkeys(other for move in self.moves for other in move(around, point))
+        found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
+        # Shallow ones first among equal bounds.
+        return [(candidate.bound_s, candidate) for candidate in sorted(found)]
+
+    def seconds(self, state: Candidate, below_s: float) -> float | None:
+        found = self.incumbent.simulate(state, below_s=below_s)
+        return None if found is None else found[1]
+
+    def start(self, plan: Plan) -> Candidate:
+        """A plan as a state."""
+        graph = self.incumbent.assessor.graph
+        point = Point.of(plan, graph)
+        assert point.devices is not None
+        return Candidate(0.0, plan.depth, point.sizes[0], point.chain, point.parts, point.devices)
+
+
+def assess(assessor: Assessor, point: Point, below_s: float = float("inf")) -> Candidate | Shortage | None:
+    """The verdict on a point of one micro-batch size; None also if its bound is not below `below_s`."""
+    return assessor.assess(point.parts, point.sizes[0], chain=point.chain, placement=point.devices, below_s=below_s)
+
+
+def climb_best(
+    incumbent: Incumbent,
+    patience: int,
+    *,
+    moves: tuple[Move, ...] = ANY_STAGES,
+    order: Sequence[int] | None = None,
+    starts: int = 1,
+    steps: int = 1,
+) -> None:
+    """Climb from the incumbent's best plans, one for each of the `starts` micro-batch sizes with the best ones."""
+    hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order)
+    found = [(hill.start(plan), seconds) for plan, seconds in incumbent.best_by_size()[:starts]]
+    if found:
+        climb(hill, found, patience=patience, steps=steps, least_gain=ENOUGH)
+
+
+def repair(incumbent: Incumbent, parts: Parts, microbatch_size: int, moves: tuple[Move, ...] = ANY_STAGES) -> None:
+    """Change a partition that lacks memory until it fits or no change lessens the lack; simulate it then.
+
+    Each step goes to the neighbour that lacks least, without a prediction: there is none for what does not fit.
+    """
+    assessor, b = incumbent.assessor, microbatch_size
+    seen = assessor.assess(parts, b)
+    for _ in range(MAX_REPAIRS):
+        if not isinstance(seen, Shortage) or seen.scale > HOPELESS:
+            return
+        short = frozenset(s for s, (mask, _) in enumerate(parts) if mask in seen.lacking or len(parts) <= ALL_STAGES)
+        point = Point(parts=parts, sizes=(b,) * len(parts), ks=(1,) * len(parts), chain=False)
+        around = Around(assessor=assessor, hot=short)
+        best: tuple[float, Parts, Shortage] | None = None
+        fitting: list[Candidate] = []
+        for other in (other for move in moves for other in move(around, point)):
+            found = assess(assessor, other)
+            if isinstance(found, Candidate):
+                fitting.append(found)
+            elif found is not None and other.sizes[0] == b and found.total < min(seen.total, best[0] if best else seen.total):
+                best = found.total, other.parts, found
+        if fitting:
+            incumbent.simulate_all(fitting, 2)
+            return
+        if best is None:
+            return
+        _, parts, seen = best

@@ -1,0 +1,189 @@
+"""Messages of one stage on one device: posted receives, tensors that arrived, tensors that are to be sent.
+
+Several devices may hold the samples of one micro-batch, on either side of an edge. A mailbox joins the sample ranges
+that it receives and cuts out those that it sends. Between two stages of one device tensors are handed over in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
+from gpp.runtime.worker.messages import Boundary, Layout
+
+Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
+"""Tensors between stages of one device: (direction, source, destination, first sample) -> tensors, batch first."""
+
+
+@dataclass(slots=True)
+class Posted:
+    """Samples [lo, hi) that a compute action waits for; no handle if another stage of this device hands them over."""
+
+    handle: Handle | None
+    buffer: torch.Tensor | None
+    peer_stage: int
+    lo: int
+    hi: int
+
+
+class AbstractMailbox(ABC):
+    """Messages of one stage on one device, as the interpreter posts, awaits and sends them.
+
+    A direction is that of the compute action which needs a message or has made it: forward or backward.
+
+    Args:
+        transport: carries messages to and from other devices.
+    """
+
+    def __init__(self, *, stage: int, device_id: int, transport: AbstractTransport) -> None:
+        self.stage, self.device_id, self.transport = stage, device_id, transport
+        self._posted: dict[tuple[str, int], list[Posted]] = defaultdict(list)
+
+    @final
+    def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
+        """Start to receive samples [lo, hi) for a coming compute action."""
+        handle = buffer = None
+        if peer_device != self.device_id:
+            buffer = self._buffer(direction, peer_stage, hi - lo)
+            handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
+        self._posted[direction, microbatch].append(Posted(handle, buffer, peer_stage, lo, hi))
+
+    @final
+    def arrive(self, direction: str, microbatch: int) -> None:
+        """Wait for the messages of a compute action."""
+        messages = self._posted.pop((direction, microbatch), [])
+        for message in messages:
+            if message.handle is not None:
+                message.handle.wait()
+        self._accept(direction, microbatch, messages)
+
+    @final
+    def send(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int, last: bool) -> int:
+        """Start to send samples [lo, hi) of a compute action's tensors.
+
+        Args:
+            last: no other message of these tensors follows, so they are freed.
+
+        Returns:
+            Bytes of the message; 0 if it is handed over to a stage of this device.
+        """
+        if peer_device == self.device_id:
+            self._hand_over(direction, microbatch, peer_stage, lo, hi, last)
+            return 0
+        channel = (direction, self.stage, peer_stage, self.device_id, peer_device)
+        tensor, num_bytes = self._message(channel, microbatch, lo, hi, last)
+        self.transport.send(channel, tensor)
+        return num_bytes
+
+    @abstractmethod
+    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
+        """An empty buffer for a message of so many samples."""
+
+    @abstractmethod
+    def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
+        """Take over the messages of a compute action, all of which have arrived."""
+
+    @abstractmethod
+    def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
+        """The contiguous tensor to send on a channel, and the bytes to record for it."""
+
+    @abstractmethod
+    def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
+        """Give samples [lo, hi) to another stage of this device."""
+
+
+@final
+class Mailbox(AbstractMailbox):
+    """Messages of tensors.
+
+    Args:
+        device: where buffers are made.
+        boundary: layouts of the stage's messages.
+        handover: shared by the mailboxes of this device.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        device_id: int,
+        transport: AbstractTransport,
+        device: torch.device,
+        boundary: Boundary,
+        handover: Handover,
+    ) -> None:
+        super().__init__(stage=stage, device_id=device_id, transport=transport)
+        self.device, self.boundary, self.handover = device, boundary, handover
+        self._layouts_in = {FORWARD: boundary.incoming, BACKWARD: boundary.returning_in}
+        self._layouts_out = {FORWARD: boundary.outgoing, BACKWARD: boundary.returning_out}
+        self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
+        self._arrived: dict[tuple[str, int], list[Posted]] = {}
+        self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}
+
+    def take(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors that arrived for a compute action, neighbour by neighbour.
+
+        Several neighbours may send gradients of one name. The batch dimension lies where the stage's module has it.
+        """
+        lays = self._layouts_in[direction]
+        parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = {}
+        for message in self._arrived.pop((direction, microbatch), ()):
+            peer = message.peer_stage
+            if message.buffer is None:
+                tensors = self.handover.pop((direction, peer, self.stage, message.lo))
+            else:
+                tensors = lays[peer].views(message.buffer, message.hi - message.lo) if lays[peer].names else []
+            parts.setdefault(peer, []).append((message.lo, tensors))
+        out: list[tuple[str, torch.Tensor]] = []
+        for peer, found in parts.items():
+            names = lays[peer].names
+            if len(found) == 1:
+                out += zip(names, found[0][1], strict=False)
+                continue
+            found.sort(key=lambda part: part[0])
+            columns = zip(*(tensors for _, tensors in found), strict=True)
+            out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
+        if dims := self._batch_dims:
+            return [(name, tensor.movedim(0, dims[name]) if name in dims else tensor) for name, tensor in out]
+        return out
+
+    def put(self, direction: str, microbatch: int, lo: int, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep a compute action's tensors until they are sent.
+
+        Args:
+            lo: their first sample.
+            tensors: by name, detached, the batch dimension where the stage's module has it; the mapping is kept.
+        """
+        if not self._layouts_out[direction]:
+            return
+        for name, dim in self._batch_dims.items():
+            if name in tensors:
+                tensors[name] = tensors[name].movedim(dim, 0)
+        self._made[direction, microbatch] = lo, tensors
+
+    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
+        return self._layouts_in[direction][peer_stage].buffer(samples, self.device)
+
+    def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
+        if messages:
+            self._arrived[direction, microbatch] = messages
+
+    def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
+        layout = self._layouts_out[channel[0]][channel[2]]
+        buffer = layout.pack(self._rows(layout, (channel[0], microbatch), lo, hi, last), hi - lo, self.device)
+        return buffer, buffer.numel() * buffer.element_size()
+
+    def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
+        layout = self._layouts_out[direction][peer_stage]
+        self.handover[direction, self.stage, peer_stage, lo] = self._rows(layout, (direction, microbatch), lo, hi, last)
+
+    def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
+        """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
+        first, made = self._made.pop(key) if last else self._made[key]
+        return [made[name][lo - first : hi - first] for name in layout.names]
