@@ -16,7 +16,7 @@ run: $(VENV)/.run
 	$(BIN)/python run.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -215,8 +215,9 @@ _PLAIN: dict[Any, Callable[[Mapping[str, Any]], Kind]] = {
 def _choice(choices: tuple[Any, ...]) -> Kind:
     """One of a few words or numbers."""
 
+    words = [written(choice) for choice in choices]
+
     def rule(value: object) -> str:
-        words = [written(choice) for choice in choices]
         return f"one of {', '.join(words)}" if len(words) > 2 else " or ".join(words)
 
     def near(value: object) -> Iterable[object]:
@@ -227,7 +228,7 @@ def _choice(choices: tuple[Any, ...]) -> Kind:
     if any(isinstance(choice, bool | int) for choice in choices):
         # To Python 1 is true and 0 is false; to a user they are not.
         schema = core_schema.no_info_plain_validator_function(partial(_exact, choices))
-    return Kind(schema=schema, rule=rule, many="words", near=near, examples=choices[:1])
+    return Kind(schema=schema, rule=rule, many=f"the words {', '.join(words)}", near=near, examples=choices[:1])
 
 
 def _exact(choices: tuple[Any, ...], value: object) -> object:

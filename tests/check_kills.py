@@ -190,7 +190,7 @@ def run(count: int, steps: int, every: int, folder: Path, seed: int, expected: A
         after = None if rng.random() < 0.15 else rng.randrange(first, steps)
         # A training near its end may come to it, so that others begin.
         spared = tally.kills >= count or (first >= steps - every and rng.random() < 0.5)
-        kill = None if spared else Kill(rng, after, writing=number % 2 == 0)
+        kill = None if spared else Kill(rng, after, writing=number % 2 == 1)
         done = attempt(folder / f"run_{number}", *words, *resume, kill=kill)
         check(tally, done, expected, first)
         tally.resumes += bool(resume)

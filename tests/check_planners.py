@@ -58,7 +58,7 @@ class Outcome:
 @cache
 def strategies() -> dict[str, Strategy]:
     """All of conf/strategy; what is optional if it is installed, and shortly."""
-    names = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml"))]
+    names = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml")) if path.stem != "base"]
     short = {"optimal": ("strategy.planner.limit=1",)}
     return {
         name: option("strategy", name, "name=test", *short.get(name, ()))

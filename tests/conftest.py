@@ -29,3 +29,9 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first: they take longest, and one process runs all tests of a file."""
+    long = {item.path for item in items if item.get_closest_marker("dist")}
+    items.sort(key=lambda item: item.path not in long)

@@ -317,7 +317,7 @@ BAD = [
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from hydra.core.global_hydra import GlobalHydra
 
-    from gpp import cli
+    from gpp.app import cli
 
     monkeypatch.setenv("GPP_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)

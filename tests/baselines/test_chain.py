@@ -19,9 +19,8 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from tests.runtime.test_in_process import random_partition
 from tests.support.chain_jobs import Case, make
-from tests.support.problems import cluster, towers
+from tests.support.problems import cluster, random_partition, towers
 
 
 def problem(num_devices: int = 4) -> Problem:

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from gpp.app.cli import CONF
-from tests.support.cli import run, run_cold
+from tests.support.cli import run
 
 ENGINES = ["data_parallel", "deepspeed", "single", "torch_pipelining"]
 
@@ -32,7 +32,7 @@ def test_a_strategy_brings_its_engine(name: str) -> None:
 @pytest.mark.slow
 def test_one_command_runs_them_all(tmp_path: Path) -> None:
     """The same losses from every engine, and a table of them all."""
-    done = run_cold(
+    done = run(
         tmp_path,
         "-m",
         f"strategy={','.join(ENGINES)},graphpipe",

@@ -99,9 +99,9 @@ def test_wrong_lists_are_refused():
 
 
 def test_named_on_the_command_line_they_are_the_same_model():
-    spec = "{dense: {factory: block_zoo.Deciding, args: [4], kwargs: {scale: 3.0}, inputs: [x]}, "
-    spec += "text: {factory: block_zoo.Encoder, args: [9, 4], inputs: [ids]}, "
-    spec += "head: {factory: block_zoo.Head, args: [4], inputs: [dense, text]}}"
+    spec = "{dense: {factory: tests.support.block_zoo.Deciding, args: [4], kwargs: {scale: 3.0}, inputs: [x]}, "
+    spec += "text: {factory: tests.support.block_zoo.Encoder, args: [9, 4], inputs: [ids]}, "
+    spec += "head: {factory: tests.support.block_zoo.Head, args: [4], inputs: [dense, text]}}"
     words = [f"model.blocks={spec}", "model.loss=cross_entropy", "model.target_specs={y: {dtype: int, high: 3}}"]
     model = model_named("blocks", *words, "model.input_specs={x: 4, ids: {shape: [5], dtype: int, high: 9}}")
     assert model == MODEL

@@ -11,7 +11,6 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan, UnsupportedPlan
-from gpp.graph.op_graph import Param, Variant
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -23,28 +22,10 @@ from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
-from tests.support.problems import cluster
+from tests.support.problems import cluster, split_plan, split_problem
 from tests.support.programs import lower
 
-HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))
 STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())
-
-
-def split_problem(num_devices: int = 5, link: Link | None = None) -> Problem:
-    """A chain of three; the middle operator can be split over two devices."""
-    graph = chain(3, saved=10.0)
-    ops = list(graph.ops)
-    ops[1] = replace(ops[1], params=("w",), variants=(HALF,))
-    graph = replace(graph, ops=tuple(ops), params=(Param(name="w", num_bytes=100),))
-    link = link or Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)
-    return Problem(graph=graph, cluster=cluster(num_devices, 1e6, link), cost=Constant(), minibatch_size=8, microbatch_size=2)
-
-
-def split_plan(problem: Problem, replicas: int = 1) -> Plan:
-    plan = make_plan(problem, "x", [(1, 1), (2, 2 * replicas), (4, 1)], 2, chain=True, ordered=True)
-    stages = list(plan.stages)
-    stages[1] = replace(stages[1], tensor_parallel=2)
-    return replace(plan, stages=tuple(stages))
 
 
 def test_recomputation_by_the_general_rule():

@@ -55,6 +55,6 @@ def test_no_token_sees_those_behind_it(draw) -> None:
 
 def test_it_learns_to_translate() -> None:
     accuracy = trained(
-        model_named("residual_lstm_small"), option("data", "translation"), Adam(lr=0.003), steps=240, minibatch_size=64
+        model_named("residual_lstm_small"), option("data", "translation"), Adam(lr=0.003), steps=120, minibatch_size=64
     )
     assert accuracy > 0.95

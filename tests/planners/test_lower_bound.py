@@ -57,7 +57,7 @@ def test_below_every_plan_of_larger_problems():
     """A sample; `tests.check_planners --what validate` tries thousands."""
     planners = (GraphPipe(max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
-    for seed in range(1000, 1012):
+    for seed in range(1000, 1006):
         problem = random_problem(seed, max_ops=24, max_devices=8)
         gaps += check(uneven(problem, seed) if seed % 3 == 0 else problem, planners)[:1]
         if problem.cluster.num_devices <= problem.graph.num_ops:

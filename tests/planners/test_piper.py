@@ -19,6 +19,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain
+from tests.support.long import long
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
 
@@ -26,7 +27,7 @@ BERT = {"memory_bytes": 8 * GIB, "bandwidth": 25 * GIB, "num_microbatches": 1920
 BRANCHES = {"memory_bytes": 16e9, "bandwidth": 25e9, "num_microbatches": 64}
 
 
-@pytest.mark.parametrize("devices", [pytest.param(k, marks=pytest.mark.slow) if k > 64 else k for k in PIPER_BERT])
+@pytest.mark.parametrize("devices", [pytest.param(k, marks=long) if k > 256 else k for k in PIPER_BERT])
 def test_values_of_the_released_planner_on_bert(devices):
     """Recomputation, tensor-parallel degrees 1 to 8, memory that binds."""
     plan = published_plan(profile("piper_bert32a100.json"), devices, **BERT)
@@ -46,7 +47,7 @@ def test_values_on_four_branches_with_all_downsets():
     check_branches("b4x8", False, ".json", (4,))
 
 
-@pytest.mark.slow
+@long
 def test_values_on_four_branches_with_all_downsets_and_more_devices():
     check_branches("b4x8", False, ".json", (8, 16, 32))
 

@@ -40,7 +40,7 @@ def test_small_problems_equal_everything_on_all_devices(seed):
         assert alone[1] <= best * 1.10  # the search without the list
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
     problem = mixed_problem(seed)
     ours, chains, even = (run(planner, problem) for planner in (GraphPipe(), Sequential(), Even()))

@@ -22,9 +22,9 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
+from tests.simulate.test_recurrence import random_dag
 from tests.support.graphs import DEVICE, chain, problem
 from tests.support.programs import lower
-from tests.test_scoring import random_dag
 
 NODES = uniform(
     name="c",

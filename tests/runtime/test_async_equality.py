@@ -21,10 +21,10 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
-from tests.support.asynchronous import HELD_OUT, MINIBATCH, STEPS, make_job
+from tests.support.asynchronous import HELD_OUT, MINIBATCH, make_job
 from tests.support.crew import Trained, train_all
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("async_equality")]
+pytestmark = pytest.mark.dist
 
 POLICIES: dict[str, AbstractWeights] = {
     "naive": Naive(),
@@ -51,7 +51,7 @@ SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
 }
 """Network, devices of each stage, micro-batch."""
 
-OTHER_STEPS = 32
+STEPS, OTHER_STEPS = 24, 20
 COSINE = LearningRate(shape="cosine", warmup_steps=5)
 
 Case = tuple[Job, dict[str, Tensor]]
@@ -62,7 +62,13 @@ def _matrix(shape: str, policy: str, optimizer: str) -> Case:
     size = MINIBATCH // 4 if policy == "double buffer" else size
     # One of the three with messages through gloo's sockets, the others through shared memory.
     return make_job(
-        network, POLICIES[policy], OPTIMIZERS[optimizer], replicas=replicas, sizes=size, shared_memory=optimizer != "adam"
+        network,
+        POLICIES[policy],
+        OPTIMIZERS[optimizer],
+        replicas=replicas,
+        sizes=size,
+        steps=STEPS,
+        shared_memory=optimizer != "adam",
     )
 
 

@@ -33,8 +33,9 @@ from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_in_process import data_of, random_partition
 from tests.support import inprocess
+from tests.support.inprocess import data_of
+from tests.support.problems import random_partition
 
 STEPS, MINIBATCH = 6, 16
 RATE = LearningRate(shape="cosine", warmup_steps=2)

@@ -20,8 +20,8 @@ from gpp.plan.plan import Plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_in_process import random_partition
 from tests.support import inprocess
+from tests.support.problems import random_partition
 
 CLIP = ("clip_small", "model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1")
 DATA, OPTIMIZER, STEPS = Synthetic(num_samples=48, num_test_samples=36), SGD(lr=0.05, momentum=0.9), 2

@@ -40,11 +40,9 @@ from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
-from tests.cost.test_variants import split_plan, split_problem
-from tests.runtime.test_in_process import random_partition
 from tests.support import inprocess
 from tests.support.cli import run, start
-from tests.support.problems import random_problem, uneven
+from tests.support.problems import random_partition, random_problem, split_plan, split_problem, uneven
 
 
 def frozen(graph: OpGraph, count: int, rng: random.Random) -> OpGraph:

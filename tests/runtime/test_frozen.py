@@ -23,11 +23,11 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
-from tests.runtime.test_equality import captured, parts_of, problem_of
 from tests.support import inprocess
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, problem
 from tests.support.programs import lower
+from tests.support.staged import captured, parts_of, problem_of
 
 DATA, OPTIMIZER = Synthetic(num_samples=32, num_test_samples=8), SGD(lr=0.05)
 FROZEN = (0, 1, 2)

@@ -24,7 +24,7 @@ from gpp.runtime.job import Job
 from tests.support.cli import ROOT, start, workers_of
 from tests.support.machines import Machine, two_machines, why_not
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("hangs")]
+pytestmark = pytest.mark.dist
 
 COMMON = [
     "logger=none",

@@ -11,14 +11,14 @@ import torch
 from gpp.cost.regime import Regime
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
-from gpp.graph.op_graph import bits
-from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.plan.build import make_plan
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from tests.support import inprocess
+from tests.support.inprocess import data_of
+from tests.support.problems import random_partition
 
 MODELS = ["digits", "mmt_small", "dlrm_small", "candle_uno_small", "bridge_tower_small"]
 ONCE = [
@@ -38,25 +38,6 @@ ONCE = [
     "unet_small",
     "vgg_small",
 ]
-
-
-def data_of(model: AbstractModel):
-    return DigitsData() if model.name.startswith("digits") else Synthetic(num_samples=64, num_test_samples=32)
-
-
-def random_partition(graph, num_parts: int, rng: random.Random) -> list[int]:
-    """Convex parts with an acyclic quotient: grow down-sets of a random topological order."""
-    indegree = {op: sum(1 for _ in bits(graph.predecessors[op])) for op in range(graph.num_ops)}
-    ready, order = [op for op, count in indegree.items() if not count], []
-    while ready:
-        op = ready.pop(rng.randrange(len(ready)))
-        order.append(op)
-        for after in bits(graph.successors[op]):
-            indegree[after] -= 1
-            if not indegree[after]:
-                ready.append(after)
-    cuts = sorted(rng.sample(range(1, graph.num_ops), num_parts - 1))
-    return [sum(1 << op for op in order[a:b]) for a, b in zip([0, *cuts], [*cuts, graph.num_ops], strict=True)]
 
 
 @pytest.mark.parametrize(("name", "seed"), [*((name, seed) for name in MODELS for seed in range(3)), *((name, 0) for name in ONCE)])

@@ -24,8 +24,8 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
 from gpp.runtime.worker.process import guarded
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_in_process import random_partition
 from tests.support import inprocess
+from tests.support.problems import random_partition
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.runtime.engines.distributed import Distributed, _check_backend
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_in_process import random_partition
 from tests.support import inprocess
+from tests.support.problems import random_partition
 
 
 def trained(tmp_path: Path, dtype: str, **settings) -> tuple[list[float], dict[str, torch.Tensor], list]:

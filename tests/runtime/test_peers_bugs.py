@@ -23,10 +23,10 @@ from gpp.runtime.job import Job
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_equality import SCHEDULES, captured, parts_of, problem_of
 from tests.support import inprocess
 from tests.support.conf import option
 from tests.support.small import Small
+from tests.support.staged import SCHEDULES, captured, parts_of, problem_of
 
 DATA = Synthetic(num_samples=48, num_test_samples=21)
 SGD_ = SGD(lr=0.2)

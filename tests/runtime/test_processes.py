@@ -20,7 +20,7 @@ from tests.support import inprocess
 from tests.support.cli import Finished, run
 from tests.support.conf import model_named
 
-STEPS, MINIBATCH = 20, 48
+STEPS, MINIBATCH = 10, 48
 COMMON = [
     "logger=none",
     "cost=analytical",

@@ -287,7 +287,7 @@ def test_from_python(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
         captured = gpp.capture_model(model, {"input": inputs[:4]}, targets[:4], nn.functional.mse_loss)
-        problem = gpp.problem(captured, gpp.local(num_devices=3), minibatch_size=16, optimizer=optimizer)
+        problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=16, optimizer=optimizer)
         strategy = gpp.Strategy(name="mine", planner=gpp.Even(), schedule=NoFlush(), weights=PipeOptim())
         outcome = gpp.train(
             model,

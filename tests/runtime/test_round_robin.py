@@ -28,12 +28,12 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
+from tests.plan.test_round_robin import random_plan
 from tests.runtime import test_emulate
-from tests.runtime.test_equality import DATA, captured, parts_of, problem_of
 from tests.support import inprocess
 from tests.support.cli import run
 from tests.support.graphs import DEVICE
-from tests.test_round_robin import random_plan
+from tests.support.staged import DATA, captured, parts_of, problem_of
 
 OPTIMIZER = SGD(lr=0.2, momentum=0.9)
 STEPS = 7

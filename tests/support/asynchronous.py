@@ -19,9 +19,9 @@ from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
-from tests.runtime.test_equality import parts_of
 from tests.support import inprocess
 from tests.support.small import Small
+from tests.support.staged import parts_of
 
 MINIBATCH, HELD_OUT, STEPS = 8, 12, 60
 DATA = Synthetic(num_samples=48, num_test_samples=HELD_OUT)

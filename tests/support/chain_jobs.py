@@ -20,8 +20,8 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.schedules.one_f_one_b import OneFOneB
-from tests.runtime.test_in_process import random_partition
 from tests.support import inprocess
+from tests.support.problems import random_partition
 
 WORLD, STEPS, MINIBATCH, MICROBATCH = 3, 3, 12, 2
 HELD_OUT = 7

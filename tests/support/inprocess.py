@@ -20,7 +20,9 @@ from gpp.cluster import Device, Link, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.data.base import AbstractData
+from gpp.data.digits import Digits as DigitsData
 from gpp.data.sampler import minibatch
+from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
@@ -291,3 +293,8 @@ def captured_named(name: str, *overrides: str) -> tuple[AbstractModel, Captured,
     """The model that `model=name` builds, captured in float64, and its weights; made once for all tests."""
     model = model_named(name, *overrides)
     return model, *capture(model)
+
+
+def data_of(model: AbstractModel) -> AbstractData:
+    """Its own digits, or whatever its inputs look like."""
+    return DigitsData() if model.name.startswith("digits") else Synthetic(num_samples=64, num_test_samples=32)

@@ -9,14 +9,17 @@ import numpy as np
 
 from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, Variant, bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
+from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
+from tests.support.graphs import chain
 
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
@@ -81,6 +84,21 @@ def uneven(problem: Problem, seed: int) -> Problem:
         for d in problem.cluster.devices
     )
     return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def random_partition(graph: OpGraph, num_parts: int, rng: random.Random) -> list[int]:
+    """Convex parts with an acyclic quotient: grow down-sets of a random topological order."""
+    indegree = {op: sum(1 for _ in bits(graph.predecessors[op])) for op in range(graph.num_ops)}
+    ready, order = [op for op, count in indegree.items() if not count], []
+    while ready:
+        op = ready.pop(rng.randrange(len(ready)))
+        order.append(op)
+        for after in bits(graph.successors[op]):
+            indegree[after] -= 1
+            if not indegree[after]:
+                ready.append(after)
+    cuts = sorted(rng.sample(range(1, graph.num_ops), num_parts - 1))
+    return [sum(1 << op for op in order[a:b]) for a, b in zip([0, *cuts], [*cuts, graph.num_ops], strict=True)]
 
 
 def towers(
@@ -166,3 +184,23 @@ def one_f_one_b_s(plan: Plan, problem: Problem) -> float:
                 moved = True
         assert moved, "1F1B cannot deadlock"
     return max(clock)
+
+
+HALF = Variant(degree=2, forward=0.2, backward=0.4, params=0.5, saved_bytes=6.0, receive=((0, 3.0),))
+
+
+def split_problem(num_devices: int = 5, link: Link | None = None) -> Problem:
+    """A chain of three; the middle operator can be split over two devices."""
+    graph = chain(3, saved=10.0)
+    ops = list(graph.ops)
+    ops[1] = replace(ops[1], params=("w",), variants=(HALF,))
+    graph = replace(graph, ops=tuple(ops), params=(Param(name="w", num_bytes=100),))
+    link = link or Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)
+    return Problem(graph=graph, cluster=cluster(num_devices, 1e6, link), cost=Constant(), minibatch_size=8, microbatch_size=2)
+
+
+def split_plan(problem: Problem, replicas: int = 1) -> Plan:
+    plan = make_plan(problem, "x", [(1, 1), (2, 2 * replicas), (4, 1)], 2, chain=True, ordered=True)
+    stages = list(plan.stages)
+    stages[1] = replace(stages[1], tensor_parallel=2)
+    return replace(plan, stages=tuple(stages))
