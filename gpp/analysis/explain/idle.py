@@ -5,8 +5,8 @@ Every instant of a device that is not a forward or backward has exactly one reas
 * `fill`: before its first backward, while the pipeline fills; deeper pipelines and larger micro-batches take longer.
 * `data`: later, before a forward; a predecessor, or the link from it, is slower.
 * `gradient`: later, before a backward; a successor, or the link from it, is slower.
-* `drain`: idle after its last forward, and from its own end to the end of the step; where steps overlap, the step of a device
-  is a period that ends no earlier than its own last action.
+* `drain`: idle after its last forward, and from its own end to the end of the step; where steps overlap, a device's
+  step is a period that ends no earlier than its own last action.
 * `peers`: waiting at an all-reduce for the other devices of its group.
 * `all_reduce`: the all-reduce itself.
 * `update`: the optimizer's step, and everything else that is no pass.
