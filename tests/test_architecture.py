@@ -36,7 +36,7 @@ SAME_LEVEL = {
 WINGS: dict[str, list[set[str]]] = {
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "passes", "cut_batches"},
+        {"job", "engine", "passes", "cut_batches", "stage_costs"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},
