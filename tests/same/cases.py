@@ -36,7 +36,7 @@ class Renamed:
 
 
 RENAMED: Final[tuple[Renamed, ...]] = (
-    Renamed(old="engine=reference", new="engine=reference", gone="conf/engine/lockstep.yaml"),
+    Renamed(old="engine=lockstep", new="engine=reference", gone="conf/engine/lockstep.yaml"),
     Renamed(
         old="strategy=pipedream_plain",
         new="strategy=pipedream_flush strategy.planner.prune=false",
