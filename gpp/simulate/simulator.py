@@ -226,7 +226,7 @@ def steps_of(program: Program, costs: Costs) -> tuple[Times, float]:
     waits, period, start = program.waits, Period(), [0.0] * program.waits.num_resources
     while True:
         times = waits.times(costs.seconds, costs.late, start)
-        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s[: len(waits.devices)], default=0.0)))
+        found = period.after(spans(start, times.first_s, times.free_s, max(times.free_s, default=0.0)))
         if found is not None:
             return times, found
         start = times.free_s

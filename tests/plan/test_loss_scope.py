@@ -140,6 +140,6 @@ def test_the_scope_is_checked() -> None:
 
     found = capture(torch.nn.Linear(3, 3), {"input": torch.zeros(2, 3)}, torch.zeros(2, 3), torch.nn.functional.mse_loss, name="x")
     assert found.coupled is False and found.loss_ops == ("loss",)
-    with pytest.raises(InvalidConfig, match="microbatch, minibatch"):
+    with pytest.raises(InvalidConfig, match="microbatch or minibatch"):
         gpp.problem(found, gpp.local(num_devices=2), minibatch_size=4, loss_scope="batch")
     assert gpp.problem(found, gpp.local(num_devices=2), minibatch_size=4, loss_scope="minibatch").minibatch_ops == 0b10
