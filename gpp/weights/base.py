@@ -84,8 +84,8 @@ class AbstractWeights(ABC):
 
     A policy declares which version each pass uses and by how many updates it is extrapolated. Copies, staleness and traffic follow
     from that (`copies`, `staleness`, `traffic`), as the runtime keeps versions: in memory of their own where the backward of a
-    micro-batch goes through what its forward used, else in one scratch copy that is written before a pass. All of it is read off one
-    mini-batch of the steady state, so the versions of a policy must advance by one with every mini-batch.
+    micro-batch goes through what its forward used, else in one scratch copy that is written before a pass. One mini-batch of the
+    steady state decides all of it, so the versions of a policy must advance by one with every mini-batch.
 
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
