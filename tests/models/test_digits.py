@@ -10,19 +10,19 @@ from gpp.models.losses import loss, metric
 from tests.support.conf import model_named
 
 
-def test_digits_reach_95_percent():
+def test_digits_reach_97_percent():
     model = model_named("digits")
     train, test = (DigitsData().load(split, model, seed=0, dtype="float32") for split in ("train", "test"))
     torch.manual_seed(0)
     network, measure, accuracy = model.build(), loss(model.loss), metric(model.metric)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-4)
-    for step in range(150):
+    for step in range(400):
         batch = train.fetch(minibatch(step, 64, len(train), 0))
         optimizer.zero_grad()
         measure(network(image=batch["image"]), batch["target:digit"]).backward()
         optimizer.step()
     held_out = test.fetch(range(len(test)))
-    assert accuracy(network(image=held_out["image"]), held_out["target:digit"]) >= 0.95
+    assert accuracy(network(image=held_out["image"]), held_out["target:digit"]) >= 0.97
 
 
 def test_each_tower_sees_one_quadrant():
