@@ -8,6 +8,7 @@ GppError
 ├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
 ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
 ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
+├── NonFinite         a training whose loss or weights are not finite; says where (exit 1)
 └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
 """
 
@@ -104,6 +105,10 @@ class Infeasible(GppError):
 
 class MalformedProgram(GppError):
     """A program cannot run to its end; the message lists the blocked actions and prints the grid."""
+
+
+class NonFinite(GppError):
+    """A loss, or the weights, of a training are not finite; the message says in which step, stage and micro-batch."""
 
 
 class WorkerFailed(GppError):
