@@ -1,8 +1,7 @@
-"""The whole model on one device or on each of several: `python -m baselines.whole_model_worker RUN_DIR`."""
+"""The whole model on one device or on each of several."""
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -167,5 +166,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
         disconnect(status)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

@@ -84,7 +84,7 @@ class Distributed(AbstractEngine):
 
         refuse_what_does_not_run(job.plan)
         if self.launch == "local":
-            logs = run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+            logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:

@@ -1,9 +1,8 @@
-"""Process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes the files of all workers."""
+"""Process of `engine=reference`, which writes the files of all workers."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -51,5 +50,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
             save_final(run_dir, stage, state)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

@@ -8,7 +8,6 @@ ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,13 +31,12 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.transport.network import FAR_S, clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
+from gpp.runtime.worker.parent import end_with_parent
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
 
 BEAT_S = 0.25
-
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
@@ -48,20 +45,12 @@ def write_line(out: TextIO, record: dict[str, Any]) -> None:
     out.flush()
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, even if it is stopped."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _keep_alive(status: Status) -> None:
     """Give signs of life, and end this process when its launcher is gone, so that no orphan stays behind."""
-    parent = os.getppid()
-    # Where the kernel cannot be asked, the thread below does the rest.
-    die_with_parent()
+    family = end_with_parent()
 
     def beat() -> None:
-        while os.getppid() == parent:
+        while family.alive():
             status.beat()
             time.sleep(BEAT_S)
         os._exit(1)

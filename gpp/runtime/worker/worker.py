@@ -34,7 +34,7 @@ from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
-from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, write_line
+from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import Fetch, StageRunner
 from gpp.runtime.worker.weights.base import AbstractStageWeights
@@ -414,3 +414,8 @@ def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) ->
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
         worker.run(out)
     disconnect(status)
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, run)
