@@ -186,6 +186,7 @@ class Recorder:
             on_terms=on_terms,
             on_step=on_step,
             on_evaluation=on_evaluation,
+            warn=self.warn,
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 

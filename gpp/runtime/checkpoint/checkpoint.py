@@ -23,7 +23,6 @@ Killed at any instant, a run leaves either the new folder under its final name o
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -41,9 +40,10 @@ from safetensors.torch import save_file
 from gpp.capture.stage import leaves_of
 from gpp.data.sampler import position
 from gpp.errors import GppError, InvalidConfig, NonFinite
-from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest, shown
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.job import Job
+from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.serialization import from_json, to_json
 
 WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
@@ -326,13 +326,6 @@ def _readable(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise InvalidConfig("resume", folder, f"a file of it cannot be read any more ({error})", AGAIN) from error
-
-
-def nonfinite(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """Names of the tensors with a value that is not finite."""
-    # A sum is one pass without memory of its own; it overflows without such a value too, so a second look decides.
-    suspects = [(name, t) for name, t in tensors.items() if t.is_floating_point() and not math.isfinite(t.detach().sum().item())]
-    return tuple(name for name, t in suspects if not t.isfinite().all())
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

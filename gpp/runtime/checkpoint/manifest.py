@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,9 +167,3 @@ def check_files(folder: Path, manifest: Manifest) -> str | None:
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
     return None
-
-
-def shown(names: Iterable[str]) -> str:
-    """The first of some names, and how many follow."""
-    first, *more = names
-    return f"{first} and {len(more)} more" if more else first

@@ -20,7 +20,8 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
-from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest, shown
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
+from gpp.runtime.nonfinite import shown
 from gpp.settings import Count, Natural, settings
 
 if TYPE_CHECKING:

@@ -188,6 +188,9 @@ class Follower:
             del self._pending[done]
 
     def _take(self, rank: int, record: dict[str, Any]) -> None:
+        if "warning" in record:
+            self.progress.warn(record["warning"])
+            return
         if "evaluated" in record:
             done = record.pop("evaluated")
             self._pending[done] = self._pending.get(done, 0) + 1

@@ -206,7 +206,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
     ranks = run_dir / "ranks"
     ranks.mkdir(exist_ok=True)
-    for name in ("status", "error.json", "clock.json", "end.json"):
+    for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
         (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
     _keep_alive(Status(status_path(ranks, rank)))
     code = 0
