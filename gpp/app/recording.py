@@ -20,7 +20,7 @@ from rich.text import Text
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.app.experiment import Experiment
-from gpp.errors import GppError, Infeasible, WorkerFailed
+from gpp.errors import Exhausted, GppError, Infeasible, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.loggers.base import AbstractRecord, RunInfo
@@ -198,6 +198,7 @@ class Recorder:
         return isinstance(error, (Exception, KeyboardInterrupt)) or error is None
 
     def _failed(self, error: BaseException) -> None:
+        error = Exhausted.of(error) or error
         self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
         self.exit_code = error.exit_code if isinstance(error, GppError) else 1
         self.reason = str(error) or type(error).__name__

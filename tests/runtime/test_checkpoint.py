@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import random
+import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +20,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
-from gpp.errors import InvalidConfig
+from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
@@ -192,6 +194,42 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     for rank in ranks:
         rank.wait()
     assert sorted(step for step, _ in steps_in(tmp_path)) == [10, 11, 12]
+
+
+def test_a_full_disk_stops_the_run_with_what_it_is_and_what_helps(tmp_path: Path) -> None:
+    """Here the limit on the size of a file, which the kernel refuses in the same way."""
+    rank, limits = Rank(tmp_path, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+    try:
+        rank.save(1)
+        with pytest.raises(Exhausted, match=r"could not be written below .*checkpoints: File too large.*ulimit -f"):
+            rank.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space", "/a/b"), "No space left on device (/a/b). Fix: free some space"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "No space left on device. Fix: free some space"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+            "Cannot allocate memory. Fix: use a",
+        ),
+        (MemoryError(), "Cannot allocate memory. Fix: use a smaller"),
+        (OSError(errno.EMFILE, "Too many"), "Too many open files. Fix: raise the limit on open files (ulimit -n)"),
+        (OSError("the disk with the samples is gone"), None),
+        (OSError(errno.ENOENT, "No such file", "/a"), None),
+        (ValueError("(os error 2)"), None),
+    ],
+)
+def test_what_the_machine_refuses_is_told_from_defects(error: Exception, says: str | None) -> None:
+    around = RuntimeError("while writing")
+    around.__cause__ = error
+    for raised in (error, around):
+        found = Exhausted.of(raised)
+        assert found is None if says is None else str(found).startswith(says)
 
 
 def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:

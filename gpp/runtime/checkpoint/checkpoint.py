@@ -39,7 +39,7 @@ from safetensors.torch import save_file
 
 from gpp.capture.stage import leaves_of
 from gpp.data.sampler import position
-from gpp.errors import GppError, InvalidConfig, NonFinite
+from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.job import Job
@@ -179,7 +179,8 @@ class Checkpointer:
             before: buffers as they were when the forwards of step `done` began, if they have.
 
         Raises:
-            RuntimeError: the earlier one could not be written.
+            Exhausted: the earlier one could not be written, as the disk is full, for example.
+            RuntimeError: it could not be written for another reason.
             NonFinite: its weights were not finite, and the run is to stop then.
         """
         self.wait()
@@ -228,7 +229,8 @@ class Checkpointer:
         """Wait for the checkpoint under way.
 
         Raises:
-            RuntimeError: it could not be written.
+            Exhausted: it could not be written, as the disk is full, for example.
+            RuntimeError: it could not be written for another reason.
             NonFinite: its weights were not finite, and the run is to stop then.
         """
         if self._thread is not None:
@@ -237,6 +239,8 @@ class Checkpointer:
         if isinstance(self._error, GppError):
             raise self._error
         if self._error is not None:
+            if plain := Exhausted.of(self._error):
+                raise Exhausted(f"a checkpoint could not be written below {self._root}: {plain}") from None
             raise RuntimeError(f"a checkpoint could not be written below {self._root}: {self._error}") from self._error
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:

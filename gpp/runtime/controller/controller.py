@@ -117,7 +117,9 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     """
     killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
     if killed:
-        return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
+        number = -(codes[killed[0]] or 0)
+        memory = "; that is what the kernel does for want of memory" if number == signal.SIGKILL else ""
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}")
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))

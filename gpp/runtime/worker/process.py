@@ -17,13 +17,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 
-from gpp.errors import GppError, InvalidConfig, WorkerFailed
+from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
 from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
@@ -220,12 +221,15 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
         (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))
-    except Exception as error:
-        report(ranks, rank, error, _kind(error))
+    except Exception as raised:
+        error = Exhausted.of(raised) or raised
+        # On a full disk the controller has the exit code, and standard error if that goes elsewhere.
+        with suppress(OSError):
+            report(ranks, rank, error, _kind(error))
         if isinstance(error, GppError):
             print(f"error: {error}", file=sys.stderr)
         else:
-            traceback.print_exc()
+            traceback.print_exception(error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
