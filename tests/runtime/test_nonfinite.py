@@ -15,6 +15,8 @@ import torch
 
 from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
+from gpp.data import digits
+from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
 from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
@@ -35,7 +37,7 @@ class Poison:
     """Makes one value of a stage's pass over given samples of a given step not finite.
 
     Args:
-        kind: `forward` for a tensor that it makes, `gradient` for the gradient of one, `rows` for its rows of the data.
+        kind: `forward` for a tensor that it makes, `gradient` for the gradient of one, `none` for neither.
     """
 
     def __init__(self, kind: str, stage: int, step: int, sample: int) -> None:
@@ -50,6 +52,8 @@ class Poison:
                 at.update(step=step(), sample=0)
             first, at["sample"] = at["sample"], at["sample"] + args[0]
             if (at["step"], first) != (self.step, self.sample):
+                return None
+            if self.kind == "none":
                 return None
             name = next(name for name, tensor in outputs.items() if tensor.requires_grad)
             if self.kind == "gradient":
@@ -119,6 +123,26 @@ def test_the_origin_is_found(engine: str, kind: str, seed: int, tmp_path: Path) 
     else:
         assert f" of step {step}, on stage" in said[0]
         assert f"began in the forward of micro-batch {microbatch} on stage {stage} " in said[0] or "began there" in said[0]
+
+
+@pytest.mark.parametrize("engine", ["distributed", "reference"])
+def test_rows_of_the_data_set_are_named(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, weights = random_job("digits", SGD(lr=0.05), random.Random(7))
+    settings = replace(job.settings, on_nonfinite="warn")
+    step, sample = 2, 9
+    pixels = digits._read().copy()
+    rows = (~digits._held_out(pixels[:, digits.NUM_PIXELS].astype("int64"), 0.2)).nonzero()[0]
+    pixels[rows[minibatch(step, MINIBATCH, settings.train_samples, settings.seed)[sample]], 5] = NAN
+    monkeypatch.setattr(digits, "_read", lambda: pixels)
+    job, poison = replace(job, settings=settings), Poison("none", 0, 0, 0)
+    if engine == "distributed":
+        (said,) = poisoned_by_workers(job, tmp_path, weights, poison)
+    else:
+        (said,) = poisoned_by_reference(job, weights, poison)
+    reads = next(s for s, stage in enumerate(Pipeline(job, weights).stages) if stage.inputs)
+    microbatch = sample // job.plan.stages[reads].microbatch_size
+    assert f" of step {step}, on stage" in said
+    assert f"began in the forward of micro-batch {microbatch} on stage {reads}, with rows of the data set (" in said
 
 
 def test_a_gradient_of_the_last_step_is_seen_too(tmp_path: Path) -> None:
