@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import itertools
-import json
 import os
 import re
 import shlex
@@ -15,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hydra.experimental.callback import Callback
+from gpp.app.stopping import Stopped, listen
+from gpp.errors import GppError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -66,12 +64,16 @@ def main(story: Story) -> None:
     gc.set_threshold(200_000, 50, 100)
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    listen()
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
+    from gpp.app.multirun import Refused, Sweep, job_folder, sweep_id
+
+    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
+    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
     OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
     OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     codes: list[int] = []
@@ -85,7 +87,14 @@ def main(story: Story) -> None:
         task()
     except (HydraException, OmegaConfBaseException) as error:
         _stop(_explain(error))
-    sys.exit(max(codes, default=0) if len(codes) < 2 else int(any(code not in (0, 3) for code in codes)))
+    except Refused as refused:
+        _stop(str(refused) if isinstance(refused.error, GppError) else _explain(refused.error))
+    except Stopped as stopped:
+        if Sweep.running is not None:
+            Sweep.running.end(stopped)
+        print(f"error: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)
+    sys.exit(Sweep.exit_code if Sweep.exit_code is not None else max(codes, default=0))
 
 
 def _stop(message: str) -> None:
@@ -183,18 +192,19 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from rich.text import Text
 
-    from gpp.errors import GppError
+    from gpp.app.multirun import RunFolder, digest_of, done, latest, refused_job
     from gpp.report.run.console import make_console
-    from gpp.report.run.result import result_dict, write_json
+    from gpp.runtime.run_dir import RunDir
 
-    hydra_cfg = HydraConfig.get()
-    run_dir = Path(hydra_cfg.runtime.output_dir)
+    hydra_cfg, digest = HydraConfig.get(), digest_of(cfg)
     multirun = hydra_cfg.mode == RunMode.MULTIRUN
+    run_dir = Path(hydra_cfg.runtime.output_dir) if multirun else RunFolder.path
     console = make_console()
     overrides = [*hydra_cfg.overrides.task, *held_back]
-    if multirun and (done := _done(run_dir)) is not None:
-        console.print(Text(f"skip {' '.join(overrides)}: {done} in {os.path.relpath(run_dir)}", style="dim"))
-        return 3 if done == "infeasible" else 0
+    if multirun and (status := done(run_dir, digest)) is not None:
+        console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"))
+        return 3 if status == "infeasible" else 0
+    directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
@@ -207,37 +217,28 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     except (InstantiationException, OmegaConfBaseException, GppError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
         message = str(cause) if isinstance(cause, GppError) else _explain(error)
-        write_json(
-            run_dir / "result.json",
-            result_dict(
-                status="failed",
-                reason=message,
-                model=choices.model,
-                strategy=choices.strategy,
-                cluster=choices.cluster,
-                engine=choices.engine,
-                seed=cfg.get("seed", 0),
-            ),
-        )
         print(f"error: {message}", file=sys.stderr)
+        if multirun:
+            refused_job(directory, digest, message, {**choices, "seed": cfg.get("seed", 0)})
         return 2
     from gpp.app.recording import Recorder
 
     recorder = Recorder(
         experiment=experiment,
-        run_dir=run_dir,
+        directory=directory,
         console=console,
+        digest=digest,
         config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
-        command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
+        command=directory.command,
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
         # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
-        on_start=lambda: None if multirun else _latest(run_dir),
+        on_start=lambda: None if multirun else latest(run_dir),
     )
     with recorder:
         story(experiment, recorder)
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
-        _latest(run_dir)
+        latest(run_dir)
     return recorder.exit_code
 
 
@@ -264,35 +265,6 @@ def _config_options() -> list[str]:
         if word in ("-cd", "--config-dir", "-cn", "--config-name") and i + 1 < len(words):
             out += [word, words[i + 1]]
     return [*out, "hydra.mode=RUN"] if out else out
-
-
-def _done(run_dir: Path) -> str | None:
-    """Status of a job that need not run again."""
-    try:
-        status = json.loads((run_dir / "result.json").read_text())["status"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return status if status in ("ok", "infeasible") else None
-
-
-def _latest(run_dir: Path) -> None:
-    """Point outputs/latest at the run, where the run lies below an outputs folder."""
-    outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
-    if outputs is None:
-        return
-    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
-    os.replace(new, link)
-
-
-def _sweep_id() -> str:
-    """A name for a sweep that the same command line gives again."""
-    flags = dict(itertools.pairwise(sys.argv[1:]))
-    name = flags.get("-cn") or flags.get("--config-name") or "sweep"
-    words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
-    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
-    return f"{name}-{digest}" if words else name
 
 
 def samples_per_device(samples: Any, *, _root_: Any) -> int:
@@ -366,33 +338,3 @@ def _headline(path: Path) -> str:
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ")
     return ""
-
-
-class SweepReport(Callback):
-    """Hydra callback at the end of a multirun: the table, results.csv, summary.json, report.html, the sweep's figures.
-
-    Args:
-        figures: the sweep's figures; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
-    """
-
-    def __init__(self, figures: Any = ()) -> None:
-        from omegaconf import OmegaConf
-
-        from gpp.report.sweep.figure import SweepFigure
-
-        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
-        self.figures = [SweepFigure.of(figure) for figure in declared]
-
-    def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
-        from gpp.report.run.console import make_console
-        from gpp.report.sweep.files import write_sweep
-        from gpp.report.sweep.terminal import results_table
-
-        folder = Path(config.hydra.sweep.dir)
-        results = [job.result for job in write_sweep(folder, figures=self.figures)]
-        console = make_console()
-        console.print(results_table(results, console.width))
-        console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
-        for svg in sorted(folder.glob("figure*.svg")):
-            console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
-        _latest(folder)

@@ -377,7 +377,11 @@ class Experiment:
         )
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
-        """Everything the workers need."""
+        """Everything the workers need.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
+        """
         sizes = self._num_samples
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
@@ -400,6 +404,8 @@ class Experiment:
         )
         if self.resumed:
             self.resumed.refuse_another(training_of(job.settings, captured))
+        if self.runs:
+            self.engine.refuse(job)
         return job
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:

@@ -108,6 +108,19 @@ class AbstractEngine(ABC):
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
 
+    @property
+    def joins(self) -> bool:
+        """Whether a run goes on with what another command's workers left in its directory."""
+        return False
+
+    def refuse(self, job: Job) -> None:
+        """Refuse a job that this engine cannot run, before a file of it is written; an engine may have nothing to refuse.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: names the setting or the stage.
+        """
+        return
+
     @abstractmethod
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         """Run the job saved below `run_dir`.

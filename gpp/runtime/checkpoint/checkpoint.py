@@ -41,6 +41,7 @@ from gpp.data.sampler import position
 from gpp.errors import InvalidConfig
 from gpp.runtime.checkpoint.resume import MANIFEST, Manifest, Stream, prune, stream_digest, training_of
 from gpp.runtime.job import Job
+from gpp.runtime.run_dir import run_of
 from gpp.serialization import from_json, to_json
 
 WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
@@ -261,6 +262,7 @@ class Checkpointer:
                     )
                 time.sleep(POLL_S)
             files |= json.loads(note.read_text())
+        run = run_of(self._root.parent)
         epoch, next_sample = position(done, settings.minibatch_size, settings.train_samples)
         manifest = Manifest(
             step=done,
@@ -269,6 +271,7 @@ class Checkpointer:
             steps=settings.steps,
             training=training_of(settings, self._job.captured),
             files=files,
+            run=run.id if run else "",
             stream=stream,
         )
         write_synced(part / MANIFEST, to_json(manifest))

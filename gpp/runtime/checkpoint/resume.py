@@ -4,7 +4,9 @@ RUN_DIR/checkpoints/step_N/     whole: a folder gets this name when every rank h
             checkpoint.json     `Manifest`; JSON and safetensors are all that is ever read
             rank_R.safetensors  each tensor once, by full name (see `gpp.runtime.checkpoint.checkpoint`)
         checkpoints/.step_N/    being written, or left by a run that died meanwhile
-        checkpoints/earlier/    those of an earlier run that a new one in the same directory does not go on from
+        earlier/N/checkpoints/  those of an earlier run that a new one in the same directory does not go on from
+
+A checkpoint belongs to the run that its manifest names; `gpp.runtime.run_dir` says which run a directory is of.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,6 +24,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
+from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, Run, run_of, steps_in, under_way
 from gpp.serialization import from_json
 from gpp.settings import Count, Natural, settings
 
@@ -112,6 +115,7 @@ class Manifest:
         step: optimizer steps done; the learning rate and the samples of the next one follow from it.
         epoch, next_sample: the same as a position in the data, for people.
         steps: those that the run was to do, which a decaying learning rate depends on.
+        run: `Run.id` of the run that wrote it; empty for a job that was run outside a run directory.
         files: size of each file, bytes.
         stream: None where the pipeline was empty.
     """
@@ -123,6 +127,7 @@ class Manifest:
     steps: int
     training: Training
     files: dict[str, int]
+    run: str = ""
     stream: Stream | None = None
 
 
@@ -131,18 +136,29 @@ class Found:
     """A checkpoint to go on from.
 
     Args:
+        run: the run that wrote it, if its directory says so.
         damaged: later checkpoints that were passed over, as their files are not as they were written.
+        others: checkpoints of other runs in the directory, passed over likewise.
         ended: a later checkpoint that leaves nothing to do.
     """
 
     folder: Path
     manifest: Manifest
+    run: Run | None = None
     damaged: tuple[Path, ...] = ()
+    others: tuple[Path, ...] = ()
     ended: Path | None = None
+
+    @property
+    def words(self) -> str:
+        """Which run this is, for people: `resume=outputs/latest` may mean another one than they think."""
+        started = f" (started {self.run.started})" if self.run else ""
+        return f"going on from {self.folder.parent.parent}{started}, step {self.manifest.step}"
 
     def warnings(self, steps: int, rate: LearningRate) -> list[str]:
         """Warnings for the user of a run that goes on from a checkpoint."""
-        out = [f"the checkpoint {folder} is damaged: going on from {self.folder.name}" for folder in self.damaged]
+        out = [f"{folder} is another run's: passed over" for folder in self.others]
+        out += [f"the checkpoint {folder} is damaged: going on from {self.folder.name}" for folder in self.damaged]
         if self.ended is not None:
             out.append(
                 f"{self.ended} has done all of steps={steps}: going on from {self.folder.name} to the same end; more steps train on"
@@ -229,7 +245,8 @@ def find(resume: str | Path, steps: int) -> Found:
     """The latest whole checkpoint of a run that leaves a step to do, or the very one that is named.
 
     A run that died before its first checkpoint hands on the one that it had itself gone on from; one that died between
-    its last checkpoint and its end, or that has ended, the one before the last.
+    its last checkpoint and its end, or that has ended, the one before the last. A directory's run decides: checkpoints
+    that others left there are passed over.
 
     Args:
         steps: total of the training.
@@ -237,35 +254,53 @@ def find(resume: str | Path, steps: int) -> Found:
     Raises:
         InvalidConfig: no such directory; there is no whole checkpoint; there is none before step `steps`.
     """
-    path = Path(resume).expanduser().resolve()
+    return _find(resume, Path(resume).expanduser().resolve(), steps, set())
+
+
+def _find(resume: str | Path, path: Path, steps: int, seen: set[Path]) -> Found:
     if not path.is_dir():
         raise InvalidConfig("resume", resume, "must be a run directory", "correct the path, or leave resume out")
+    seen.add(path)
     named = (path / MANIFEST).is_file()
+    owner, last = run_of(path.parent.parent if named else path), None if named else under_way(path)
     damaged: list[Path] = []
-    ended, done = None, 0
-    for folder in [path] if named else [folder for _, folder in sorted(steps_in(path), reverse=True)]:
+    others: list[Path] = []
+    ended, done, folders = None, 0, [path] if named else [folder for _, folder in sorted(steps_in(path), reverse=True)]
+    before = owner.resume if owner else None
+    if last is not None and last.resume and (owner is None or owner.id != last.id):
+        # It was killed while it planned: the checkpoints here are those of the run before it.
+        others, folders, before = folders, [], last.resume
+    for folder in folders:
         manifest = _whole(folder)
         if manifest is None:
             damaged.append(folder)
+        elif not named and owner is not None and manifest.run != owner.id:
+            others.append(folder)
         elif manifest.step >= steps:
             ended, done = folder, manifest.step
         else:
-            return Found(folder=folder, manifest=manifest, damaged=tuple(damaged), ended=ended)
+            about = {"damaged": tuple(damaged), "others": tuple(others), "ended": ended}
+            return Found(folder=folder, manifest=manifest, run=owner, **about)
     if ended is not None:
         raise InvalidConfig(
             "steps", steps, f"counts all steps of the training, of which {ended} has done {done}", f"set steps={done + 100}"
         )
-    before = _gone_on_from(path)
-    if before is not None and before != path and before.is_dir():
-        return find(before, steps)
+    if before is not None and (source := Path(before)) not in seen and source.is_dir():
+        found = _find(resume, source, steps, seen)
+        return replace(found, damaged=(*damaged, *found.damaged), others=(*others, *found.others))
+    raise _nothing(resume, path, damaged, others)
+
+
+def _nothing(resume: str | Path, path: Path, damaged: list[Path], others: list[Path]) -> InvalidConfig:
+    """The error for a directory without a checkpoint to go on from; it names those that lie nearby."""
     rule = "has no whole checkpoint" + (f"; damaged: {', '.join(folder.name for folder in damaged)}" if damaged else "")
-    raise InvalidConfig("resume", resume, rule, "name a run that had checkpoint.every above 0, or leave resume out")
-
-
-def steps_in(run_dir: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every finished checkpoint of a run, in no order."""
-    found = (run_dir / "checkpoints").glob("step_*")
-    return [(int(path.name[5:]), path) for path in found if path.name[5:].isdigit() and path.is_dir()]
+    aside = [folder.parent.parent for folder in sorted(path.glob(f"{EARLIER}/*/{CHECKPOINTS}/step_*"))]
+    if others:
+        rule += f"; {', '.join(folder.name for folder in others)}: another run's"
+        return InvalidConfig("resume", resume, rule, f"set resume={others[0]} if that is the one, or leave resume out")
+    if aside:
+        return InvalidConfig("resume", resume, rule, f"set resume={aside[-1]} for the run before it, or leave resume out")
+    return InvalidConfig("resume", resume, rule, "name a run that had checkpoint.every above 0, or leave resume out")
 
 
 def _whole(folder: Path) -> Manifest | None:
@@ -276,14 +311,6 @@ def _whole(folder: Path) -> Manifest | None:
         return None
     # Names from a file never lead out of its folder.
     return manifest if sizes == manifest.files and all(Path(name).name == name for name in sizes) else None
-
-
-def _gone_on_from(run_dir: Path) -> Path | None:
-    try:
-        resume = json.loads((run_dir / "job" / "settings.json").read_text()).get("resume")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return Path(resume) if isinstance(resume, str) else None
 
 
 def _refuse_model(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> None:
@@ -311,18 +338,10 @@ def _last(target: str) -> str:
     return target.rpartition(".")[2]
 
 
-def make_room(run_dir: Path, first_step: int) -> None:
-    """Before workers start: drop half-written checkpoints, put those that this run does not go on from aside."""
-    folder = run_dir / "checkpoints"
-    for partial in folder.glob(".step_*"):
-        shutil.rmtree(partial)
-    others = [path for step, path in steps_in(run_dir) if step > first_step or first_step == 0]
-    if others:
-        aside = folder / "earlier"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        for path in others:
-            path.rename(aside / path.name)
+def drop_halves(run_dir: Path) -> None:
+    """Before workers start: remove checkpoints that an earlier run did not write to their end."""
+    for half in (run_dir / CHECKPOINTS).glob(".step_*"):
+        shutil.rmtree(half)
 
 
 def prune(run_dir: Path, keep: int) -> None:
