@@ -202,7 +202,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     console = make_console()
     overrides = [*hydra_cfg.overrides.task, *held_back]
     if multirun and (status := done(run_dir, digest)) is not None:
-        console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"))
+        console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
         return 3 if status == "infeasible" else 0
     directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
     if multirun:

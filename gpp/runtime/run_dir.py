@@ -197,7 +197,7 @@ class RunDir:
 
     def _remove(self) -> None:
         """Remove the folders that this run made, as far as they are empty."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             for folder in self._made:
                 folder.rmdir()
         self._made = []
@@ -235,19 +235,17 @@ class RunDir:
     def _unwritable(self, error: Exception) -> InvalidConfig:
         if isinstance(error, InvalidConfig):
             return error
-        where = getattr(error, "filename", None)
-        path = Path(where) if isinstance(where, str) else self.path
-        if path.is_symlink() and not path.exists():
-            rule = f"leads to {os.readlink(path)}, which is not there"
-        elif isinstance(error, FileExistsError | NotADirectoryError):
-            rule = (
-                "is a file, not a directory" if path == self.path else f"would lie below {path}, or a part of it, which is a file"
-            )
-        elif isinstance(error, OSError):
+        fix = f"name a directory that can be written, as in {self.field}=outputs/mine"
+        if not isinstance(error, OSError):  # a NUL in it
+            return InvalidConfig(self.field, self.path, f"is no path ({error})", fix)
+        blocks = [path for path in (self.path, *self.path.parents) if os.path.lexists(path) and not os.path.isdir(path)]
+        if not blocks:
             rule = f"cannot be written ({error.strerror})"
+        elif blocks[0].is_symlink():
+            rule = f"{blocks[0]} leads to {os.readlink(blocks[0])}, which is not there"
         else:
-            rule = f"is no path ({error})"
-        return InvalidConfig(self.field, self.path, rule, f"name a directory that can be written, as in {self.field}=outputs/mine")
+            rule = f"{blocks[0]} is a file, not a directory"
+        return InvalidConfig(self.field, self.path, rule, fix)
 
     def _others(self) -> list[str]:
         """Files that this run does not go on with."""

@@ -54,7 +54,6 @@ def test_more_devices_than_operators(tmp_path: Path) -> None:
     done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.num_devices=500")
     assert done.code == 2
     assert "must be at most the number of operators" in " ".join(done.out.split())
-    assert done.result["status"] == "failed"
 
 
 def test_infeasible_is_a_result(tmp_path: Path) -> None:
@@ -195,10 +194,11 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary
     assert (tmp_path / "report.html").exists()
-    before = (tmp_path / "0" / "result.json").stat().st_mtime
+    first_job = tmp_path / json.loads((tmp_path / "jobs.json").read_text())[0]["folder"]
+    before = (first_job / "result.json").stat().st_mtime
     second = run(tmp_path, *words)
     assert second.out.count("skip") == 3
-    assert (tmp_path / "0" / "result.json").stat().st_mtime == before
+    assert (first_job / "result.json").stat().st_mtime == before
 
 
 @pytest.mark.dist
