@@ -55,7 +55,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "analysis": [{"comparison"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
-    "app": [{"experiment", "stopping"}, {"recording"}, {"api", "multirun"}, {"cli"}],
+    "app": [{"experiment", "stopping", "streams"}, {"recording"}, {"api", "multirun"}, {"cli"}],
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "app"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.app.stopping import Stopped, listen
+from gpp.app.streams import steady_streams
 from gpp.errors import GppError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,8 @@ Story = Callable[[Any, Any], None]
 
 def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
+    steady_streams()
+    listen()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _stop(
             "run.py is the controller and starts the workers itself. Fix: python run.py "
@@ -64,7 +67,6 @@ def main(story: Story) -> None:
     gc.set_threshold(200_000, 50, 100)
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    listen()
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf

@@ -128,6 +128,7 @@ class RunDir:
         if self.claimed:
             return
         try:
+            str(self.path).encode()
             self._make()
             self._handle = self._lock()
         except (OSError, ValueError) as error:
@@ -236,6 +237,9 @@ class RunDir:
         if isinstance(error, InvalidConfig):
             return error
         fix = f"name a directory that can be written, as in {self.field}=outputs/mine"
+        if isinstance(error, UnicodeError):
+            rule = f"has characters that the locale's encoding, {sys.getfilesystemencoding()}, does not know"
+            return InvalidConfig(self.field, ascii(str(self.path)), rule, "set PYTHONUTF8=1, or use other characters")
         if not isinstance(error, OSError):  # a NUL in it
             return InvalidConfig(self.field, self.path, f"is no path ({error})", fix)
         blocks = [path for path in (self.path, *self.path.parents) if os.path.lexists(path) and not os.path.isdir(path)]

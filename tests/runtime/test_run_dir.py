@@ -147,6 +147,7 @@ def test_files_of_others_stay_where_they_are(tmp_path: Path) -> None:
         ("dangling", "leads to nowhere, which is not there"),
         ("dangling/below", "which is not there"),
         ("nul\0", "is no path"),
+        ("l\udcc3", "characters that the locale's encoding"),
         ("x" * 300, "File name too long"),
         ("/proc/run", "cannot be written"),
     ],

@@ -42,8 +42,7 @@ def asked(tmp_path: Path, run4: RunRecord) -> list[Asked]:
         for strategy, first, factors in (("sequential", 0, (1.0, 3.0, 2.0)), ("graphpipe", 3, (0.5, 0.5, 4.0)))
         for seed, factor in enumerate(factors)
     ]
-    bare = {"plan": None, "predicted": None, "measured": None}
-    too_big = of(run4, strategy="piper", status="infeasible", reason="too big", **bare)
+    too_big = of(run4, strategy="piper", status="infeasible", reason="too big", plan=None, predicted=None, measured=None)
     broken = of(run4, strategy="deepspeed", status="failed", reason="worker 1\nTraceback", measured=None)
     out.append(put(tmp_path, "6", ["strategy=piper"], too_big))
     out.append(put(tmp_path, "7", ["strategy=deepspeed"], broken))
