@@ -5,6 +5,7 @@ The contract of a run directory (docs/architecture.md) is written here and nowhe
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -50,6 +51,13 @@ from gpp.timeline import Metrics, Timeline
 
 LOG_RECORDS = 1000
 """Records of Python's own logging that are kept in memory before they are written to run.log."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether a file could not be written because of its disk; safetensors says so in words only."""
+    return getattr(error, "errno", None) in NO_ROOM or any(f"(os error {number})" in str(error) for number in NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +130,7 @@ class Recorder:
             InvalidConfig: another run is under way there, or the directory cannot be written.
         """
         found = self.experiment.resumed
-        if found is None:
+        if found is None or self.directory.claimed:
             self.directory.claim()
             return
         self.console.print(Text(found.words), soft_wrap=True)
@@ -261,6 +269,9 @@ class Recorder:
             if error.traceback:
                 self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
             self.console.print(Text(f"worker {error.rank} failed first; the other workers were stopped", style="bold"))
+        elif no_room(error):
+            self.reason = f"{self.run_dir} cannot be written: {error}. Fix: make room there, or name another directory"
+            self.console.print(Text(self.reason), soft_wrap=True)
         elif not isinstance(error, GppError | Stopped):
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
             self.reason = f"{type(error).__name__}: {error}"

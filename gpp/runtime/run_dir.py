@@ -22,8 +22,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self, final
 
-from pydantic import ValidationError
-
 from gpp.errors import InvalidConfig
 from gpp.serialization import from_json, to_json
 
@@ -167,7 +165,9 @@ class RunDir:
             self.run = before
         elif not joins:
             self._set_aside(self._others())
-        (self.path / RUN).write_text(to_json(self.run), encoding="utf-8")
+        new = self.path / f".{RUN}"
+        new.write_text(to_json(self.run), encoding="utf-8")
+        new.rename(self.path / RUN)
 
     def release(self) -> None:
         """Let other runs in; a run that did not begin leaves the directory as it was."""
@@ -275,7 +275,7 @@ class RunDir:
 def _read(path: Path) -> Run | None:
     try:
         return from_json(Run, path.read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from omegaconf import OmegaConf
 from gpp.app.multirun import digest_of
 from gpp.runtime.run_dir import EARLIER, RunDir
 from tests.runtime.test_run_dir import files_of
-from tests.support.cli import TOWERS, run, start, workers_of
+from tests.support.cli import ROOT, TOWERS, run, start, workers_of
 
 SMALL = [*TOWERS, "model.factory=tests.support.zoo.Towers", "logger=none", "cost=analytical", "engine=simulate", "explain_s=0"]
 ENDING = [word.replace("Towers", "Ending") for word in SMALL]
@@ -101,9 +104,38 @@ def test_a_signal_before_the_workers_start_is_a_result(tmp_path: Path, number: s
 
 
 def test_an_exception_before_the_workers_start_is_a_result(tmp_path: Path) -> None:
-    words = ["engine=single", "data.factory=tests.support.zoo.Samples", "+data.args.num_samples=oops"]
-    done = run(tmp_path, *SMALL, *words)
-    assert done.code == 2 or done.result["status"] == "failed"
+    done = run(tmp_path, *SMALL, "engine=reference", "minibatch_size=32", "+data.args.broken=true")
+    assert (done.code, done.result["status"]) == (1, "failed")
+    assert "the disk with the samples is gone" in done.result["reason"]
+
+
+def test_no_terminal_ends_a_run(tmp_path: Path) -> None:
+    """Standard streams that are closed, that nobody reads on, and that know no letters but ASCII's."""
+    command = shlex.join([sys.executable, "run.py", *SMALL])
+    for name, how in (
+        ("closed", "{} <&- >&- 2>&-"),
+        ("unread", "{} 2>&1 | true; exit ${{PIPESTATUS[0]}}"),
+        ("Läufe", "PYTHONIOENCODING=ascii {} > /dev/null"),
+    ):
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        folder = shlex.quote(f"hydra.run.dir='{tmp_path}/{name}'")
+        line = how.format(f"{command} {folder}")
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / name / "result.json").read_text())["status"] == "ok"
+        assert not done.stderr
+
+
+def test_a_full_disk_is_said_in_a_line(old: Path, tmp_path: Path) -> None:
+    """No file may be longer than 4 kB; job/model.json is."""
+    assert (old / "job" / "model.json").stat().st_size > 1 << 12
+    command = shlex.join([sys.executable, "run.py", *SMALL, f"hydra.run.dir={tmp_path}"])
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = ["bash", "-c", f"ulimit -f 4; {command}"]
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert "File too large. Fix: make room there" in " ".join((done.stdout + done.stderr).split())
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
 
 
 def test_a_signal_stops_a_sweep_with_a_table_and_the_same_command_goes_on(tmp_path: Path) -> None:
