@@ -67,7 +67,7 @@ def test_a_resumed_run_that_is_killed_while_it_plans_can_be_resumed(undisturbed:
     process.kill()
     process.communicate()
     assert not (tmp_path / "new" / "job").exists()
-    assert find(tmp_path / "new", STEPS) == find(undisturbed.run_dir, STEPS)
+    assert find(tmp_path / "new", STEPS).folder == find(undisturbed.run_dir, STEPS).folder
 
 
 def test_another_training_is_refused_before_any_process_starts(undisturbed: Attempt, tmp_path: Path) -> None:

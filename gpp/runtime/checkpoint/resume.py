@@ -285,7 +285,10 @@ def _find(resume: str | Path, path: Path, steps: int, seen: set[Path]) -> Found:
         raise InvalidConfig(
             "steps", steps, f"counts all steps of the training, of which {ended} has done {done}", f"set steps={done + 100}"
         )
-    if before is not None and (source := Path(before)) not in seen and source.is_dir():
+    source = None if before is None else Path(before)
+    if source is not None and not source.is_dir():
+        source = source.parent.parent  # that checkpoint was removed: the run has others
+    if source is not None and source not in seen and source.is_dir():
         found = _find(resume, source, steps, seen)
         return replace(found, damaged=(*damaged, *found.damaged), others=(*others, *found.others))
     raise _nothing(resume, path, damaged, others)
