@@ -158,7 +158,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path, path: str, says:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InvalidConfig, match=says) as caught:
         RunDir(tmp_path / path).claim()
-    assert caught.value.field == "hydra.run.dir" and "outputs/mine" in caught.value.fix
+    assert caught.value.field == "hydra.run.dir" and caught.value.fix.startswith(("name a directory", "set PYTHONUTF8"))
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "kept"
 
 
