@@ -43,7 +43,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "stretches", "cut_batches", "run_dir"},
+        {"job", "engine", "stretches", "cut_batches", "nonfinite", "run_dir"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

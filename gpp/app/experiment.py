@@ -72,6 +72,7 @@ class Experiment:
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         graph: `max_ops`, the number of operators to coarsen to.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
@@ -98,6 +99,7 @@ class Experiment:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
     evaluate_every: Natural = 0
+    on_nonfinite: Literal["stop", "warn"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
     plan: str | None = None
@@ -398,6 +400,7 @@ class Experiment:
             train_samples=sizes["train"],
             held_out=held_out,
             evaluate_every=self.evaluate_every,
+            on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,

@@ -51,12 +51,14 @@ class Progress:
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
         say: gives the user an instruction.
+        warn: warns the user of what the workers have found.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     say: Callable[[str], None] = print
+    warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
