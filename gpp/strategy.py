@@ -97,9 +97,9 @@ class Strategy:
         self._check_problem(problem)
         plan.validate(self.posed(problem))
         if not self.schedule.drains:
-            check_stream(plan, problem.graph, self.weights)
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)
+            check_stream(plan, problem.graph, self.weights)
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.

@@ -22,7 +22,7 @@ from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled, cpu_setting
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -39,7 +39,7 @@ from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import from_json
+from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -181,13 +181,12 @@ class Experiment:
         """Refuse bad settings before anything is captured or measured.
 
         Raises:
-            InvalidConfig: there is no such plan; there is no checkpoint to go on from, or it is that of another
+            InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is that of another
                 training; the data cannot feed the model, or holds less than a mini-batch.
         """
         if self.resume is not None and not self.trains:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+        _ = self._given_plan
         if isinstance(self.model, Profile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
@@ -319,12 +318,22 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        if self.plan is not None:
-            plan = from_json(Plan, Path(self.plan).read_bytes())
-        else:
+        plan = self._given_plan
+        if plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check(plan, problem)
+        try:
+            self.strategy.check(plan, problem)
+            self.strategy.lower(plan, problem)
+        except (InvalidPlan, MalformedProgram) as error:
+            raise InvalidPlan(f"{self.plan}: {error}") from None
         return plan
+
+    @cached_property
+    def _given_plan(self) -> Plan | None:
+        """The plan in the user's own file; None where the strategy is to plan."""
+        if self.plan is None:
+            return None
+        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out")
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user about this plan, before it runs."""

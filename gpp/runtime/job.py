@@ -14,13 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, MalformedProgram
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
@@ -28,17 +28,28 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.serialization import from_json, to_json
+from gpp.runtime.job_fit import AGAIN, check_fit
+from gpp.serialization import from_json, read_json, read_text, to_json
+from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 
 
 def restore(description: Mapping[str, Any]) -> Any:
-    """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass."""
-    cls = resolve(description["_target_"], field="job")
+    """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass.
+
+    Raises:
+        InvalidConfig: there is no such class, or it does not take these values.
+    """
+    target = description.get("_target_")
+    cls = resolve(target, field="job/settings.json: _target_")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise InvalidConfig("job", description["_target_"], "must name a dataclass", "write the job again")
-    return from_json(cls, json.dumps({k: v for k, v in description.items() if k not in ("_target_", "source")}))
+        raise InvalidConfig("job/settings.json: _target_", target, "must name a dataclass", AGAIN)
+    values = {name: value for name, value in description.items() if name not in ("_target_", "source")}
+    return from_json(cls, json.dumps(values), f"job/settings.json: {target}", AGAIN)
+
+
+FloatType = Literal["float16", "bfloat16", "float32", "float64"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,34 +77,34 @@ class Settings:
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
 
-    steps: int
-    minibatch_size: int
-    dtype: str
-    seed: int
+    steps: Count
+    minibatch_size: Count
+    dtype: FloatType
+    seed: Seed
     optimizer: dict[str, Any]
     data: dict[str, Any]
     model: dict[str, Any]
-    evaluate_every: int = 0
-    train_samples: int = 0
-    evaluation_samples: int = 0
-    backend: str = "gloo"
-    device_kind: str = "cpu"
-    threads: int = 1
+    evaluate_every: Natural = 0
+    train_samples: Natural = 0
+    evaluation_samples: Natural = 0
+    backend: Literal["gloo", "nccl"] = "gloo"
+    device_kind: Literal["cpu", "cuda"] = "cpu"
+    threads: Count = 1
     launch: str = "local"
     interface: str = "lo"
-    timeout_s: float = 600.0
-    startup_timeout_s: float = 900.0
+    timeout_s: Seconds = 600.0
+    startup_timeout_s: Seconds = 900.0
     final_weights: bool = True
-    autocast: str | None = None
+    autocast: FloatType | None = None
     compile: str | None = None
     shared_memory: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
-    checkpoint_every: int = 0
-    checkpoint_keep: int = 2
+    checkpoint_every: Natural = 0
+    checkpoint_keep: Count = 2
     checkpoint_drain: bool = False
     resume: str | None = None
-    first_step: int = 0
+    first_step: Natural = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +145,10 @@ class Job:
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:
-        """The job that `save` wrote below `run_dir`.
+        """The job that `save` wrote below `run_dir`, proved to fit together.
 
         Raises:
+            InvalidFile: a file cannot be read, or does not fit the others; names it, and the place.
             MalformedProgram: a program cannot run to its end under the plan; names the file.
         """
         folder = run_dir / "job"
@@ -148,19 +160,29 @@ class Job:
             "plan": Plan,
             "costs": tuple[StageCost, ...],
         }
-        values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
-        groups, evaluation = reduce_groups(values["plan"], values["graph"]), folder / "evaluation.txt"
-        return cls(
+        values: dict[str, Any] = {
+            name: read_json(kind, folder / FILES[name], fix=AGAIN) for name, kind in types.items()
+        }
+        plan, graph = values["plan"], values["graph"]
+        try:
+            plan.check_stages(graph, values["cluster"].num_devices)
+        except InvalidPlan as error:
+            raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
+        groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
+        job = cls(
             **values,
             program=_checked(folder / "program.txt", groups),
             evaluation=_checked(evaluation, groups) if evaluation.exists() else None,
         )
+        check_fit(job, folder)
+        return job
 
 
 def _checked(path: Path, groups: Sequence[ReduceGroup]) -> Program:
     """The program in a file, proved to run to its end."""
+    text = read_text(path)
     try:
-        program = Program.from_text(path.read_text())
+        program = Program.from_text(text)
         check_program(program, groups)
     except MalformedProgram as error:
         raise MalformedProgram(f"{path}: {error}") from None

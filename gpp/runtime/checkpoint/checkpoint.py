@@ -41,7 +41,7 @@ from gpp.data.sampler import position
 from gpp.errors import InvalidConfig
 from gpp.runtime.checkpoint.resume import MANIFEST, Manifest, Stream, prune, stream_digest, training_of
 from gpp.runtime.job import Job
-from gpp.serialization import from_json, to_json
+from gpp.serialization import read_json, to_json
 
 WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
 POLL_S = 0.01
@@ -192,7 +192,7 @@ class Checkpointer:
         if self._settings.resume is None:
             return None
         folder = Path(self._settings.resume)
-        stream = from_json(Manifest, (folder / MANIFEST).read_bytes()).stream
+        stream = read_json(Manifest, folder / MANIFEST).stream
         if stream is None or stream.plan != stream_digest(self._job.plan, self._settings.weights):
             return None
         wanted, found = set(names), dict[str, dict[str, torch.Tensor]]()

@@ -16,13 +16,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from pydantic import ValidationError
-
-from gpp.errors import InvalidConfig
+from gpp.errors import InvalidConfig, InvalidFile
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
-from gpp.serialization import from_json
+from gpp.serialization import read_json
 from gpp.settings import Count, Natural, settings
 
 if TYPE_CHECKING:
@@ -270,9 +268,9 @@ def steps_in(run_dir: Path) -> list[tuple[int, Path]]:
 
 def _whole(folder: Path) -> Manifest | None:
     try:
-        manifest = from_json(Manifest, (folder / MANIFEST).read_bytes())
+        manifest = read_json(Manifest, folder / MANIFEST)
         sizes = {name: (folder / name).stat().st_size for name in manifest.files}
-    except (OSError, ValidationError):
+    except (OSError, InvalidFile):
         return None
     # Names from a file never lead out of its folder.
     return manifest if sizes == manifest.files and all(Path(name).name == name for name in sizes) else None

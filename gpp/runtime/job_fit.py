@@ -1,0 +1,165 @@
+"""Whether the files of a job fit together: what a worker would otherwise find out in the middle of a step, or never.
+
+Every file has been read by itself (`gpp.runtime.job.Job.load`), the plan is one for the graph, and the programs run to their ends.
+Here a program does the plan's work, all of it, once; the captured nodes are there; and the settings speak of this plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpp.errors import InvalidFile, MalformedProgram
+from gpp.graph.captured import Captured, Node
+from gpp.plan.plan import Plan
+from gpp.program.action import Action
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
+from gpp.program.lower import communication
+from gpp.program.program import Program, ReduceGroup, reduce_groups
+
+if TYPE_CHECKING:
+    from gpp.graph.op_graph import OpGraph
+    from gpp.runtime.job import Job
+
+AGAIN = "make the job again, by the command that wrote it"
+"""What helps when a file of a job is wrong."""
+
+ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
+
+
+def check_fit(job: Job, folder: Path) -> None:
+    """Refuse files that do not fit each other.
+
+    Raises:
+        InvalidFile: names the file and the place.
+        MalformedProgram: a program does not do the plan's work; names the file and the action.
+    """
+    settings, plan = job.settings, job.plan
+    wrong = {
+        "minibatch_size": settings.minibatch_size != plan.minibatch_size and f"must be {plan.minibatch_size}, as in plan.json",
+        "first_step": settings.first_step > settings.steps and f"must be at most steps={settings.steps}",
+        "evaluation_samples": bool(settings.evaluation_samples) != bool(job.evaluation)
+        and "must be above 0 where there is an evaluation.txt, and else 0",
+        "weights": bool(settings.weights) != job.streams
+        and f"must {'not ' * (not job.streams)}be a policy: the program has {job.program.minibatches} mini-batches",
+    }
+    for field, rule in wrong.items():
+        if rule:
+            raise InvalidFile(folder / "settings.json", field, rule, AGAIN, value=[getattr(settings, field)])
+    if len(job.costs) != len(plan.stages):
+        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
+    _check_nodes(job.captured, folder / "model.json")
+    _check_ops(job, folder / "graph.json")
+    _check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
+    if job.evaluation:
+        _check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
+
+
+def _check_nodes(captured: Captured, path: Path) -> None:
+    """Nodes read only what stands above them, in a known encoding."""
+    known: dict[str, Node] = {}
+    for i, node in enumerate(captured.nodes):
+        where = f"nodes[{i}]"
+        if node.name in known:
+            raise InvalidFile(path, f"{where}.name", "is given twice", AGAIN, value=[node.name])
+        for inner, name in _read(node, where, path):
+            if name not in known:
+                raise InvalidFile(path, inner, "must name a node above", AGAIN, value=[name])
+        known[node.name] = node
+    for result, name in captured.results.items():
+        if name not in known:
+            raise InvalidFile(path, f"results.{result}", "must name a node", AGAIN, value=[name])
+    for name in captured.constants:
+        if name not in known or known[name].kind != "constant":
+            raise InvalidFile(path, f"constants.{name}", "must name a node that is a constant", AGAIN)
+
+
+def _read(node: Node, where: str, path: Path) -> Iterator[tuple[str, str]]:
+    """(place, name) of every node that a node reads, or must come after.
+
+    Raises:
+        InvalidFile: an argument has an unknown encoding.
+    """
+    yield from ((f"{where}.after", name) for name in node.after)
+    todo: list[tuple[str, Any]] = [(f"{where}.args", node.args)]
+    todo += [(f"{where}.kwargs.{key}", value) for key, value in node.kwargs.items()]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, list):
+            todo += [(f"{place}[{i}]", item) for i, item in enumerate(value)]
+        elif isinstance(value, Mapping):
+            if len(value) != 1 or (kind := next(iter(value))) not in ENCODINGS:
+                raise InvalidFile(path, place, f"must be one of {', '.join(ENCODINGS)}", AGAIN, value=[value])
+            if kind == "ref":
+                yield place, str(value[kind])
+
+
+def _check_ops(job: Job, path: Path) -> None:
+    """The operators that were planned are made of the captured nodes. (A profile has none.)"""
+    nodes = job.captured.node_of
+    for i, op in enumerate(job.graph.ops if nodes else ()):
+        for name in op.nodes:
+            if name not in nodes:
+                raise InvalidFile(path, f"ops[{i}].nodes", "must name nodes of model.json", AGAIN, value=[name])
+
+
+def _check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, path: Path) -> None:
+    if program.num_samples != num_samples:
+        raise MalformedProgram(f"{path}: line 1: is for {program.num_samples} samples, and there are {num_samples}")
+    if set(program.actions) != set(plan.stages_of_device):
+        raise MalformedProgram(
+            f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {sorted(plan.stages_of_device)[:8]}"
+        )
+    trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
+    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains)
+    normed = any(action.kind == NORM for own in program.actions.values() for action in own)
+    for number, device in enumerate(sorted(program.actions), start=2):
+        own, due = program.actions[device], expected[device]
+        if normed:
+            due[Action(NORM, plan.stages_of_device[device][0], 0)] = program.minibatches
+        found = Counter(own)
+        if found != due:
+            action = next((a for a in own if found[a] > due[a]), None) or next(iter(due - found))
+            times = f"stands there {found[action]} times, and must stand there {due[action]} times"
+            raise MalformedProgram(f"{path}: line {number}: {action.text(device)} {times}")
+        _check_updates(own, plan, device, f"{path}: line {number}")
+
+
+def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool) -> dict[int, Counter[Action]]:
+    """Device -> how often each action must be in its list, sums of the norm left out."""
+    out: dict[int, Counter[Action]] = {device: Counter() for device in plan.stages_of_device}
+    groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
+    for s, stage in enumerate(plan.stages):
+        kinds = [PASS[FORWARD]] + [PASS[BACKWARD]] * (trains and plan.runs_backward(s, graph))
+        replicas = {replica[0]: replica for replica in stage.replicas}
+        for piece in stage.pieces(num_samples):
+            for device in replicas[piece.device]:
+                out[device].update(Action(kind, s, piece.microbatch) for kind in kinds)
+        for device in stage.devices:
+            out[device].update(Action(UPDATE, s, t) for t in range(minibatches if trains else 0))
+    for slots in communication(plan, graph, num_samples):
+        for (device, task), actions in slots.items():
+            if trains or KINDS[task[1]].direction == FORWARD:
+                out[device].update(actions)
+    for g, group in enumerate(groups):
+        for device in group.devices:
+            out[device][Action(REDUCE, plan.stages_of_device[device][0], g)] += minibatches
+    return out
+
+
+def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, where: str) -> None:
+    """A mini-batch's gradients are summed and applied when all of them are there, and before the next ones come."""
+    done: Counter[int] = Counter()
+    whole = Counter(action.stage for action in own if KINDS[action.kind].finishes)
+    count = max(sum(action.kind in UPDATES and action.stage == plan.stages_of_device[device][0] for action in own), 1)
+    times: dict[Action, int] = defaultdict(int)
+    for action in own:
+        if KINDS[action.kind].finishes:
+            done[action.stage] += 1
+        elif action.kind in UPDATES or action.kind in SUMS:
+            minibatch = action.microbatch if action.kind in UPDATES else times[action]
+            times[action] += 1
+            if any(done[s] * count != whole[s] * (minibatch + 1) for s in plan.stages_of_device[device]):
+                raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")
