@@ -109,9 +109,7 @@ class InvalidFile(InvalidConfig):
         setting: the setting that names the file; empty where none does.
     """
 
-    def __init__(
-        self, path: object, place: str, rule: str, fix: str, *, value: Iterable[object] = (), setting: str = ""
-    ) -> None:
+    def __init__(self, path: object, place: str, rule: str, fix: str, value: Iterable[object] = (), setting: str = "") -> None:
         self.path, self.place, self.setting, self.values = path, place, setting, tuple(value)
         file = text if len(text := str(path)) <= LONGEST_PATH else f"{text[:LONGEST]}... ({len(text)} characters)"
         where = f"{file}{place}" if place.startswith(":") or not place else f"{file}: {place}"
@@ -121,11 +119,7 @@ class InvalidFile(InvalidConfig):
         self.field, self.value, self.rule, self.fix = setting or place, path, rule, fix
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return _file_error, (self.path, self.place, self.rule, self.fix, self.values, self.setting)
-
-
-def _file_error(path: object, place: str, rule: str, fix: str, values: tuple[object, ...], setting: str) -> InvalidFile:
-    return InvalidFile(path, place, rule, fix, value=values, setting=setting)
+        return type(self), (self.path, self.place, self.rule, self.fix, self.values, self.setting)
 
 
 class InvalidGraph(GppError, ValueError):

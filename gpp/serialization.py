@@ -144,7 +144,11 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a
 def _reason(error: OSError | ValueError) -> str:
     if not isinstance(error, OSError):
         return "no file has such a name"
-    return f"{error.strerror[:1].lower()}{error.strerror[1:]}" if error.strerror else errno.errorcode.get(error.errno or 0, "unreadable")
+    return (
+        f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+        if error.strerror
+        else errno.errorcode.get(error.errno or 0, "unreadable")
+    )
 
 
 def _unreadable(path: object, reason: str, setting: str) -> InvalidFile:
@@ -266,8 +270,29 @@ def _refusal(content: Any, found: Sequence[Mapping[str, Any]], source: object, f
         known = sorted({str(error["loc"][-1]) for error in found if error["type"] == "missing"})
         near = get_close_matches(str(first["loc"][-1]), known, n=1)
         return InvalidFile(source, place, f"is no field{f'; {near[0]} is missing' if near else ''}", fix)
-    rule = re.sub(r"^Input should be|^Value error,", "must be", rule).replace("unable to parse string as an integer", "an integer")
-    return InvalidFile(source, place, rule[:1].lower() + rule[1:], fix, value=values)
+    return InvalidFile(source, place, _in_our_words(rule), fix, value=values)
+
+
+_WORDS = (
+    (r"^(Input|Value|Dictionary|Tuple|List|String) should (be|have|match)|^Value error,", r"must \2"),
+    ("a valid number", "a number"),
+    ("a valid integer.*", "an integer"),
+    ("a valid string", "a text"),
+    ("a valid boolean", "true or false"),
+    ("a valid (array|tuple|list)|an array", "a list"),
+    ("a valid dictionary|an instance of .*", "an object"),
+    ("less than or equal to", "at most"),
+    ("greater than or equal to", "at least"),
+    ("greater than", "above"),
+    ("after validation, not .*", ""),
+)
+
+
+def _in_our_words(rule: str) -> str:
+    """A rule as pydantic says it, in the terms of the other messages."""
+    for theirs, ours in _WORDS:
+        rule = re.sub(theirs, ours, rule)
+    return rule[:1].lower() + rule[1:].strip()
 
 
 def _place(content: Any, steps: Sequence[int | str], kind: str) -> tuple[str, list[object]]:
@@ -281,5 +306,3 @@ def _place(content: Any, steps: Sequence[int | str], kind: str) -> tuple[str, li
         elif kind == "missing" and i == len(steps) - 1:
             path, there = f"{path}.{step}", False
     return path.lstrip("."), [value] if there and not isinstance(value, dict | list) else []
-
-

@@ -181,8 +181,8 @@ class Experiment:
         """Refuse bad settings before anything is captured or measured.
 
         Raises:
-            InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is that of another
-                training; the data cannot feed the model, or holds less than a mini-batch.
+            InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is
+                that of another training; the data cannot feed the model, or holds less than a mini-batch.
         """
         if self.resume is not None and not self.trains:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")

@@ -215,7 +215,9 @@ class Plan:
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
             if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute)):
-                raise InvalidPlan(f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {stage.recompute[:8]}")
+                raise InvalidPlan(
+                    f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {stage.recompute[:8]}"
+                )
             used = stage.devices
             if len(set(used)) != len(used) or any(not 0 <= d < num_devices for d in used):
                 raise InvalidPlan(f"stage {s} must hold different devices out of 0..{num_devices - 1}, got {list(used[:8])}")

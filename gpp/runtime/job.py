@@ -14,7 +14,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
@@ -41,7 +43,7 @@ def restore(description: Mapping[str, Any]) -> Any:
     Raises:
         InvalidConfig: there is no such class, or it does not take these values.
     """
-    target = description.get("_target_")
+    target = str(description.get("_target_"))
     cls = resolve(target, field="job/settings.json: _target_")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise InvalidConfig("job/settings.json: _target_", target, "must name a dataclass", AGAIN)
@@ -49,7 +51,8 @@ def restore(description: Mapping[str, Any]) -> Any:
     return from_json(cls, json.dumps(values), f"job/settings.json: {target}", AGAIN)
 
 
-FloatType = Literal["float16", "bfloat16", "float32", "float64"]
+FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
+"""torch's name of a type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +163,7 @@ class Job:
             "plan": Plan,
             "costs": tuple[StageCost, ...],
         }
-        values: dict[str, Any] = {
-            name: read_json(kind, folder / FILES[name], fix=AGAIN) for name, kind in types.items()
-        }
+        values: dict[str, Any] = {name: read_json(kind, folder / FILES[name], fix=AGAIN) for name, kind in types.items()}
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)

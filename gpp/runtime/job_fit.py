@@ -37,17 +37,17 @@ def check_fit(job: Job, folder: Path) -> None:
         MalformedProgram: a program does not do the plan's work; names the file and the action.
     """
     settings, plan = job.settings, job.plan
-    wrong = {
-        "minibatch_size": settings.minibatch_size != plan.minibatch_size and f"must be {plan.minibatch_size}, as in plan.json",
-        "first_step": settings.first_step > settings.steps and f"must be at most steps={settings.steps}",
-        "evaluation_samples": bool(settings.evaluation_samples) != bool(job.evaluation)
-        and "must be above 0 where there is an evaluation.txt, and else 0",
-        "weights": bool(settings.weights) != job.streams
-        and f"must {'not ' * (not job.streams)}be a policy: the program has {job.program.minibatches} mini-batches",
-    }
-    for field, rule in wrong.items():
-        if rule:
-            raise InvalidFile(folder / "settings.json", field, rule, AGAIN, value=[getattr(settings, field)])
+    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
+    policy = "a policy, because the program does not drain" if job.streams else "empty, because the program drains"
+    rules = (
+        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
+        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
+        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
+        ("weights", bool(settings.weights) == job.streams, policy),
+    )
+    for field, holds, rule in rules:
+        if not holds:
+            raise InvalidFile(folder / "settings.json", field, f"must be {rule}", AGAIN, [getattr(settings, field)])
     if len(job.costs) != len(plan.stages):
         raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
     _check_nodes(job.captured, folder / "model.json")
