@@ -22,7 +22,7 @@ from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled, cpu_setting
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -324,6 +324,10 @@ class Experiment:
         try:
             self.strategy.check(plan, problem)
             self.strategy.lower(plan, problem)
+        except Infeasible as error:
+            raise Infeasible(f"{self.plan}: {error.constraint}", error.remedy) from None
+        except InvalidConfig as error:
+            raise InvalidFile(self.plan, error.field, error.rule, error.fix, [error.value]) from None
         except (InvalidPlan, MalformedProgram) as error:
             raise InvalidPlan(f"{self.plan}: {error}") from None
         return plan

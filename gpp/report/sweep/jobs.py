@@ -4,16 +4,56 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import ConfigDict
+from typing_extensions import Required, TypedDict
+
+from gpp.errors import InvalidFile
+from gpp.report.run.result import Status
+from gpp.serialization import read_json, read_yaml
 
 SETUP = ("model", "strategy", "cluster", "engine")
+RESULT = "result.json"
 NO_RESULT = "no result.json: the job did not come to an end"
+
+
+class TimesOfResult(TypedDict, total=False):
+    """`predicted` or `measured` of a result, as far as sweeps read it; the other keys are kept."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    iteration_s: float | None
+    throughput_samples_per_s: float | None
+    bubble_fraction: float | None
+    communication_bytes: float | None
+    peak_memory_bytes: dict[str, float | None] | None
+
+
+class ResultFile(TypedDict, total=False):
+    """A run's result.json, as far as sweeps read it; the other keys are kept."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    status: Required[Status]
+    reason: str | None
+    model: str | None
+    strategy: str | None
+    cluster: str | None
+    engine: str | None
+    seed: int | None
+    plan: dict[str, Any] | None
+    predicted: TimesOfResult | None
+    measured: TimesOfResult | None
+    prediction_error: float | None
+    loss: list[float | None]
+    final_metric: dict[str, float | None]
+    compared: list[ResultFile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,41 +122,37 @@ def numbers(values: Iterable[Any]) -> list[float]:
 def attempts(job: Job) -> list[Job]:
     """A job for each strategy that a job compared; the job itself where it compared none."""
     compared = job.result.get("compared")
-    if not isinstance(compared, list):
+    if compared is None:
         return [job]
     rest = {key: value for key, value in job.result.items() if key != "compared"}
-    return [replace(job, result={**rest, **found}) for found in compared if isinstance(found, dict)]
+    return [replace(job, result={**rest, **found}) for found in compared]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """A sort key that puts `job9` before `job10`."""
-    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
+    return [(0, int(piece), "") if re.fullmatch("[0-9]{1,18}", piece) else (1, 0, piece) for piece in re.split("([0-9]+)", name) if piece]
 
 
 def _stored_overrides(path: Path) -> list[str]:
     try:
-        stored = yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        stored = read_yaml(path / ".hydra" / "overrides.yaml")
+    except InvalidFile:
         return []
     return [str(item) for item in stored] if isinstance(stored, list) else []
 
 
 def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
     overrides = parse_overrides(items)
+    name, file = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path), path / RESULT
     try:
-        result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        if not isinstance(result, dict):
-            raise ValueError("not an object")
-    except FileNotFoundError:
-        result = {"status": "failed", "reason": NO_RESULT}
-    except (OSError, ValueError) as error:
-        result = {"status": "failed", "reason": f"result.json cannot be read: {error}"}
+        result: dict[str, Any] = {**read_json(ResultFile, file)}
+    except InvalidFile as error:
+        damage = InvalidFile(f"{name}/{RESULT}", error.place, error.rule, "run the job again", error.values)
+        result = {"status": "failed", "reason": str(damage) if os.path.lexists(file) else NO_RESULT}
     for key in (*SETUP, "seed"):
         if result.get(key) is None:
             given = overrides.get(key)
-            result[key] = int(given) if given and given.isdigit() else given
+            result[key] = int(given) if given and key == "seed" and re.fullmatch("[0-9]{1,10}", given) else given
     for key in ("plan", "predicted", "measured"):
-        if not isinstance(result.get(key), dict):
-            result[key] = None
-    name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
+        result.setdefault(key, None)
     return Job(name=name, overrides=overrides, result=result, has_report=(path / "report.html").exists())
