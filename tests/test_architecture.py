@@ -28,6 +28,7 @@ LEVELS: list[set[str]] = [
     {"app"},
 ]
 SAME_LEVEL = {
+    ("serialization", "errors"),
     ("settings", "errors"),
     ("settings", "setting_types"),
     ("setting_types", "errors"),
@@ -43,7 +44,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "job_fit", "engine", "stretches", "cut_batches"},
+        {"job_fit", "job", "engine", "stretches", "cut_batches"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

@@ -22,7 +22,7 @@ from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled, cpu_setting
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -318,26 +318,15 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        plan = self._given_plan
-        if plan is None:
+        if self._given_plan is None:
             return self.strategy.plan(problem)
-        try:
-            self.strategy.check(plan, problem)
-            self.strategy.lower(plan, problem)
-        except Infeasible as error:
-            raise Infeasible(f"{self.plan}: {error.constraint}", error.remedy) from None
-        except InvalidConfig as error:
-            raise InvalidFile(self.plan, error.field, error.rule, error.fix, [error.value]) from None
-        except (InvalidPlan, MalformedProgram) as error:
-            raise InvalidPlan(f"{self.plan}: {error}") from None
-        return plan
+        self.strategy.check_file(self.plan, self._given_plan, problem)
+        return self._given_plan
 
     @cached_property
     def _given_plan(self) -> Plan | None:
         """The plan in the user's own file; None where the strategy is to plan."""
-        if self.plan is None:
-            return None
-        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out")
+        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user about this plan, before it runs."""

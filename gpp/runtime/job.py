@@ -30,7 +30,7 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.runtime.job_fit import AGAIN, check_fit
+from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.serialization import from_json, read_json, read_text, to_json
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -175,8 +175,36 @@ class Job:
             program=_checked(folder / "program.txt", groups),
             evaluation=_checked(evaluation, groups) if evaluation.exists() else None,
         )
-        check_fit(job, folder)
+        _check_fit(job, folder)
         return job
+
+
+def _check_fit(job: Job, folder: Path) -> None:
+    """Refuse files that do not fit each other.
+
+    Raises:
+        InvalidFile: names the file and the place.
+        MalformedProgram: a program does not do the plan's work; names the file and the action.
+    """
+    settings, plan = job.settings, job.plan
+    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
+    policy = "a policy, because the program does not drain" if job.streams else "empty, because the program drains"
+    rules = (
+        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
+        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
+        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
+        ("weights", bool(settings.weights) == job.streams, policy),
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            raise InvalidFile(folder / "settings.json", name, f"must be {rule}", AGAIN, [getattr(settings, name)])
+    if len(job.costs) != len(plan.stages):
+        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
+    check_nodes(job.captured, folder / "model.json")
+    check_ops(job.graph, job.captured, folder / "graph.json")
+    check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
+    if job.evaluation:
+        check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
 def _checked(path: Path, groups: Sequence[ReduceGroup]) -> Program:

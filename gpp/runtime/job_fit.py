@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpp.errors import InvalidFile, MalformedProgram
 from gpp.graph.captured import Captured, Node
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, reduce_groups
-
-if TYPE_CHECKING:
-    from gpp.graph.op_graph import OpGraph
-    from gpp.runtime.job import Job
 
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
@@ -29,36 +26,12 @@ AGAIN = "make the job again, by the command that wrote it"
 ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
 
 
-def check_fit(job: Job, folder: Path) -> None:
-    """Refuse files that do not fit each other.
+def check_nodes(captured: Captured, path: Path) -> None:
+    """Refuse nodes that read what does not stand above them, or in an unknown encoding.
 
     Raises:
-        InvalidFile: names the file and the place.
-        MalformedProgram: a program does not do the plan's work; names the file and the action.
+        InvalidFile: names the place in `path`, where the model stands.
     """
-    settings, plan = job.settings, job.plan
-    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
-    policy = "a policy, because the program does not drain" if job.streams else "empty, because the program drains"
-    rules = (
-        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
-        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
-        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
-        ("weights", bool(settings.weights) == job.streams, policy),
-    )
-    for field, holds, rule in rules:
-        if not holds:
-            raise InvalidFile(folder / "settings.json", field, f"must be {rule}", AGAIN, [getattr(settings, field)])
-    if len(job.costs) != len(plan.stages):
-        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
-    _check_nodes(job.captured, folder / "model.json")
-    _check_ops(job, folder / "graph.json")
-    _check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
-    if job.evaluation:
-        _check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
-
-
-def _check_nodes(captured: Captured, path: Path) -> None:
-    """Nodes read only what stands above them, in a known encoding."""
     known: dict[str, Node] = {}
     for i, node in enumerate(captured.nodes):
         where = f"nodes[{i}]"
@@ -96,16 +69,25 @@ def _read(node: Node, where: str, path: Path) -> Iterator[tuple[str, str]]:
                 yield place, str(value[kind])
 
 
-def _check_ops(job: Job, path: Path) -> None:
-    """The operators that were planned are made of the captured nodes. (A profile has none.)"""
-    nodes = job.captured.node_of
-    for i, op in enumerate(job.graph.ops if nodes else ()):
+def check_ops(graph: OpGraph, captured: Captured, path: Path) -> None:
+    """Refuse operators that are not made of the captured nodes. (A profile has none.)
+
+    Raises:
+        InvalidFile: names the place in `path`, where the graph stands.
+    """
+    nodes = captured.node_of
+    for i, op in enumerate(graph.ops if nodes else ()):
         for name in op.nodes:
             if name not in nodes:
                 raise InvalidFile(path, f"ops[{i}].nodes", "must name nodes of model.json", AGAIN, value=[name])
 
 
-def _check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, path: Path) -> None:
+def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, path: Path) -> None:
+    """Refuse a program that does not do the plan's work on so many samples, all of it and once.
+
+    Raises:
+        MalformedProgram: names the action, and the line of `path`.
+    """
     if program.num_samples != num_samples:
         raise MalformedProgram(f"{path}: line 1: is for {program.num_samples} samples, and there are {num_samples}")
     if set(program.actions) != set(plan.stages_of_device):

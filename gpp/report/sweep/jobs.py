@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required
 
-from pydantic import ConfigDict
-from typing_extensions import Required, TypedDict
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
 
 from gpp.errors import InvalidFile
 from gpp.report.run.result import Status
@@ -20,13 +20,13 @@ from gpp.serialization import read_json, read_yaml
 
 SETUP = ("model", "strategy", "cluster", "engine")
 RESULT = "result.json"
+KEPT = ConfigDict(extra="allow")
 NO_RESULT = "no result.json: the job did not come to an end"
 
 
+@with_config(KEPT)
 class TimesOfResult(TypedDict, total=False):
     """`predicted` or `measured` of a result, as far as sweeps read it; the other keys are kept."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
 
     iteration_s: float | None
     throughput_samples_per_s: float | None
@@ -35,10 +35,9 @@ class TimesOfResult(TypedDict, total=False):
     peak_memory_bytes: dict[str, float | None] | None
 
 
+@with_config(KEPT)
 class ResultFile(TypedDict, total=False):
     """A run's result.json, as far as sweeps read it; the other keys are kept."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
 
     status: Required[Status]
     reason: str | None
@@ -130,7 +129,11 @@ def attempts(job: Job) -> list[Job]:
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """A sort key that puts `job9` before `job10`."""
-    return [(0, int(piece), "") if re.fullmatch("[0-9]{1,18}", piece) else (1, 0, piece) for piece in re.split("([0-9]+)", name) if piece]
+    return [
+        (0, int(piece), "") if re.fullmatch("[0-9]{1,18}", piece) else (1, 0, piece)
+        for piece in re.split("([0-9]+)", name)
+        if piece
+    ]
 
 
 def _stored_overrides(path: Path) -> list[str]:
