@@ -112,6 +112,7 @@ class InvalidFile(InvalidConfig):
     def __init__(self, path: object, place: str, rule: str, fix: str, value: Iterable[object] = (), setting: str = "") -> None:
         self.path, self.place, self.setting, self.values = path, place, setting, tuple(value)
         file = text if len(text := str(path)) <= LONGEST_PATH else f"{text[:LONGEST]}... ({len(text)} characters)"
+        place = place if len(place) <= LONGEST_PATH else f"{place[:LONGEST]}... ({len(place)} characters)"
         where = f"{file}{place}" if place.startswith(":") or not place else f"{file}: {place}"
         named = f"{setting}={where}" if setting else where
         shown = "".join(f"={written(item)}" for item in self.values)

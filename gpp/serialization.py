@@ -126,16 +126,18 @@ def read_bytes(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BY
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise _unreadable(path, _reason(error), setting) from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise _unreadable(path, f"it is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}", setting)
         if found.st_size > most_bytes:
             raise _unreadable(path, f"it has {found.st_size} bytes, and at most {most_bytes} are read", setting)
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(most_bytes)
-        except OSError as error:
-            raise _unreadable(path, _reason(error), setting) from None
+    except OSError as error:
+        raise _unreadable(path, _reason(error), setting) from None
+    finally:
+        os.close(handle)
 
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}

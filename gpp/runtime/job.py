@@ -188,7 +188,7 @@ def _check_fit(job: Job, folder: Path) -> None:
     """
     settings, plan = job.settings, job.plan
     evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
-    policy = "a policy, because the program does not drain" if job.streams else "empty, because the program drains"
+    policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
     rules = (
         ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
         ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),

@@ -6,6 +6,7 @@ Here a program does the plan's work, all of it, once; the captured nodes are the
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from gpp.program.program import Program, ReduceGroup, reduce_groups
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
 
+LEAVES = ("param", "buffer", "constant")
+MOST_ELEMENTS = 2**40
 ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
 
 
@@ -40,6 +43,9 @@ def check_nodes(captured: Captured, path: Path) -> None:
         for inner, name in _read(node, where, path):
             if name not in known:
                 raise InvalidFile(path, inner, "must name a node above", AGAIN, value=[name])
+        if node.kind in LEAVES and not _is_shape(node.shape):
+            rule = "must be a list of sizes, which are integers of at least 0"
+            raise InvalidFile(path, f"{where}.shape", rule, AGAIN, value=[node.shape])
         known[node.name] = node
     for result, name in captured.results.items():
         if name not in known:
@@ -47,6 +53,12 @@ def check_nodes(captured: Captured, path: Path) -> None:
     for name in captured.constants:
         if name not in known or known[name].kind != "constant":
             raise InvalidFile(path, f"constants.{name}", "must name a node that is a constant", AGAIN)
+
+
+def _is_shape(shape: Any) -> bool:
+    """Whether a shape is that of a tensor that could be there before a batch is."""
+    sizes = shape or ()
+    return all(isinstance(size, int) and size >= 0 for size in sizes) and math.prod(sizes) <= MOST_ELEMENTS
 
 
 def _read(node: Node, where: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -89,7 +101,8 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
         MalformedProgram: names the action, and the line of `path`.
     """
     if program.num_samples != num_samples:
-        raise MalformedProgram(f"{path}: line 1: is for {program.num_samples} samples, and there are {num_samples}")
+        rule = f"is for {program.num_samples} samples, and by settings.json and plan.json there are {num_samples}"
+        raise MalformedProgram(f"{path}: line 1: {rule}")
     if set(program.actions) != set(plan.stages_of_device):
         raise MalformedProgram(
             f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {sorted(plan.stages_of_device)[:8]}"
@@ -104,7 +117,7 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
         found = Counter(own)
         if found != due:
             action = next((a for a in own if found[a] > due[a]), None) or next(iter(due - found))
-            times = f"stands there {found[action]} times, and must stand there {due[action]} times"
+            times = f"stands there {found[action]} times, and by plan.json and graph.json it must be {due[action]}"
             raise MalformedProgram(f"{path}: line {number}: {action.text(device)} {times}")
         _check_updates(own, plan, device, f"{path}: line {number}")
 

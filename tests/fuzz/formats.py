@@ -162,15 +162,10 @@ class Jobs(AbstractFormat):
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            small_job().save(Path(folder))
+            small_job().save(Path(folder), captured_named(MODEL)[2])
             return {f"job/{path.name}": path.read_bytes() for path in sorted((Path(folder) / "job").iterdir())}
 
     def use(self, folder: Path) -> bool:
-        from safetensors.torch import save_file
-
-        _, _, weights = captured_named(MODEL)
-        if not (folder / "job" / "weights.safetensors").exists():
-            save_file(dict(weights), folder / "job" / "weights.safetensors")
         job = Job.load(folder)
         for description in (job.settings.optimizer, job.settings.data, job.settings.model, job.settings.weights):
             assert not description or restore(description) is not None
