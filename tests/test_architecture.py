@@ -56,7 +56,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "analysis": [{"comparison"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
-    "app": [{"experiment"}, {"recording"}, {"api", "cli"}],
+    "app": [{"private", "experiment"}, {"recording"}, {"api", "cli"}],
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "app"}
 
