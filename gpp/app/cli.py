@@ -195,6 +195,8 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     from rich.text import Text
 
     from gpp.app.multirun import RunFolder, digest_of, done, latest, refused_job
+    from gpp.app.private import refuse_secrets
+    from gpp.errors import GppError
     from gpp.report.run.console import make_console
     from gpp.runtime.run_dir import RunDir
 
@@ -215,6 +217,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
+        refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
         experiment = instantiate(cfg, _convert_="all")
     except (InstantiationException, OmegaConfBaseException, GppError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
