@@ -64,12 +64,11 @@ def main(story: Story) -> None:
         except Exception:
             codes.append(_defect())
 
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
     try:
         task()
     except Exception as error:
         # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
-        _stop(str(_composition_error(error, words)))
+        _stop(str(_composition_error(error, _flags().words)))
     sys.exit(max(codes, default=0) if len(codes) < 2 else int(any(code not in (0, 3) for code in codes)))
 
 
@@ -87,11 +86,13 @@ def _defect() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    """`config_dir` and `config_name` of this command line."""
+    """`config_dir`, `config_name` and the `words` of this command line that are settings."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default="config")
-    return parser.parse_known_args(sys.argv[1:])[0]
+    flags, rest = parser.parse_known_args(sys.argv[1:])
+    flags.words = [word for word in rest if not word.startswith("-")]
+    return flags
 
 
 def _folders() -> tuple[Path, ...]:
@@ -192,6 +193,7 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     if names is None:
         names = [name for name in COMPARED if name in known]
     if not OmegaConf.is_list(names) and not isinstance(names, str | list):
+        names = _plain(names) if OmegaConf.is_config(names) else names
         raise InvalidConfig("strategies", names, "must be a list of strategies", "set strategies=[graphpipe,sequential]")
     names = list(dict.fromkeys(str(name) for name in ([names] if isinstance(names, str) else names)))
     for name in names:
@@ -309,7 +311,7 @@ def _experiment(cfg: Any, choices: Any, overrides: list[str]) -> Any:
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
         return instantiate(cfg, _convert_="all")
     except SystemExit as end:
-        raise ended(end.code) from end
+        raise ended(end.code, _plain(cfg)) from end
     except Exception as error:
         plain = _plain(cfg)
         vocabulary = Vocabulary(folders=_folders(), settings=tuple(paths(plain)), defaults=frozenset(map(str, choices)))

@@ -180,7 +180,7 @@ class Refusal:
             return _refused(key, self._given(key), "is there already, and + adds", f"write {key}={self._given(key)}")
         if match := re.search(r"Could not delete(?: from config)?[.:]? (?:The value of )?'([^'=]+)", self._text):
             rule = "~ takes away what is there, and this is not"
-            return InvalidConfig(f"~{match.group(1)}", self._given(match.group(1)), rule, "leave it out")
+            return _refused(f"~{match.group(1)}", self._given(match.group(1)), rule, "leave it out")
         if match := re.search(r"force-add of config groups is not supported: '\+\+([^=]+)=(.*)'", self._text):
             key, text = match.groups()
             return _refused(key, text, "is a group, and ++ is for settings", f"write {self.vocabulary.assigned(key, text)}")
@@ -290,7 +290,7 @@ class Refusal:
         """An error that is read nowhere else: the word without which it does not occur, and what was said."""
         culprit = self.culprit() or (self.words[0] if len(self.words) == 1 else "")
         key, _, text = split(culprit)
-        if self.vocabulary.options(key):
+        if "must be a string or a list" in self._text and self.vocabulary.options(key):
             return _refused(key, text, "must be the name of an option", self.vocabulary.choose(key, text))
         rule = brief(plain(self._text)) or type(self.error).__name__
         if not key:
@@ -349,6 +349,16 @@ def another_kind(error: InvalidConfig, config: Any, vocabulary: Vocabulary) -> I
     return InvalidConfig(error.field, value, "must be the name of an option", fix)
 
 
-def ended(code: object) -> InvalidConfig:
-    """The error for code of the user's that ended the process."""
+def ended(code: object, config: Any = None) -> InvalidConfig:
+    """The error for code of the user's that ended the process.
+
+    Args:
+        config: the plain configuration, if that code may be a module of a class in it.
+    """
+    for key, path in _leaves(config):
+        if key.split(".")[-1] == "_target_":
+            try:
+                resolve(path, field=key)
+            except InvalidConfig as refused:
+                return refused
     return InvalidConfig("sys.exit", code, "was called by code that a setting names", "take the call out of that code")

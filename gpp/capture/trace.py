@@ -171,7 +171,7 @@ def trace(
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
     except CaptureError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(_explain(error)) from error
     finally:
         for module, mode in modes.items():

@@ -104,7 +104,8 @@ def as_module(made: object, *, field: str, path: str) -> nn.Module:
     from torch import nn
 
     if not isinstance(made, nn.Module):
-        rule = f"returned a {type(made).__name__}, and a network is a torch.nn.Module"
+        what = "nothing" if made is None else f"a {type(made).__name__}"
+        rule = f"returned {what}, and a network is a torch.nn.Module"
         raise InvalidConfig(field, path, rule, "name a class or a function that makes one")
     return made
 

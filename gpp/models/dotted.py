@@ -132,7 +132,8 @@ def call(
         known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
         unknown = sorted(set(named) - set(known))
         fix = nearest(unknown[0], known) if unknown else f"arguments are {', '.join(known)}"
-        raise InvalidConfig(arguments, dict(named), f"do not fit {function.__qualname__}: {error}", fix) from error
+        what = f"it has no argument {unknown[0]}" if unknown else str(error)
+        raise InvalidConfig(arguments, dict(named), f"do not fit {function.__qualname__}: {what}", fix) from error
     with users_code(field, path):
         try:
             return function(*positional, **named)

@@ -38,11 +38,13 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(gc, "set_threshold", lambda *numbers: None)
-    composed = Hydra.get_mode
-    # It composes everything a first time, to find the mode, which only a sweep's own file sets.
-    monkeypatch.setattr(
-        Hydra, "get_mode", lambda self, name, overrides: None if name == "config" else composed(self, name, overrides)
-    )
+    get_mode = Hydra.get_mode
+
+    def mode(self: Hydra, config_name: str, overrides: list[str]) -> object:
+        """It composes everything a first time to find the mode, which only a sweep's own file sets."""
+        return None if config_name == "config" else get_mode(self, config_name, overrides)
+
+    monkeypatch.setattr(Hydra, "get_mode", mode)
 
 
 def answered(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
