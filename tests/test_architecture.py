@@ -43,7 +43,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "stretches", "cut_batches"},
+        {"job", "engine", "stretches", "cut_batches", "devices"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.cli import GROUPS, SweepReport, help_text, options, samples_per_device
+from gpp.app.cli import SweepReport, experiment_of, samples_per_device
+from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
+from gpp.errors import GppError
 from tests.support.conf import CONF, option
 
 ROOT = CONF.parent
@@ -47,6 +49,36 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
     SweepReport(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
 
 
+def first_of(values: str) -> str:
+    """The first value of a sweep's list: `a,b`, `range(0,500)`."""
+    return values.removeprefix("range(").split(",")[0]
+
+
+ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml") if path.stem != "base")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_sweep_runs_with_every_engine_or_is_refused(path: Path) -> None:
+    """Its first job, up to the checks that come before capture and planning."""
+    refused = {}
+    with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
+        search = f"hydra.searchpath=[file://{CONF}]"
+        declared = compose(path.stem, overrides=[search, "name=test"], return_hydra_config=True)
+        words = [f"{key}={first_of(values)}" for key, values in declared.hydra.sweeper.params.items()]
+        for engine in ENGINES:
+            given = [search, "name=test", *words, f"engine={engine}"]
+            cfg = compose(path.stem, overrides=given, return_hydra_config=True)
+            choices = cfg.hydra.runtime.choices
+            with open_dict(cfg):
+                del cfg["hydra"]
+            try:
+                experiment_of(cfg, choices, given).check()
+            except GppError as error:
+                refused[engine] = str(error)
+    assert set(refused) <= set(ENGINES) - {"simulate"}, refused
+    assert all(re.match(r"[\w.]+=.+: .+\. Fix: ", message) for message in refused.values()), refused
+
+
 def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
     OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
@@ -72,19 +104,20 @@ def test_one_word_four_places(group: str) -> None:
 
 
 def test_help_has_a_line_for_every_option() -> None:
-    text = help_text()
+    vocabulary = Vocabulary()
+    text = help_text(vocabulary)
     for group in GROUPS:
-        for name in options(group):
+        for name in vocabulary.options(group):
             line = next(line for line in text.splitlines() if line.split()[:1] == [name])
             assert len(line.split()) > 3, f"{group}/{name} has no comment on top"
 
 
 def test_bases_are_shared_and_no_options() -> None:
     bases = sorted(CONF.rglob("base.yaml"))
-    assert bases and not re.search(r"^  base ", help_text(), re.M)
+    assert bases and not re.search(r"^  base ", help_text(Vocabulary()), re.M)
     for path in bases:
         group = str(path.parent.relative_to(CONF))
-        assert "base" not in options(group)
+        assert "base" not in Vocabulary().options(group)
         users = [
             other for other in path.parent.glob("*.yaml") if re.search(r"^(defaults: \[base\]|  - base$)", other.read_text(), re.M)
         ]

@@ -26,6 +26,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
@@ -137,6 +138,7 @@ def train(
         raise InvalidConfig(
             "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
         )
+    check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     sizes = {
         split: _write(run_dir / "data", split, batch) if batch else 0 for split, batch in (("train", data), ("test", held_out))
     }

@@ -257,7 +257,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
-        experiment = _experiment(cfg, choices, overrides)
+        experiment = experiment_of(cfg, choices, overrides)
     except GppError as refused:
         message = str(refused)
         write_json(
@@ -295,7 +295,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     return recorder.exit_code
 
 
-def _experiment(cfg: Any, choices: Any, overrides: list[str]) -> Any:
+def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     """The experiment that a configuration describes.
 
     Raises:

@@ -307,7 +307,7 @@ def where_of(stack_trace: str | None) -> str | None:
     return None
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first}"
