@@ -2,6 +2,7 @@
 
 python -m tests.check_settings                  each as a process of its own, with its time
 python -m tests.check_settings --words model    those whose words contain `model`
+python -m tests.check_settings --sweeps         every sweep of sweeps/ with every engine instead
 
 In the suite (tests/app/test_settings_refused.py) the same table runs in one process.
 """
@@ -17,6 +18,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from tests.support.cli import ROOT, TOWERS, environment
 
@@ -167,10 +170,58 @@ CASES = [
 ]
 
 
+SWEEPS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.yaml"))
+ENGINES = sorted(path.stem for path in (ROOT / "conf" / "engine").glob("*.yaml") if path.stem != "base")
+
+
+def first_job(sweep: str, engine: str) -> list[str]:
+    """The words of a sweep's first job, with another engine."""
+    written = yaml.safe_load((ROOT / "sweeps" / f"{sweep}.yaml").read_text())
+    while "model" not in (params := written["hydra"]["sweeper"]["params"]) and written["defaults"][0] != "config":
+        parent = yaml.safe_load((ROOT / "sweeps" / f"{written['defaults'][0]}.yaml").read_text())
+        parent["hydra"]["sweeper"]["params"] |= params
+        written = parent
+    values = {key: str(value).removeprefix("range(").split(",")[0] for key, value in params.items()}
+    words = [f"{key}={'null' if value == 'None' else value}" for key, value in values.items() if key != "engine"]
+    return ["-cd", "sweeps", "-cn", sweep, "hydra.mode=RUN", *words, f"engine={engine}"]
+
+
+def misfit(engine: str, code: int, out: str) -> list[str]:
+    """What is wrong with the answer to a sweep's first job under an engine; empty if it runs or is refused clearly."""
+    text = " ".join(out.split())
+    found = [] if code in (0, 2) else [f"exit code {code}"]
+    found += ["simulate runs everything"] if code and engine == "simulate" else []
+    found += [] if not code or re.search(r"[\w.]+=.+: .+\. Fix: ", text) else ["gives no field, value, rule and fix"]
+    return found + ([f"says {match.group()!r}"] if (match := PYTHONS_OWN.search(text)) else [])
+
+
+def check_sweeps() -> int:
+    """Every sweep with every engine, up to the checks before capture; returns how many fit neither way."""
+    from pytest import MonkeyPatch
+
+    from tests.support.one_process import answered, check_only
+
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (sweep, engine) in enumerate((sweep, engine) for sweep in SWEEPS for engine in ENGINES):
+            with MonkeyPatch.context() as patch:
+                code, out = answered([*first_job(sweep, engine), f"hydra.run.dir={folder}/{number}"], check_only, patch)
+            found = misfit(engine, code, out)
+            failed += bool(found)
+            refused = re.search(r"(?:error|failed): (.*)", " ".join(out.split()))
+            said = refused.group(1)[:160] if code and refused else "runs"
+            print(f"{'FAIL' if found else 'ok':<5} {sweep} engine={engine}: {'; '.join(found) or said}", flush=True)
+    print(f"{len(SWEEPS) * len(ENGINES)} pairs of sweep and engine, {failed} that neither run nor are refused")
+    return int(failed > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", default="", help="only those whose words contain this")
+    parser.add_argument("--sweeps", action="store_true", help="every sweep with every engine instead")
     args = parser.parse_args()
+    if args.sweeps:
+        return check_sweeps()
     cases, failed, times = [case for case in CASES if args.words in case.words], 0, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

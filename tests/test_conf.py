@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.cli import SweepReport, experiment_of, samples_per_device
+from gpp.app.cli import SweepReport, samples_per_device
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
-from gpp.errors import GppError
 from tests.support.conf import CONF, option
 
 ROOT = CONF.parent
@@ -47,36 +46,6 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
             folders = (CONF / group, ROOT / "sweeps" / group)
             assert all(any((folder / f"{word}.yaml").exists() for folder in folders) for word in words.split(",")), group
     SweepReport(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
-
-
-def first_of(values: str) -> str:
-    """The first value of a sweep's list: `a,b`, `range(0,500)`."""
-    return values.removeprefix("range(").split(",")[0]
-
-
-ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml") if path.stem != "base")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_sweep_runs_with_every_engine_or_is_refused(path: Path) -> None:
-    """Its first job, up to the checks that come before capture and planning."""
-    refused = {}
-    with initialize_config_dir(str(ROOT / "sweeps"), version_base="1.3"):
-        search = f"hydra.searchpath=[file://{CONF}]"
-        declared = compose(path.stem, overrides=[search, "name=test"], return_hydra_config=True)
-        words = [f"{key}={first_of(values)}" for key, values in declared.hydra.sweeper.params.items()]
-        for engine in ENGINES:
-            given = [search, "name=test", *words, f"engine={engine}"]
-            cfg = compose(path.stem, overrides=given, return_hydra_config=True)
-            choices = cfg.hydra.runtime.choices
-            with open_dict(cfg):
-                del cfg["hydra"]
-            try:
-                experiment_of(cfg, choices, given).check()
-            except GppError as error:
-                refused[engine] = str(error)
-    assert set(refused) <= set(ENGINES) - {"simulate"}, refused
-    assert all(re.match(r"[\w.]+=.+: .+\. Fix: ", message) for message in refused.values()), refused
 
 
 def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:

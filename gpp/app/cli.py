@@ -14,6 +14,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,18 @@ def _composition_error(error: Exception, words: list[str]) -> GppError:
         except Exception:
             return None
 
-    whole = plain(words)
-    vocabulary = _vocabulary(whole or plain([word for word in words if _chooses(word)]) or plain([]))
+    @cache
+    def whole() -> Any:
+        return plain(words)
+
+    @cache
+    def right() -> Any:
+        return plain([word for word in words if _chooses(word)]) or plain([]) or {}
 
     def culprit() -> str | None:
         return next((word for word in words if plain([other for other in words if other != word])), None)
 
+    vocabulary = Vocabulary(folders=_folders(), config=right)
     return Refusal(error=error, words=words, vocabulary=vocabulary, config=whole, culprit=culprit).explained()
 
 
@@ -151,17 +158,6 @@ def _chooses(word: str) -> bool:
     """Whether a word chooses an option that exists."""
     group, _, option = word.lstrip("+").partition("=")
     return option in Vocabulary(folders=_folders()).options(group.partition("@")[0])
-
-
-def _vocabulary(plain: Any) -> Vocabulary:
-    """What could have been written instead of a wrong word.
-
-    Args:
-        plain: the plain configuration of the right words, with Hydra's own settings; None where there is none.
-    """
-    chosen = ((plain or {}).get("hydra", {}).get("runtime", {}).get("choices") or {}) if plain else {}
-    groups = frozenset(str(key).partition("@")[0] for key in chosen)
-    return Vocabulary(folders=_folders(), settings=tuple(paths(plain)), defaults=groups)
 
 
 def _hold_back(argv: list[str]) -> list[str]:
@@ -313,9 +309,10 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     except SystemExit as end:
         raise ended(end.code, _plain(cfg)) from end
     except Exception as error:
-        plain = _plain(cfg)
-        vocabulary = Vocabulary(folders=_folders(), settings=tuple(paths(plain)), defaults=frozenset(map(str, choices)))
-        raise Refusal(error=error, words=overrides, vocabulary=vocabulary, config=plain).explained() from error
+        vocabulary = Vocabulary(
+            folders=_folders(), config=lambda: {**_plain(cfg), "hydra": {"runtime": {"choices": dict(choices)}}}
+        )
+        raise Refusal(error=error, words=overrides, vocabulary=vocabulary, config=lambda: _plain(cfg)).explained() from error
 
 
 def _plain(cfg: Any) -> Any:

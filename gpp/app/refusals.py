@@ -82,21 +82,21 @@ class Refusal:
         error: Hydra's error.
         words: overrides as they were written.
         vocabulary: what could have been written.
-        config: the plain configuration, its references as they are written; None where there is none.
+        config: makes the plain configuration, its references as they are written; None where there is none.
         culprit: finds the word without which there is a configuration; None if there is none or several.
     """
 
     error: BaseException
     words: Sequence[str]
     vocabulary: Vocabulary
-    config: Any = None
+    config: Callable[[], Any] = lambda: None
     culprit: Callable[[], str | None] = lambda: None
 
     def explained(self) -> GppError:
         """The error for the user: the first of these readings that fits."""
         ours = next((found for found in self._chain if isinstance(found, GppError)), None)
         if isinstance(ours, InvalidConfig):
-            return another_kind(ours, self.config, self.vocabulary)
+            return another_kind(ours, self.config(), self.vocabulary)
         if ours is not None:
             return ours
         for reading in (self._file, self._grammar, self._missing, self._key, self._reference, self._object):
@@ -206,12 +206,14 @@ class Refusal:
         """A value that is missing, or that refers to others in a circle or to nothing."""
         if match := re.search(r"Missing mandatory value: (\S+)", self._text):
             return InvalidConfig(match.group(1), "???", "has no default", f"give {match.group(1)}=VALUE")
-        flat = dict(_leaves(self.config))
+        error = next((found for found in self._chain if "nterpolation" in type(found).__name__), None)
+        if error is None and not any(isinstance(found, RecursionError) for found in self._chain):
+            return None
+        flat = dict(_leaves(self.config()))
         if "Recursive interpolation" in self._text or any(isinstance(error, RecursionError) for error in self._chain):
             for key in (circle := _circle(flat))[:1]:
                 rule = f"refers to itself ({' -> '.join(circle)})"
                 return InvalidConfig(key, flat[key], rule, f"give {key} a value of its own")
-        error = next((found for found in self._chain if "nterpolation" in type(found).__name__), None)
         if error is None:
             return None
         said = str(error).splitlines()[0]
@@ -235,11 +237,14 @@ class Refusal:
 
     def _object(self) -> GppError | None:
         """An object of the configuration that could not be made."""
-        if not isinstance(self.config, Mapping) or not any("Instantiation" in type(found).__name__ for found in self._chain):
+        if not any("Instantiation" in type(found).__name__ for found in self._chain):
             return None
         full = re.search(r"full_key: (\S+)", str(self.error))
         key = full.group(1) if full else ""
-        node: Any = self.config
+        node: Any = self.config()
+        root = re.split(r"[.\[]", key)[0]
+        if isinstance(node, Mapping) and isinstance(node.get(root), list) and self.vocabulary.options(root):
+            return InvalidConfig(root, self._given(root), "is a list, and an option is a mapping", f"correct the file of {root}")
         for part in re.findall(r"[^.\[\]]+", key):
             node = node[int(part)] if isinstance(node, list) else node.get(part) if isinstance(node, Mapping) else None
         if not isinstance(node, Mapping) or "_target_" not in node:
@@ -278,7 +283,7 @@ class Refusal:
             near = nearest(extra, parameters)
             fix = f"write {prefix}{near}" if near else f"leave it out; {name} has {', '.join(parameters)}"
             if not prefix:
-                fix = self.vocabulary.without(extra).meant(extra, self._given(extra))
+                fix = self.vocabulary.meant(extra, self._given(extra))
             rule = f"{name} has no such setting" if prefix else f"there is no such {'group' if '/' in extra else 'setting'}"
             return InvalidConfig(f"{prefix}{extra}", given[extra], rule, fix)
         lacking = next((p.name for p in parameters.values() if p.default is p.empty and p.name not in given), "_target_")

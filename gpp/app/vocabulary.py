@@ -6,8 +6,8 @@ It reads folders of YAML files and knows no Hydra.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ Examples:
   python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
   python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
 """
+FAR = 8
+"""Words whose lengths differ by more are not compared letter by letter."""
 ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all options"
 
 
@@ -45,13 +47,22 @@ class Vocabulary:
 
     Args:
         folders: folders that hold groups of options, ours and the user's own.
-        settings: dotted names of the settings of the command at hand.
-        defaults: groups that have a default, so that `GROUP=OPTION` replaces it; any other needs `+GROUP=OPTION`.
+        config: the plain configuration of the words that are right, made when it is asked for.
     """
 
     folders: tuple[Path, ...] = (CONF,)
-    settings: tuple[str, ...] = ()
-    defaults: frozenset[str] = frozenset()
+    config: Callable[[], Any] = dict
+
+    @property
+    def settings(self) -> list[str]:
+        """Dotted names of the settings of the command at hand."""
+        return paths(self.config())
+
+    @property
+    def defaults(self) -> set[str]:
+        """Groups that have a default, so that `GROUP=OPTION` replaces it; any other needs `+GROUP=OPTION`."""
+        chosen = self.config().get("hydra", {}).get("runtime", {}).get("choices") or {}
+        return {str(key).partition("@")[0] for key in chosen}
 
     @property
     def groups(self) -> dict[str, list[str]]:
@@ -70,10 +81,6 @@ class Vocabulary:
     def file(self, group: str, name: str) -> Path:
         """The file of an option; the first folder that has one counts."""
         return next(path for folder in self.folders if (path := folder / group / f"{name}.yaml").is_file())
-
-    def without(self, key: str) -> Vocabulary:
-        """The same without a setting that is there only because somebody added it."""
-        return replace(self, settings=tuple(name for name in self.settings if name.split(".")[0] != key))
 
     def unreadable(self) -> str | None:
         """The first file that is no text in UTF-8."""
@@ -116,7 +123,8 @@ class Vocabulary:
             fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
             return min(*apart, part) - fits, sorted(key) != sorted(name), name
 
-        known = {*groups, *self.settings}
+        # A word with + may have made the setting that it names.
+        known = {name for name in (*groups, *self.settings) if name != key or value is None}
         best = min(known, key=cost, default=None)
         if best is None or cost(best)[0] > max(1.0, 0.4 * len(re.split(r"[./]", key)[-1])):
             section = key.rpartition(".")[0]
@@ -145,6 +153,8 @@ def nearest(word: str, known: Collection[str]) -> str | None:
 def _distance(a: str, b: str) -> int:
     """Typing errors between two words: letters left out, added, exchanged or swapped with the next (Damerau)."""
     a, b = a.lower(), b.lower()
+    if abs(len(a) - len(b)) > FAR:
+        return abs(len(a) - len(b))
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, start=1):

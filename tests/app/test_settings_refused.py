@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import subprocess
 import sys
@@ -12,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from run import story
 from tests.check_settings import CASES, LIMIT_S, Wrong, complaints, write
 from tests.support.cli import ROOT, environment
+from tests.support.one_process import answered
 
 
 @pytest.fixture(scope="module")
@@ -26,45 +26,11 @@ def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.remove(str(folder))
 
 
-@pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra composes once, and leaves nothing behind."""
-    import gc
-
-    from hydra._internal.hydra import Hydra
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(gc, "set_threshold", lambda *numbers: None)
-    get_mode = Hydra.get_mode
-
-    def mode(self: Hydra, config_name: str, overrides: list[str]) -> object:
-        """It composes everything a first time to find the mode, which only a sweep's own file sets."""
-        return None if config_name == "config" else get_mode(self, config_name, overrides)
-
-    monkeypatch.setattr(Hydra, "get_mode", mode)
-
-
-def answered(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit code and output of `run.py` with some words, in this process."""
-    import run
-    from gpp.app.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["run.py", *words])
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as end:
-        main(run.story)
-    return int(end.value.code or 0), out.getvalue()
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.words[:60])
-def test_a_wrong_setting_is_refused(
-    case: Wrong, strays: Path, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# A quarter of them; `python -m tests.check_settings` tries all.
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.words[:60])
+def test_a_wrong_setting_is_refused(case: Wrong, strays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "sweep" if {"-m", "-cn"} & set(case.words.split()) else "run"
-    code, out = answered([*case.listed(strays), f"hydra.{kind}.dir={tmp_path}"], monkeypatch)
+    code, out = answered([*case.listed(strays), f"hydra.{kind}.dir={tmp_path}"], story, monkeypatch)
     assert not complaints(case, code, out), out
 
 
