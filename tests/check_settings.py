@@ -116,12 +116,14 @@ class Wrong:
         shown: the message shows it as field and value.
         fix: words of the fix.
         code: exit code.
+        always: every run of the suite tries it.
     """
 
     words: str
     shown: str
     fix: str
     code: int = 2
+    always: bool = False
 
     def listed(self, folder: Path) -> list[str]:
         out: list[str] = []
@@ -151,14 +153,14 @@ def write(folder: Path) -> None:
 
 
 def _table(text: str) -> list[Wrong]:
-    """Cases from lines `words | field=value | words of the fix`; exit code 3 where the line begins with `3:`."""
+    """Cases from lines `words | field=value | words of the fix`; `*` and `3:` in front are `always` and the exit code 3."""
     cases = []
     for line in text.strip().splitlines():
         if line and not line.startswith("#"):
             words, shown, fix = (part.strip() for part in line.split(" | "))
-            cases.append(
-                Wrong(words=words.removeprefix("3:").strip(), shown=shown, fix=fix, code=3 if words.startswith("3:") else 2)
-            )
+            always, words = words.startswith("* "), words.removeprefix("* ")
+            code, words = (3, words.removeprefix("3: ")) if words.startswith("3: ") else (2, words)
+            cases.append(Wrong(words=words, shown=shown, fix=fix, code=code, always=always))
     return cases
 
 

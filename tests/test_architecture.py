@@ -55,7 +55,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "analysis": [{"comparison"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
-    "app": [{"experiment"}, {"recording"}, {"api", "cli"}],
+    "app": [{"experiment"}, {"recording"}, {"vocabulary"}, {"refusals"}, {"api", "cli"}],
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "app"}
 

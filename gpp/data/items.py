@@ -38,7 +38,7 @@ class Items(Samples):
 
     def fetch(self, indices: Sequence[int] | Tensor, names: Collection[str] | None = None) -> dict[str, Tensor]:
         asked = check_names(names, self._specs)
-        items = [self._named(self._dataset[int(index)]) for index in indices]
+        items = [self._named(self._dataset[self._rows[int(index)]]) for index in indices]
         return {name: self._tensor(name, self._specs[name], [item[name] for item in items]) for name in asked}
 
     def _tensor(self, name: str, spec: TensorSpec, values: list[Any]) -> Tensor:
