@@ -191,4 +191,7 @@ def test_batch_norm_warns_and_a_fixed_batch_runs(tmp_path: Path) -> None:
         losses.append(done.result["loss"])
         if engine == "distributed":
             assert "captured at the fixed batch size 8" in done.out
+        # The data set names no splits, so what is called held out must be.
+        assert "are held out from training" in " ".join(done.out.split())
+        assert "are held out from training" in (tmp_path / engine / "report.html").read_text()
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
