@@ -242,9 +242,12 @@ class Refusal:
         full = re.search(r"full_key: (\S+)", str(self.error))
         key = full.group(1) if full else ""
         node: Any = self.config()
-        root = re.split(r"[.\[]", key)[0]
-        if isinstance(node, Mapping) and isinstance(node.get(root), list) and self.vocabulary.options(root):
-            return InvalidConfig(root, self._given(root), "is a list, and an option is a mapping", f"correct the file of {root}")
+        for root, value in node.items() if isinstance(node, Mapping) else ():
+            # Hydra calls the first item of a list `cluster0`.
+            if isinstance(value, list) and key.startswith(str(root)) and self.vocabulary.options(str(root)):
+                return InvalidConfig(
+                    root, self._given(root), "is a list, and an option is a mapping", f"correct the file of {root}"
+                )
         for part in re.findall(r"[^.\[\]]+", key):
             node = node[int(part)] if isinstance(node, list) else node.get(part) if isinstance(node, Mapping) else None
         if not isinstance(node, Mapping) or "_target_" not in node:
