@@ -36,6 +36,7 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.devices import asked_of_cuda, check_devices, cuda_devices
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -200,6 +201,11 @@ class Experiment:
                 "has devices without a speed, for profiles, which bring their times",
                 "use cluster=summit_1x4, or model=profile",
             )
+        if self.runs:
+            check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
+        if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
+            rule = f"measures on a device of cluster={self.cluster.name}, and this machine has no CUDA device"
+            raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -334,6 +340,7 @@ class Experiment:
         """Warnings for the user about this plan, before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        out += self.data.warnings() if self.trains else ()
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpp.errors import UnsupportedPlan
 
 if TYPE_CHECKING:
+    from gpp.cluster import Cluster
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
@@ -105,6 +106,10 @@ class AbstractEngine(ABC):
     @abstractmethod
     def worker_settings(self) -> dict[str, Any]:
         """Fields of `gpp.runtime.job.Settings` that the engine's own settings decide."""
+
+    @abstractmethod
+    def devices_here(self, cluster: Cluster) -> int:
+        """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
 
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Slurm:
         try:
             import submitit  # noqa: F401  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise InvalidConfig("engine.launch", "slurm", "needs submitit", 'pip install "gpp[slurm]"') from error
+            raise InvalidConfig("engine.launch", "slurm", "needs submitit", "pip install -e '.[slurm]'") from error
         if self.executor == "slurm" and not shutil.which("sbatch"):
             fix = "run this on a login node, or set engine.slurm.executor=local to try it here"
             raise InvalidConfig("engine.slurm.executor", "slurm", "needs sbatch, which is not on this machine", fix)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -66,6 +67,10 @@ class Distributed(AbstractEngine):
             "compile": self.compile,
             "shared_memory": self.shared_memory,
         }
+
+    def devices_here(self, cluster: Cluster) -> int:
+        # Workers that others start count the devices of their own machines.
+        return cluster.num_devices if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
