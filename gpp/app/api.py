@@ -159,6 +159,7 @@ def train(
         seed=seed,
         train_samples=sizes["train"],
         held_out=sizes["test"],
+        overwrites=engine.overwrites,
         evaluate_every=evaluate_every,
         **(checkpoint or Checkpoints()).settings(resumed),
         **engine.worker_settings,

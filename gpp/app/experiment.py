@@ -393,6 +393,7 @@ class Experiment:
             seed=self.seed,
             train_samples=sizes["train"],
             held_out=held_out,
+            overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             final_weights=self.final_weights,
             **self.checkpoint.settings(self.resumed),

@@ -37,7 +37,7 @@ from pydantic import ValidationError
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import from_json, to_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
@@ -81,6 +81,23 @@ class Node:
     persistent: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A tensor that an operator keeps for its backward, and that follows from trained parameters alone.
+
+    It is none of the parameters, nor a view of one: after an update it still holds the values of before.
+
+    Args:
+        node: the operator's node.
+        params: full names of the parameters.
+        where: the user's line.
+    """
+
+    node: str
+    params: tuple[str, ...]
+    where: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """A model, its loss and its metrics, as nodes and as an operator graph.
@@ -99,6 +116,7 @@ class Captured:
         warnings: messages for the user, one line each.
         loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
+        derived: tensors kept for a backward that are computed from parameters alone.
     """
 
     name: str
@@ -112,6 +130,7 @@ class Captured:
     warnings: tuple[str, ...] = ()
     loss_ops: tuple[str, ...] = ()
     coupled: bool | None = None
+    derived: tuple[Derived, ...] = ()
 
     @cached_property
     def node_of(self) -> dict[str, Node]:

@@ -135,6 +135,10 @@ class AbstractWeights(ABC):
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
         return self.forward_version(position, microbatch, start) if self.backward == "same" else position.batch(microbatch)
 
+    def changes(self, position: PipelinePosition) -> bool:
+        """Whether some backward of the stage uses other weights than its forward did."""
+        return self.backward != "same" and _changes(self, position)
+
     def copies(self, position: PipelinePosition) -> int:
         """Copies of the weights that the stage holds at most, the latest one included."""
         return _copies(self, position)
@@ -223,6 +227,15 @@ def _extrapolates(policy: AbstractWeights, position: PipelinePosition) -> bool:
     first = _steady(position) * position.accumulation
     batch = range(first, first + position.accumulation)
     return policy.backward_horizon(position) > 0 or any(policy.horizon(position, j) > 0 for j in batch)
+
+
+@lru_cache(KNOWN)
+def _changes(policy: AbstractWeights, position: PipelinePosition) -> bool:
+    first, behind = _steady(position) * position.accumulation, policy.backward_horizon(position)
+    return any(
+        (policy.forward_version(position, j), policy.horizon(position, j)) != (policy.backward_version(position, j), behind)
+        for j in range(first, first + position.accumulation)
+    )
 
 
 @lru_cache(KNOWN)

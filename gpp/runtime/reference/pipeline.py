@@ -105,7 +105,9 @@ class Pipeline:
                 self.differentiable |= {name} if spec.differentiable else set()
             self.incoming[t] += names
             if (s, t) in returning:
-                self.returning[s].append((t, [name for name in names if name in self.differentiable]))
+                returned = [name for name in names if name in self.differentiable]
+                self.returning[s].append((t, returned))
+                self.stages[s].seeded.update(returned)
 
     def _chunks(self, total: int) -> list[Chunk]:
         """Cut samples where all stages' micro-batches begin anew, so that no more than needed is held at a time."""
