@@ -256,8 +256,8 @@ def _check_derived(captured: Captured, plan: Plan, graph: OpGraph, weights: Abst
                 if derived.node in own:
                     target, params = captured.node_of[derived.node].target, ", ".join(derived.params)
                     rule = (
-                        f"its backwards use other weights than the forwards did, and {target} of stage {s} ({derived.where}) keeps a "
-                        f"tensor that the forward has computed from {params}"
+                        f"its backwards use other weights than the forwards did, and {target} of stage {s} ({derived.where}) keeps "
+                        f"a tensor that the forward has computed from {params}"
                     )
                     fix = "let the operator read the parameter itself, or set strategy/weights=stash, or engine=reference"
                     raise InvalidConfig("strategy.weights", weights.name, rule, fix)

@@ -57,8 +57,8 @@ class Chain4(nn.Module):
 class Halved(nn.Linear):
     """A layer that computes with half its weight."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * 0.5, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * 0.5, self.bias)
 
 
 class Halved4(nn.Module):

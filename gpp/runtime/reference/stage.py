@@ -205,7 +205,7 @@ class FollowedStage:
             module, buffers = self.modules[replica], list(self.modules[replica].buffers())
             places = _places(module, "_buffers", buffers)
 
-            def run(weights: Values, own: Values, inputs: Values) -> Values:
+            def run(weights: Sequence[Tensor], own: Sequence[Tensor], inputs: Sequence[Tensor]) -> Values:
                 self._install(replica, weights)
                 _put(places, own)
                 return list(module(size, dict(zip(given, inputs, strict=True))).values())
