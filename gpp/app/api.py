@@ -90,7 +90,7 @@ def problem(
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
         global_norm=optimizer.clips_model,
-        prediction_traffic=optimizer.prediction_traffic,
+        extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 

@@ -10,6 +10,7 @@ until their micro-batch comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -20,7 +21,7 @@ from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.reference.explicit import Explicit, explicit
-from gpp.runtime.worker.weights.prediction import keep_direction, predictor
+from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 Values = list[Tensor]
@@ -269,7 +270,9 @@ def _put(places: list[tuple[dict[str, Any], str, int]], tensors: Sequence[Tensor
         holder[name] = tensors[i]
 
 
-def after_step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
-    """Keep where the step went, where a policy that predicts would not find it in the optimizer's state."""
-    if policy.predictor and not spec.keeps_direction:
-        keep_direction(spec, optimizer, [p for group in optimizer.param_groups for p in group["params"]])
+def step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step; keeps where it goes, where a policy that predicts would not find it in the optimizer's state."""
+    keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    with direction_kept(spec, optimizer, params) if keeps else nullcontext():
+        optimizer.step()
