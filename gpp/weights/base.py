@@ -59,7 +59,7 @@ class Predictor:
 
     Args:
         future: gradients to come: `same`: steps go on as the last one did; `zero`: momentum decays without new gradients.
-        decay: whether decoupled weight decay is part of the prediction; coupled decay (L2) is a part of every gradient, and always is.
+        decay: whether decoupled weight decay is part of the prediction; coupled decay (L2), a part of every gradient, always is.
         nesterov: whether SGD's steps go on along u v + g, momentum u times its buffer plus the last gradient, instead of v.
     """
 
@@ -89,7 +89,7 @@ class Extrapolation(NamedTuple):
 
 
 def along_a_momentum(rule: Predictor) -> Extrapolation:
-    """The cost under an optimizer that keeps the direction of its last step: it is read beside the weights, the prediction written."""
+    """The cost under an optimizer that keeps the direction of its last step: this and the weights are read, the prediction written."""
     return Extrapolation()
 
 

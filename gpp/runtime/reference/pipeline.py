@@ -20,7 +20,7 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
-from gpp.runtime.reference.stage import FollowedStage, Kept, Table, step
+from gpp.runtime.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights
@@ -223,7 +223,7 @@ class Pipeline:
         dim = self.order[name][0]
         return tensor.movedim(0, dim) if dim else tensor
 
-    def _update(self, number: int) -> None:
+    def _update(self, step: int) -> None:
         for master, holders in self.sums:
             grads = [self.stages[s].sums[replica][i] for _, s, replica, i in holders]
             total = grads[0]
@@ -238,10 +238,10 @@ class Pipeline:
         for optimizer in self.optimizers:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             for group in optimizer.param_groups:
-                group["lr"] = self.rate(number)
+                group["lr"] = self.rate(step)
             if self.spec.clip_norm is not None and not self.spec.clips_model:
                 clip_grad_norm_(params, self.spec.clip_norm)
-            step(self.policy, self.spec, optimizer)
+            advance(self.policy, self.spec, optimizer)
             optimizer.zero_grad(set_to_none=True)
         for stage in self.stages:
             stage.clear()

@@ -270,7 +270,7 @@ def _put(places: list[tuple[dict[str, Any], str, int]], tensors: Sequence[Tensor
         holder[name] = tensors[i]
 
 
-def step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
+def advance(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's step; keeps where it goes, where a policy that predicts would not find it in the optimizer's state."""
     keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
     params = [p for group in optimizer.param_groups for p in group["params"]]
