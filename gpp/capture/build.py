@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from gpp.capture.coupling import couples_samples
+from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
@@ -121,7 +121,7 @@ def assemble(
             if known[draft.name].derived
         ),
     )
-    return replace(captured, coupled=couples_samples(captured))
+    return replace(captured, **cut_loss(captured)._asdict())
 
 
 def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -116,6 +116,7 @@ class Captured:
         warnings: messages for the user, one line each.
         loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
+        summed: whether it, or a term of it, is the sum of those of its parts.
         derived: tensors kept for a backward that are computed from parameters alone.
     """
 
@@ -130,6 +131,7 @@ class Captured:
     warnings: tuple[str, ...] = ()
     loss_ops: tuple[str, ...] = ()
     coupled: bool | None = None
+    summed: bool = False
     derived: tuple[Derived, ...] = ()
 
     @cached_property

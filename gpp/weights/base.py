@@ -89,7 +89,7 @@ class Extrapolation(NamedTuple):
 
 
 def along_a_momentum(rule: Predictor) -> Extrapolation:
-    """The cost under an optimizer that keeps the direction of its last step: this and the weights are read, the prediction written."""
+    """The cost under an optimizer that keeps its last direction: this and the weights are read, the prediction is written."""
     return Extrapolation()
 
 
