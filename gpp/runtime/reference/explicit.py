@@ -22,6 +22,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 _CONSTANT, _WEIGHT, _ACTIVATION, _GRADIENT = range(4)
 """Sources; what reads values of several follows the largest."""
@@ -174,5 +175,5 @@ class _Function:
 
     def finish(self, results: Any) -> Callable[..., Any]:
         """The function that returns the values of `results`, where None stands for itself."""
-        self.graph.output(fx.node.map_arg(results, self.values.__getitem__))
+        self.graph.output(map_arg(results, self.values.__getitem__))
         return torch.no_grad()(fx.GraphModule(self.traced, self.graph))
