@@ -77,9 +77,9 @@ class Amounts(NamedTuple):
         return Amounts(self.trainable[index], self.static[index], self.kept[index], self.once[index])
 
 
-def static_bytes(trainable: Any, frozen: Any, optimizer_state_factor: float) -> Any:
+def static_bytes(trainable: Any, frozen: Any, state_factor: float) -> Any:
     """Bytes that do not depend on the batch: weights, a gradient for each trained one, and the optimizer's state."""
-    return trainable * (2.0 + optimizer_state_factor) + frozen
+    return trainable * (2.0 + state_factor) + frozen
 
 
 def all_reduce_share_s(trainable: Any, replicas: int, accumulation: int, link: Link) -> Any:

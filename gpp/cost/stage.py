@@ -94,7 +94,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     own = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel)
     return Amounts(
         trainable=own.trainable,
-        static=static_bytes(own.trainable, own.frozen, problem.optimizer_state_factor),
+        static=static_bytes(own.trainable, own.frozen, problem.state_factor),
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
     )
@@ -131,6 +131,6 @@ def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tu
     if problem.regime.weights.flushes:
         return 0.0, 0.0, 0.0
     trainable, device = problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
-    traffic = problem.regime.weights.traffic(position, problem.prediction_traffic)
+    traffic = problem.regime.weights.traffic(position, problem.prediction)
     forward, backward, update = (problem.cost.move_s(amount * trainable, device) for amount in traffic)
     return forward, backward, update

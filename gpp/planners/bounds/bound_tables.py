@@ -42,7 +42,7 @@ class Tables(NamedTuple):
         back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
         slowness = _slowness(passes, first, back, len(kinds))
         trainable, frozen, every = _param_bytes(graph)
-        state = problem.optimizer_state_factor
+        state = problem.state_factor
         update = np.array(
             [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
         )

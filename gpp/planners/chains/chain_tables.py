@@ -110,7 +110,7 @@ class Tables:
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
             once[part] = across @ self._back
             boundary[part] = across @ (self._bytes + self._back)
-        static = static_bytes(trainable, frozen, self.problem.optimizer_state_factor)
+        static = static_bytes(trainable, frozen, self.problem.state_factor)
         return Pairs(Amounts(trainable, static, kept, once), boundary)
 
 

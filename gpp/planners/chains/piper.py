@@ -323,7 +323,7 @@ class _Search:
         less = stages.family.sums((1 - menu.share) * trainable)
         less_frozen = stages.family.sums((1 - menu.share) * frozen)
         less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
-        static = amounts.static - static_bytes(less, less_frozen, self.problem.optimizer_state_factor)
+        static = amounts.static - static_bytes(less, less_frozen, self.problem.state_factor)
         return amounts._replace(static=static, trainable=amounts.trainable - less)
 
     def _sync(self, t: int, stages: Stages) -> np.ndarray:
