@@ -120,8 +120,8 @@ def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...])
 def finish_array_s(problem: Problem, trainable_bytes: np.ndarray, devices: tuple[int, ...]) -> np.ndarray:
     """`finish_s` of many stages on the same devices: both parts grow in proportion to the bytes, apart from the ring's latency.
 
-    Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they take neighbours,
-    as `Placer` gives them.
+    Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they
+    take neighbours, as `Placer` gives them.
     """
     most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
     low, high = finish_s(problem, 1.0, devices), finish_s(problem, most, devices)

@@ -5,13 +5,11 @@ Objective (reported in the plan's explanation): seconds of the slowest stage for
     A[j][m] = min over the cut k before the last stage, and its replicas r, of max(A[k][m - r], T(k..j, r))
     T(k..j, r) = max(compute(b / r) + finish(r) / N,   bytes over cut k / (bandwidth r),   bytes over cut j / (bandwidth r))
 
-with N the micro-batches of a mini-batch, and finish the gradients' all-reduce and the update as the bill of a stage has them. Cuts are the graph's downsets, which are its
-antichains (`states: antichain`),
-or the prefixes of one depth-first order (`states: linear`); `auto` takes the first where they are few. Where links inside a node
-differ from
-those between nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes
-whole ones. For every
-micro-batch size the best chain is found so; the best prediction wins.
+with N the micro-batches of a mini-batch, and finish the gradients' all-reduce and the update as the bill of a stage has
+them. Cuts are the graph's downsets, which are its antichains (`states: antichain`), or the prefixes of one depth-first
+order (`states: linear`); `auto` takes the first where they are few. Where links inside a node differ from those between
+nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes whole
+ones. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
 1. Stages are differences of nested cuts: `Family`. They run as a chain.
@@ -23,9 +21,9 @@ Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for ea
 off; over nodes O(cuts^3 x devices of a node^2).
 
 Departures from the released optimizer, which `compatible: true` repeats (`published.pipedream` lists its traps):
-* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth): a planner's costs are those it is judged
-  by; the update counts too. Over nodes it is the ring over all of a stage's devices, where the paper adds one inside a node and one
-  between nodes;
+* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
+  must be those that it is judged by; the update counts too. Over nodes it is the ring over all of a stage's devices,
+  where the paper adds one inside a node and one between nodes;
 * gradients are synchronised once a mini-batch, as a synchronous pipeline does: 1/N of the cost falls on a micro-batch, not 1/r;
 * memory is this project's, not `stash x stages behind`, which lets the last stage have any size;
 * a tensor counts for a cut if a reader is behind it; every source is searched; devices may stay idle;

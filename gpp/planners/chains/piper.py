@@ -7,9 +7,9 @@ Objective (reported in the plan's explanation): seconds of the slowest stage for
                       max(dp[state'][k - t r][p - 1],
                           compute_t(b / r) + (boundary + 2 sync_t) (b / r) / bandwidth + finish_t(r) / N)
 
-with k devices, p stages to the end, N the micro-batches of a mini-batch, finish the gradients' all-reduce and the update as the bill
-of a stage has them; terms are added, both ends of a cut pay, there is one bandwidth, the slowest link's. For every micro-batch size
-the best chain is found so; the best prediction wins.
+with k devices, p stages to the end, N the micro-batches of a mini-batch, finish the gradients' all-reduce and the
+update as the bill of a stage has them; terms are added, both ends of a cut pay, there is one bandwidth, the slowest
+link's. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
 1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
@@ -25,8 +25,8 @@ Complexity: O(devices x ways x pairs of nested states x positions) numpy operati
 Departures from the released planner, which `compatible: true` repeats (`gpp.planners.chains.published.piper`):
 * a tensor with several readers outside crosses a stage's boundary once, not once for each edge;
 * micro-batches in flight are those of a synchronous 1F1B chain, not the sum of data-parallel degrees over the stage's own;
-* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth): a planner's costs are those it is judged
-  by; the update counts too;
+* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
+  must be those that it is judged by; the update counts too;
 * memory is this project's: optimizer state, the boundary's tensors and their gradients count;
 * operators that declare nothing can be recomputed (`gpp.cost.variants` has the rule);
 * where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
