@@ -24,6 +24,12 @@ from gpp.graph.sums import SetSums, Sums
 from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
 
 
+def divisors(number: int) -> list[int]:
+    """Those of a positive integer, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
 def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
     """Refuse sizes that are no positive integers, and a micro-batch that does not divide the mini-batch.
 
@@ -38,9 +44,7 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
         raise InvalidConfig("minibatch_size", minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
     b = microbatch_size
     if b is not None and not (whole(b) and minibatch_size % b == 0):
-        small = [d for d in range(1, math.isqrt(minibatch_size) + 1) if minibatch_size % d == 0]
-        divisors = {*small, *(minibatch_size // d for d in small)}
-        near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
+        near = min(divisors(minibatch_size), key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
         raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 
 
@@ -80,8 +84,9 @@ class Problem:
         check_batch(self.minibatch_size, self.microbatch_size)
 
     def microbatch_sizes(self, depth: int | None = None) -> tuple[int, ...]:
-        """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one.
+        """Sizes that a planner tries, ascending: every divisor of the mini-batch, or the imposed one.
 
+        Powers of two alone would leave out most numbers of replicas, since replicas divide a micro-batch.
         A weight policy may ask for a number of micro-batches that grows with the depth.
 
         Args:
@@ -90,13 +95,8 @@ class Problem:
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
         minibatch = self.minibatch_size // self.regime.minibatches
-        sizes = [1]
-        while minibatch % (2 * sizes[-1]) == 0:
-            sizes.append(2 * sizes[-1])
-        if sizes[-1] != minibatch:
-            sizes.append(minibatch)
         least = self.regime.weights.least_accumulation(depth or self.cluster.num_devices)
-        return tuple(b for b in sizes if minibatch // b >= least) or (1,)
+        return tuple(b for b in divisors(minibatch) if minibatch // b >= least) or (1,)
 
     def accumulation(self, microbatch_size: int) -> int:
         """Micro-batches between two updates."""

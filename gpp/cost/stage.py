@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import held
@@ -113,6 +115,17 @@ def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...])
     """Seconds after the last backward of a mini-batch: the gradients' all-reduce over a stage's devices, and the update."""
     update_s = problem.cost.update_s(trainable_bytes, problem.cluster.devices[devices[0]])
     return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
+
+
+def finish_array_s(problem: Problem, trainable_bytes: np.ndarray, devices: tuple[int, ...]) -> np.ndarray:
+    """`finish_s` of many stages on the same devices: both parts grow in proportion to the bytes, apart from the ring's latency.
+
+    Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they
+    take neighbours, as `Placer` gives them.
+    """
+    most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
+    low, high = finish_s(problem, 1.0, devices), finish_s(problem, most, devices)
+    return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
 
 
 def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:
