@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import random
 import resource
 import threading
@@ -26,11 +27,14 @@ from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
 from gpp.program.program import reduce_groups
 from gpp.runtime.checkpoint.checkpoint import owned_names
-from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, make_room, steps_in, training_of
+from gpp.runtime.checkpoint.manifest import Manifest
+from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
+from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.worker import Worker
+from gpp.serialization import from_json
 from tests.support import inprocess
 from tests.support.checkpoints import STEPS, Rank, made, random_job
 
@@ -255,15 +259,54 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
     assert "decays over steps=9" in ended.warnings(9, RATE)[-1]
 
 
+def begun(run_dir: Path, resume: Path | None = None) -> Run:
+    """A run that has begun in a directory, and ended at once."""
+    with RunDir(run_dir) as directory:
+        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_bytes()).step if resume else 0)
+        directory.begin()
+        assert directory.run is not None
+        return directory.run
+
+
 def test_a_run_without_a_checkpoint_hands_on_what_it_went_on_from(tmp_path: Path) -> None:
     folder = made(tmp_path / "a", 2)
-    for name, source in (("b", folder), ("c", tmp_path / "b")):
-        (tmp_path / name / "job").mkdir(parents=True)
-        (tmp_path / name / "job" / "settings.json").write_text(json.dumps({"resume": str(source)}))
+    begun(tmp_path / "b", folder)
+    begun(tmp_path / "c", find(tmp_path / "b", STEPS).folder)
     assert find(tmp_path / "c", STEPS).folder == folder
     assert find(folder, STEPS).folder == folder
     with pytest.raises(InvalidConfig, match="must be a run directory"):
         find(tmp_path / "d", STEPS)
+
+
+def test_a_run_that_is_killed_while_it_plans_hands_it_on_too(tmp_path: Path) -> None:
+    """Also in a directory with another run's checkpoints, which it had not taken over yet."""
+    folder = made(tmp_path / "a", 2)
+    begun(tmp_path / "old")
+    made(tmp_path / "old", 4)
+    for name in ("new", "old"):
+        directory = RunDir(tmp_path / name)
+        directory.claim(folder, 2)
+        os.close(directory._handle or 0)  # as its process does when it is killed
+        assert find(tmp_path / name, STEPS).folder == folder
+
+
+def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
+    """Nothing but the identity tells them: they may be later, earlier, or of the same step."""
+    first = begun(tmp_path / "a")
+    made(tmp_path / "a", 2)
+    begun(tmp_path / "b")
+    for done in (1, 4):
+        made(tmp_path / "b", done)
+    strange = (tmp_path / "b" / "checkpoints" / "step_4").rename(tmp_path / "a" / "checkpoints" / "step_4")
+    found = find(tmp_path / "a", STEPS)
+    assert (found.manifest.step, found.manifest.run, found.run, found.others) == (2, first.id, first, (strange,))
+    assert f"{strange} is another run's: passed over" in found.warnings(STEPS, LearningRate())
+    assert find(strange, STEPS).manifest.step == 4
+    begun(tmp_path / "a")
+    (tmp_path / "b" / "checkpoints" / "step_1").rename(tmp_path / "a" / "checkpoints" / "step_1")
+    with pytest.raises(InvalidConfig, match="step_1: another run's") as caught:
+        find(tmp_path / "a", STEPS)
+    assert "checkpoints/step_1" in caught.value.fix
 
 
 def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
@@ -291,13 +334,16 @@ def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
     """What it goes on from stays; what it does not is put aside; halves are dropped; metrics go on."""
+    owner = begun(tmp_path)
     for done in (1, 2):
         made(tmp_path, done)
     (tmp_path / "checkpoints" / ".step_3").mkdir()
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 0, "loss": 3}\n{"step": 1, "eval": {}}\n{"step": 1, "loss": 2}\n{"step": 2, "eval": {}}\n{"st')
-    make_room(tmp_path, 1)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["earlier", "step_1"]
+    assert begun(tmp_path, tmp_path / "checkpoints" / "step_1").id == owner.id
+    drop_halves(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_1"]
+    assert find(tmp_path, STEPS).manifest.step == 1
     with Jsonl().start(RunInfo(run_dir=tmp_path, name="test", first_step=1)) as record:
         record.log(1, {"loss": 5.0})
     assert [json.loads(line) for line in metrics.read_text().splitlines()] == [
@@ -305,9 +351,20 @@ def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
         {"step": 1, "eval": {}},
         {"step": 1, "loss": 5.0},
     ]
-    make_room(tmp_path, 0)
+
+
+def test_a_forgotten_resume_costs_nothing_however_often(tmp_path: Path) -> None:
+    """Every run that begins anew sets the one before it aside, in a folder of its own that is a run directory."""
+    for done in (1, 2, 3):
+        begun(tmp_path)
+        made(tmp_path, done)
+    begun(tmp_path)
     assert not steps_in(tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints" / "earlier").iterdir()] == ["step_1"]
+    for number in (1, 2, 3):
+        assert find(tmp_path / EARLIER / str(number), STEPS).manifest.step == number
+    with pytest.raises(InvalidConfig, match="no whole checkpoint") as caught:
+        find(tmp_path, STEPS)
+    assert f"resume={tmp_path / EARLIER / '3'}" in caught.value.fix
 
 
 def test_a_weight_that_stages_share_has_one_owner() -> None:

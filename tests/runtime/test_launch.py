@@ -79,11 +79,9 @@ def test_bad_settings_of_slurm_are_refused() -> None:
         ({"nodes": 3, "interface": "eth0", "master_addr": "10.0.0.1"}, "engine.nodes=3: there are 2 workers"),
     ],
 )
-def test_what_does_not_join_the_machines_is_refused(
-    prepared: tuple[Job, Any], tmp_path: Path, settings: dict[str, Any], says: str
-) -> None:
+def test_what_does_not_join_the_machines_is_refused(prepared: tuple[Job, Any], settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidConfig, match=says):
-        Distributed(launch="external", **settings).execute(saved(prepared, tmp_path), tmp_path, Progress())
+        Distributed(launch="external", **settings).refuse(prepared[0])
 
 
 def test_an_interface_that_is_not_here_is_refused_before_anything_starts(prepared: tuple[Job, Any]) -> None:

@@ -44,6 +44,7 @@ from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, re
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import nonfinite, shown
+from gpp.runtime.run_dir import run_of
 from gpp.serialization import from_json, to_json
 
 WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
@@ -303,6 +304,7 @@ class Checkpointer:
                     )
                 time.sleep(POLL_S)
             said.append(from_json(Note, note.read_bytes()))
+        run = run_of(self._root.parent)
         epoch, next_sample = position(done, settings.minibatch_size, settings.train_samples)
         manifest = Manifest(
             step=done,
@@ -311,6 +313,7 @@ class Checkpointer:
             steps=settings.steps,
             training=training_of(settings, self._job.captured),
             files={name: mark for note in said for name, mark in note.files.items()},
+            run=run.id if run else "",
             nonfinite=tuple(sorted({name for note in said for name in note.nonfinite})),
             stream=stream,
         )

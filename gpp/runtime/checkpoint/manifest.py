@@ -88,6 +88,7 @@ class Manifest:
         epoch, next_sample: the same as a position in the data, for people.
         steps: those that the run was to do, which a decaying learning rate depends on.
         files: the mark of each file.
+        run: `Run.id` of the run that wrote it; empty for a job that was run outside a run directory.
         nonfinite: trained parameters that hold a value that is not finite; from such a checkpoint no run goes on.
         stream: None where the pipeline was empty.
         digest: SHA-256 of this manifest's text with an empty digest.
@@ -100,6 +101,7 @@ class Manifest:
     steps: Steps
     training: Training
     files: dict[str, Mark]
+    run: str = ""
     nonfinite: tuple[str, ...] = ()
     stream: Stream | None = None
     digest: str = ""

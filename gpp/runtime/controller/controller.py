@@ -20,7 +20,7 @@ from gpp.errors import WorkerFailed
 from gpp.graph.captured import LOSS, is_loss, with_total
 from gpp.program.kinds import COMPUTE, REDUCE, SENDS, UPDATES
 from gpp.program.steady_state import fill
-from gpp.runtime.checkpoint.resume import make_room
+from gpp.runtime.checkpoint.resume import drop_halves
 from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
@@ -56,7 +56,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
         WorkerFailed: one died; the others have been stopped.
     """
     ranks = run_dir / "ranks"
-    clear(run_dir, job.settings.first_step)
+    clear(run_dir)
     envs = {
         rank: {
             "RANK": str(rank),
@@ -89,9 +89,9 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     return follow
 
 
-def clear(run_dir: Path, first_step: int) -> None:
-    """Empty the folder that the ranks write to, and put aside the checkpoints that this run does not go on from."""
-    make_room(run_dir, first_step)
+def clear(run_dir: Path) -> None:
+    """Empty the folder that the ranks write to, and drop halves of checkpoints."""
+    drop_halves(run_dir)
     ranks = run_dir / "ranks"
     ranks.mkdir(exist_ok=True)
     for stale in ranks.iterdir():

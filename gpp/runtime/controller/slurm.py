@@ -49,10 +49,20 @@ class Slurm:
         try:
             import submitit  # noqa: F401  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise InvalidConfig("engine.launch", "slurm", "needs submitit", 'pip install "gpp[slurm]"') from error
+            raise InvalidConfig("engine.launch", "slurm", "needs submitit", "pip install -e '.[slurm]'") from error
         if self.executor == "slurm" and not shutil.which("sbatch"):
             fix = "run this on a login node, or set engine.slurm.executor=local to try it here"
             raise InvalidConfig("engine.slurm.executor", "slurm", "needs sbatch, which is not on this machine", fix)
+
+    def refuse_uneven(self, counts: Sequence[int]) -> None:
+        """Refuse nodes with different numbers of workers.
+
+        Raises:
+            InvalidConfig: names the numbers.
+        """
+        if len(set(counts)) > 1:
+            rule = f"gives the nodes {', '.join(map(str, counts))} workers, and Slurm's tasks are as many on every node"
+            raise InvalidConfig("engine.nodes", len(counts), rule, "set engine.nodes to a number that divides the workers")
 
     def submit(self, run_dir: Path, counts: Sequence[int], *, cuda: bool, threads: int, env: Mapping[str, str]) -> Any:
         """Submit the job of one task a worker.
@@ -62,13 +72,10 @@ class Slurm:
             env: further environment of the workers.
 
         Raises:
-            InvalidConfig: the nodes have different numbers of workers, or there are several and no Slurm.
+            InvalidConfig: a parameter is unknown to submitit.
         """
         import submitit  # pyright: ignore[reportMissingImports]
 
-        if len(set(counts)) > 1:
-            rule = f"gives the nodes {', '.join(map(str, counts))} workers, and Slurm's tasks are as many on every node"
-            raise InvalidConfig("engine.nodes", len(counts), rule, "set engine.nodes to a number that divides the workers")
         executor = submitit.AutoExecutor(folder=run_dir / "slurm", cluster=self.executor)
         try:
             executor.update_parameters(

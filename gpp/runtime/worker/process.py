@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
+from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
@@ -217,6 +218,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+            check_devices(job.cluster, (device.index or 0) + 1, "distributed")
             torch.cuda.set_device(device)
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
