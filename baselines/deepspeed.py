@@ -49,12 +49,14 @@ class DeepSpeed(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
-    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import run_workers
-
+    def refuse(self, job: Job) -> None:
         self.check(job.plan)
         refuse_early_loss(job, self.name)
         _refuse_clipping_of_shared(job)
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import run_workers
+
         logs = run_workers("baselines.deepspeed_worker", job, run_dir, job.plan.num_devices, progress)
         return measured_by_events(job, run_dir, logs)
 

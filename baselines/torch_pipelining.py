@@ -73,10 +73,12 @@ class TorchPipelining(AbstractEngine):
                 "Fix: another plan, or engine.schedule=1F1B"
             )
 
+    def refuse(self, job: Job) -> None:
+        self.check(job.plan)
+        refuse_early_loss(job, self.name)
+
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
 
-        self.check(job.plan)
-        refuse_early_loss(job, self.name)
         logs = run_workers("baselines.torch_pipelining_worker", job, run_dir, job.plan.num_devices, progress)
         return measured_by_events(job, run_dir, logs)

@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.cli import SweepReport, samples_per_device
+from gpp.app.cli import samples_per_device
+from gpp.app.multirun import Sweep
 from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
 from tests.support.conf import CONF, option
 
@@ -45,7 +46,7 @@ def test_every_sweep_composes_and_names_real_options(path: Path) -> None:
         if group in GROUPS:
             folders = (CONF / group, ROOT / "sweeps" / group)
             assert all(any((folder / f"{word}.yaml").exists() for folder in folders) for word in words.split(",")), group
-    SweepReport(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
+    Sweep(cfg.hydra.callbacks.sweep.get("figures", ()))  # raises where a figure is declared wrongly
 
 
 def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:

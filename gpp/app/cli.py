@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
-import itertools
-import json
 import os
 import platform
 import re
@@ -18,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.experimental.callback import Callback
-
 from gpp.app.refusals import Refusal, check_words, ended
+from gpp.app.stopping import Stopped, listen
+from gpp.app.streams import steady_streams
 from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, nearest, paths
 from gpp.errors import GppError, InvalidConfig
 
@@ -32,6 +29,8 @@ Story = Callable[[Any, Any], None]
 
 def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
+    steady_streams()
+    listen()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _stop(
             "run.py is the controller and starts the workers itself. Fix: python run.py "
@@ -52,7 +51,10 @@ def main(story: Story) -> None:
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
-    OmegaConf.register_new_resolver("sweep_id", _sweep_id, replace=True)
+    from gpp.app.multirun import Refused, Sweep, job_folder, sweep_id
+
+    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
+    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
     OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
     OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     codes: list[int] = []
@@ -67,10 +69,17 @@ def main(story: Story) -> None:
 
     try:
         task()
+    except Refused as refused:
+        _stop(str(_composition_error(refused.error, _flags().words)))
+    except Stopped as stopped:
+        if Sweep.running is not None:
+            Sweep.running.end(stopped)
+        print(f"error: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except Exception as error:
         # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
         _stop(str(_composition_error(error, _flags().words)))
-    sys.exit(max(codes, default=0) if len(codes) < 2 else int(any(code not in (0, 3) for code in codes)))
+    sys.exit(Sweep.exit_code if Sweep.exit_code is not None else max(codes, default=0))
 
 
 def _stop(message: str) -> None:
@@ -238,17 +247,19 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     from omegaconf import OmegaConf
     from rich.text import Text
 
+    from gpp.app.multirun import RunFolder, digest_of, done, latest, refused_job
     from gpp.report.run.console import make_console
-    from gpp.report.run.result import result_dict, write_json
+    from gpp.runtime.run_dir import RunDir
 
-    hydra_cfg = HydraConfig.get()
-    run_dir = Path(hydra_cfg.runtime.output_dir)
+    hydra_cfg, digest = HydraConfig.get(), digest_of(cfg)
     multirun = hydra_cfg.mode == RunMode.MULTIRUN
+    run_dir = Path(hydra_cfg.runtime.output_dir) if multirun else RunFolder.path
     console = make_console()
     overrides = [*_plain(hydra_cfg.overrides.task), *held_back]  # not resolved: a word may hold ${...}
-    if multirun and (done := _done(run_dir)) is not None:
-        console.print(Text(f"skip {' '.join(overrides)}: {done} in {os.path.relpath(run_dir)}", style="dim"))
-        return 3 if done == "infeasible" else 0
+    if multirun and (status := done(run_dir, digest)) is not None:
+        console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
+        return 3 if status == "infeasible" else 0
+    directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
@@ -256,28 +267,22 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         experiment = experiment_of(cfg, choices, overrides)
     except GppError as refused:
         message = str(refused)
-        write_json(
-            run_dir / "result.json",
-            result_dict(
-                status="failed",
-                reason=message,
-                **{name: choices.get(name) for name in ("model", "strategy", "cluster", "engine")},
-                seed=_plain(cfg).get("seed", 0),
-            ),
-        )
         print(f"error: {message}", file=sys.stderr)
+        if multirun:
+            refused_job(directory, digest, message, {**choices, "seed": _plain(cfg).get("seed", 0)})
         return 2
     from gpp.app.recording import Recorder
 
     recorder = Recorder(
         experiment=experiment,
-        run_dir=run_dir,
+        directory=directory,
         console=console,
+        digest=digest,
         config=OmegaConf.to_container(cfg, resolve=True),  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
-        command=shlex.join(["python", "run.py", *_config_options(), *overrides]),
+        command=directory.command,
         group=Path(hydra_cfg.sweep.dir).name if multirun else None,
         # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
-        on_start=lambda: None if multirun else _latest(run_dir),
+        on_start=lambda: None if multirun else latest(run_dir),
     )
     try:
         with recorder:
@@ -287,7 +292,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         return InvalidConfig.exit_code
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
-        _latest(run_dir)
+        latest(run_dir)
     return recorder.exit_code
 
 
@@ -343,68 +348,9 @@ def _config_options() -> list[str]:
     return [*out, "hydra.mode=RUN"] if out else out
 
 
-def _done(run_dir: Path) -> str | None:
-    """Status of a job that need not run again."""
-    try:
-        status = json.loads((run_dir / "result.json").read_text())["status"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return status if status in ("ok", "infeasible") else None
-
-
-def _latest(run_dir: Path) -> None:
-    """Point outputs/latest at the run, where the run lies below an outputs folder."""
-    outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
-    if outputs is None:
-        return
-    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
-    os.replace(new, link)
-
-
-def _sweep_id() -> str:
-    """A name for a sweep that the same command line gives again."""
-    flags = dict(itertools.pairwise(sys.argv[1:]))
-    name = flags.get("-cn") or flags.get("--config-name") or "sweep"
-    words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith("hydra."))
-    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
-    return f"{name}-{digest}" if words else name
-
-
 def samples_per_device(samples: Any, *, _root_: Any) -> int:
     """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch from the samples for each device, by the model's name."""
     name, cluster = _root_.model.name, _root_.cluster
     if name not in samples:
         raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
     return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
-
-
-class SweepReport(Callback):
-    """Hydra callback at the end of a multirun: the table, results.csv, summary.json, report.html, the sweep's figures.
-
-    Args:
-        figures: the sweep's figures; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
-    """
-
-    def __init__(self, figures: Any = ()) -> None:
-        from omegaconf import OmegaConf
-
-        from gpp.report.sweep.figure import SweepFigure
-
-        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
-        self.figures = [SweepFigure.of(figure) for figure in declared]
-
-    def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
-        from gpp.report.run.console import make_console
-        from gpp.report.sweep.files import write_sweep
-        from gpp.report.sweep.terminal import results_table
-
-        folder = Path(config.hydra.sweep.dir)
-        results = [job.result for job in write_sweep(folder, figures=self.figures)]
-        console = make_console()
-        console.print(results_table(results, console.width))
-        console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
-        for svg in sorted(folder.glob("figure*.svg")):
-            console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
-        _latest(folder)

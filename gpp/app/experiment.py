@@ -36,7 +36,7 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
-from gpp.runtime.devices import asked_of_cuda, check_devices, cuda_devices
+from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -73,6 +73,7 @@ class Experiment:
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         graph: `max_ops`, the number of operators to coarsen to.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
@@ -99,6 +100,7 @@ class Experiment:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
     evaluate_every: Natural = 0
+    on_nonfinite: Literal["stop", "warn"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
     plan: str | None = None
@@ -202,9 +204,8 @@ class Experiment:
             )
         if self.runs:
             check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
-        if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
-            rule = f"measures on a device of cluster={self.cluster.name}, and this machine has no CUDA device"
-            raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
+        if isinstance(self.cost, Profiled):
+            check_measurable(self.cluster)
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -384,7 +385,11 @@ class Experiment:
         )
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
-        """Everything the workers need."""
+        """Everything the workers need.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
+        """
         sizes = self._num_samples
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
@@ -401,12 +406,15 @@ class Experiment:
             train_samples=sizes["train"],
             held_out=held_out,
             evaluate_every=self.evaluate_every,
+            on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
         if self.resumed:
             self.resumed.refuse_another(training_of(job.settings, captured))
+        if self.runs:
+            self.engine.refuse(job)
         return job
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:

@@ -52,12 +52,14 @@ class Progress:
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
         say: gives the user an instruction.
+        warn: warns the user of what the workers have found.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     say: Callable[[str], None] = print
+    warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
@@ -112,6 +114,19 @@ class AbstractEngine(ABC):
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether a run goes on with what another command's workers left in its directory."""
+        return False
+
+    def refuse(self, job: Job) -> None:
+        """Refuse a job that this engine cannot run, before a file of it is written; an engine may have nothing to refuse.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: names the setting or the stage.
+        """
+        return
 
     @abstractmethod
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:

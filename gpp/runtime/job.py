@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
@@ -59,6 +59,7 @@ class Settings:
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
@@ -89,6 +90,7 @@ class Settings:
     shared_memory: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
+    on_nonfinite: Literal["stop", "warn"] = "stop"
     checkpoint_every: int = 0
     checkpoint_keep: int = 2
     checkpoint_drain: bool = False

@@ -21,7 +21,6 @@ def test_more_devices_than_operators(tmp_path: Path) -> None:
     done = run(tmp_path, "logger=none", "cost=analytical", "mode=plan", "cluster.num_devices=500")
     assert done.code == 2
     assert "must be at most the number of operators" in " ".join(done.out.split())
-    assert done.result["status"] == "failed"
 
 
 def test_infeasible_is_a_result(tmp_path: Path) -> None:
@@ -124,17 +123,17 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_controller_that_dies_leaves_no_worker(tmp_path: Path) -> None:
+    """They have not trained yet, or not even imported anything; `tests.check_kills` has all the other instants."""
     process = start(tmp_path, *QUICK, "steps=1000000")
-    log = tmp_path / "ranks" / "rank_0.jsonl"
     until = time.monotonic() + 120
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.1)
+    while not workers_of(tmp_path) and time.monotonic() < until:
+        time.sleep(0.001)
     assert workers_of(tmp_path)
     process.kill()
     process.communicate()
-    until = time.monotonic() + 120
+    until = time.monotonic() + 10
     while workers_of(tmp_path) and time.monotonic() < until:
-        time.sleep(0.2)
+        time.sleep(0.1)
     assert not workers_of(tmp_path)
 
 
@@ -162,10 +161,11 @@ def test_a_sweep_survives_an_infeasible_and_a_crashing_job_and_resumes(tmp_path:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary
     assert (tmp_path / "report.html").exists()
-    before = (tmp_path / "0" / "result.json").stat().st_mtime
+    first_job = tmp_path / json.loads((tmp_path / "jobs.json").read_text())[0]["folder"]
+    before = (first_job / "result.json").stat().st_mtime
     second = run(tmp_path, *words)
     assert second.out.count("skip") == 3
-    assert (tmp_path / "0" / "result.json").stat().st_mtime == before
+    assert (first_job / "result.json").stat().st_mtime == before
 
 
 @pytest.mark.dist

@@ -21,7 +21,6 @@ from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, AbstractOptimizer, Adam
 from gpp.runtime.checkpoint.state import load_final
-from gpp.runtime.engine import Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.reference import worker as reference_worker
@@ -264,10 +263,10 @@ def test_a_run_goes_on_from_where_the_pipeline_was_empty(tmp_path: Path) -> None
     assert len(losses[0]) == 24 and losses[0][16:] == losses[1]
 
 
-def test_what_the_engine_refuses(tmp_path: Path) -> None:
+def test_what_the_engine_refuses() -> None:
     job, _ = make_job("Chain4", Stash(), SGDM, checkpoint_every=8)
     with pytest.raises(InvalidConfig, match="saves where the pipeline is empty"):
-        Reference().execute(job, tmp_path, Progress())
+        Reference().refuse(job)
     recomputing = replace(job.plan, stages=tuple(replace(stage, recompute=stage.ops) for stage in job.plan.stages))
     with pytest.raises(UnsupportedPlan, match="recomputation"):
         Reference().check(recomputing)

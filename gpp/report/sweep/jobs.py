@@ -10,10 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 SETUP = ("model", "strategy", "cluster", "engine")
-NO_RESULT = "no result.json: the job did not come to an end"
+NO_RESULT = "no result: the job did not come to an end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A job that a sweep asks for.
+
+    Args:
+        folder: its directory, relative to the sweep's.
+        overrides: the words of the command line that make it, as in `strategy=even`.
+        configuration: hash of its settings, as its result.json has to have it.
+    """
+
+    folder: str
+    overrides: tuple[str, ...]
+    configuration: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +58,13 @@ def parse_overrides(items: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None) -> list[Job]:
-    """The jobs of a sweep directory.
+def read_jobs(directory: Path, asked: Sequence[Asked], why: str = "") -> list[Job]:
+    """The jobs that a sweep asks for, in its order; what else lies in the directory is another sweep's.
 
     Args:
-        jobs: (directory, overrides) in order; None finds the subdirectories that hold a result.json or Hydra's
-            overrides, in natural order of their names (2 before 10).
+        why: why the sweep ended before all jobs did; empty if it came to its end.
     """
-    if jobs is None:
-        found = [p for p in directory.glob("*") if p.is_dir() and ((p / "result.json").exists() or (p / ".hydra").is_dir())]
-        found += [
-            p.parent
-            for pattern in ("*/*/result.json", "*/*/*/result.json")
-            for p in directory.glob(pattern)
-            if not any(parent in found for parent in (p.parent, *p.parent.parents))
-        ]
-        jobs = [
-            (path.relative_to(directory), _stored_overrides(path))
-            for path in sorted(set(found), key=lambda p: natural_order(str(p.relative_to(directory))))
-        ]
-    return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
+    return [_read_job(directory, job, why) for job in asked]
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -93,22 +93,17 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
 
 
-def _stored_overrides(path: Path) -> list[str]:
-    try:
-        stored = yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return []
-    return [str(item) for item in stored] if isinstance(stored, list) else []
-
-
-def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
-    overrides = parse_overrides(items)
+def _read_job(directory: Path, asked: Asked, why: str) -> Job:
+    path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
+    missing = f"{NO_RESULT}: {why}" if why else NO_RESULT
     try:
         result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
         if not isinstance(result, dict):
             raise ValueError("not an object")
+        if result.get("configuration") != asked.configuration:
+            result = {"status": "failed", "reason": f"{missing}; what is there is another configuration's"}
     except FileNotFoundError:
-        result = {"status": "failed", "reason": NO_RESULT}
+        result = {"status": "failed", "reason": missing}
     except (OSError, ValueError) as error:
         result = {"status": "failed", "reason": f"result.json cannot be read: {error}"}
     for key in (*SETUP, "seed"):
@@ -118,5 +113,4 @@ def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
     for key in ("plan", "predicted", "measured"):
         if not isinstance(result.get(key), dict):
             result[key] = None
-    name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
-    return Job(name=name, overrides=overrides, result=result, has_report=(path / "report.html").exists())
+    return Job(name=asked.folder, overrides=overrides, result=result, has_report=(path / "report.html").exists())

@@ -83,18 +83,30 @@ class Distributed(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
+    @property
+    def joins(self) -> bool:
+        return self.launch == "collect"
+
+    def refuse(self, job: Job) -> None:
+        refuse_what_does_not_run(job.plan)
+        if self.launch in ("external", "slurm"):
+            from gpp.runtime.controller.follow import machines
+
+            counts = machines(job, self.nodes)
+            self._check_machines(counts)
+            if self.launch == "slurm":
+                self.slurm.refuse_uneven(counts)
+
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
 
-        refuse_what_does_not_run(job.plan)
         if self.launch == "local":
-            logs = run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+            logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:
             counts = follow.machines(job, self.nodes)
-            self._check_machines(counts)
             if self.launch == "slurm":
                 logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
             else:

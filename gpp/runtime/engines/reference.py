@@ -45,14 +45,16 @@ class Reference(AbstractEngine):
         _refuse(plan)
         return ()
 
-    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import run_workers
-
+    def refuse(self, job: Job) -> None:
         _refuse(job.plan)
         settings = job.settings
         if job.streams and settings.checkpoint_every and not settings.checkpoint_drain:
             rule = f"engine={self.name} saves where the pipeline is empty, and here it is not"
             raise InvalidConfig("checkpoint.every", settings.checkpoint_every, rule, "set checkpoint.drain=true")
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import run_workers
+
         logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())
