@@ -142,9 +142,9 @@ def train(
         raise InvalidConfig(
             "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
         )
-    check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
+    check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     if plan.minibatch_size > sizes["train"]:
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"

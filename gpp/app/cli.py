@@ -69,16 +69,17 @@ def main(story: Story) -> None:
 
     try:
         task()
+    except Exception as error:
+        # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
+        _stop(str(_composition_error(error, _flags().words)))
     except Refused as refused:
-        _stop(str(_composition_error(refused.error, _flags().words)))
+        error = refused.error
+        _stop(str(error if isinstance(error, GppError) else _composition_error(error, _flags().words)))
     except Stopped as stopped:
         if Sweep.running is not None:
             Sweep.running.end(stopped)
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
-    except Exception as error:
-        # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
-        _stop(str(_composition_error(error, _flags().words)))
     sys.exit(Sweep.exit_code if Sweep.exit_code is not None else max(codes, default=0))
 
 
@@ -303,13 +304,16 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
         GppError: the configuration describes none.
     """
     from hydra.utils import instantiate
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
+
+    from gpp.app.private import refuse_secrets
 
     try:
         with open_dict(cfg):
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
+        refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
         return instantiate(cfg, _convert_="all")
     except SystemExit as end:
         raise ended(end.code, _plain(cfg)) from end

@@ -40,7 +40,7 @@ from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import from_json
+from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -184,24 +184,19 @@ class Experiment:
         """Refuse bad settings before anything is captured or measured.
 
         Raises:
-            InvalidConfig: there is no such plan; there is no checkpoint to go on from, or it is that of another
-                training; the data cannot feed the model, or holds less than a mini-batch.
+            InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is
+                that of another training; the data cannot feed the model, or holds less than a mini-batch.
         """
         if self.resume is not None and not self.trains:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+        _ = self._given_plan
         if isinstance(self.model, Profile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
-            raise InvalidConfig(
-                "cluster",
-                self.cluster.name,
-                "has devices without a speed, for profiles, which bring their times",
-                "use cluster=summit_1x4, or model=profile",
-            )
+            rule = "has devices without a speed, for profiles, which bring their times"
+            raise InvalidConfig("cluster", self.cluster.name, rule, "use cluster=summit_1x4, or model=profile")
         if self.runs:
             check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
         if isinstance(self.cost, Profiled):
@@ -210,12 +205,9 @@ class Experiment:
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                raise InvalidConfig(
-                    "minibatch_size",
-                    self.minibatch_size,
-                    f"must be at most the number of training samples, {num_train}",
-                    f"set minibatch_size={num_train} or less, or use more data",
-                )
+                rule = f"must be at most the number of training samples, {num_train}"
+                fix = f"set minibatch_size={num_train} or less, or use more data"
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
@@ -326,12 +318,15 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        if self.plan is not None:
-            plan = from_json(Plan, Path(self.plan).read_bytes())
-        else:
+        if self._given_plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check(plan, problem)
-        return plan
+        self.strategy.check_file(self.plan, self._given_plan, problem)
+        return self._given_plan
+
+    @cached_property
+    def _given_plan(self) -> Plan | None:
+        """The plan in the user's own file; None where the strategy is to plan."""
+        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user about this plan, before it runs."""

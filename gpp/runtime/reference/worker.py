@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
-from gpp.runtime.checkpoint.state import save_final
+from gpp.runtime.checkpoint.state import job_weights, save_final
 from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline
@@ -20,9 +19,8 @@ from gpp.runtime.worker.process import guarded, write_line
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     settings, ranks = job.settings, run_dir / "ranks"
     out = open(ranks / f"rank_{rank}.jsonl", "w")  # noqa: SIM115 (closed below)
-    pipeline = Pipeline(
-        job, load_file(run_dir / "job" / "weights.safetensors"), warn=lambda words: write_line(out, {"warning": words})
-    )
+    with job_weights(run_dir, device) as weights:
+        pipeline = Pipeline(job, dict(weights), warn=lambda words: write_line(out, {"warning": words}))
     named = pipeline.named()
     checkpoints = Checkpointer(
         job, run_dir, rank=rank, world=world, weights=named, optimizers=pipeline.optimizers, owned=frozenset(named)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors import safe_open
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
@@ -23,7 +22,7 @@ from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import Slices, save_final, static_bytes
+from gpp.runtime.checkpoint.state import job_weights, save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
@@ -124,11 +123,11 @@ class Worker:
         """The device's stages with their weights; no other stage's tensors are read."""
         job, settings = self.job, self.job.settings
         modules: dict[int, StageModule] = {}
-        with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(self.device)) as weights:
+        with job_weights(run_dir, self.device) as weights:
             for s in self.stages:
                 nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
                 module = modules[s] = build_stage(job.captured, nodes, device=self.device)
-                module.load(Slices(weights))
+                module.load(weights)
         tie(modules.values())
         if settings.compile:
             for module in modules.values():
