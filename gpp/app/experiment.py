@@ -124,22 +124,11 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
-        if not self.engine.own_runtime:
-            self._refuse_own()
+        self.engine.refuse_settings(self.strategy.weights, self.optimizer)
         if self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
-
-    def _refuse_own(self) -> None:
-        """Refuse settings that only the project's own runtime supports."""
-        weights, engine = self.strategy.weights, self.engine.name
-        if not weights.flushes:
-            rule = f"engine={engine} drains its pipeline before every update"
-            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
-        if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
-            rule = f"engine={engine} clips by the norm of the whole model"
-            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
     @property
     def max_ops(self) -> int:
@@ -283,16 +272,11 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
-            optimizer_state_factor=self.optimizer.state_factor + self._kept_directions,
+            optimizer_state_factor=self.optimizer.state_factor,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.clips_model,
-            prediction_traffic=self.optimizer.prediction_traffic,
+            extrapolation=self.optimizer.extrapolation,
         )
-
-    @property
-    def _kept_directions(self) -> float:
-        """Bytes per parameter byte to keep the last step's direction, if predictions need it and the state lacks it."""
-        return float(self.strategy.weights.predictor is not None and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:
@@ -400,6 +384,7 @@ class Experiment:
             seed=self.seed,
             train_samples=sizes["train"],
             held_out=held_out,
+            overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
