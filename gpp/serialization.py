@@ -68,7 +68,7 @@ def to_json(value: object) -> str:
     return _adapter(type(value)).dump_json(value, indent=1).decode()
 
 
-def from_json(cls: type[T], text: str, source: object = "JSON", fix: str = CORRECT) -> T:
+def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT) -> T:
     """The value of class `cls` that `text` describes.
 
     Args:
@@ -78,6 +78,7 @@ def from_json(cls: type[T], text: str, source: object = "JSON", fix: str = CORRE
     Raises:
         InvalidFile: the text is no JSON, or does not describe a `cls`.
     """
+    text = text if isinstance(text, str) else _decoded(text, source)
     content = _content(text, source, fix)
     try:
         return _reader(cls).validate_json(text)
@@ -106,13 +107,16 @@ def read_text(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYT
         InvalidFile: there is no such file, it is no regular file (a pipe is never waited for), it may not be read, it is larger
             than `most_bytes`, or it is no text.
     """
-    content = read_bytes(path, setting=setting, most_bytes=most_bytes)
+    return _decoded(read_bytes(path, setting=setting, most_bytes=most_bytes), path, setting)
+
+
+def _decoded(content: bytes, source: object, setting: str = "") -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, column = content.count(b"\n", 0, error.start) + 1, error.start - content.rfind(b"\n", 0, error.start)
         place = f":{line}:{column}"
-        raise InvalidFile(path, place, f"is no UTF-8 text ({error.reason})", "name a text file", setting=setting) from None
+        raise InvalidFile(source, place, f"is no UTF-8 text ({error.reason})", "name a text file", setting=setting) from None
 
 
 def read_bytes(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYTES) -> bytes:
