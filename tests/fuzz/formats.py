@@ -289,7 +289,12 @@ class Sweeps(AbstractFormat):
 
 @final
 class Checkpoints(AbstractFormat):
-    """`resume=RUN_DIR`: a checkpoint whose manifest is damaged is passed over for the one before, or refused by name."""
+    """`resume=RUN_DIR`: a checkpoint whose manifest is damaged is passed over for the one before, or refused by name.
+
+    The name is the folder's: a checkpoint is one to its user.
+    """
+
+    named = False
 
     def files(self) -> Mapping[str, bytes]:
         job = replace(small_job(), settings=replace(small_job().settings, checkpoint_every=1))
