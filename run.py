@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
     experiment.check()
+    recorder.claim()
     captured = experiment.captured()
     recorder.warn(*captured.warnings)
 
@@ -42,8 +43,9 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
     job = experiment.job(captured, problem, plan)
-    job.save(recorder.run_dir, experiment.weights(captured) if experiment.trains else None)
-
+    weights = experiment.weights(captured) if experiment.trains else None
+    recorder.begin()
+    job.save(recorder.run_dir, weights)
     if experiment.runs:
         recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -37,20 +38,25 @@ class DeepSpeed(AbstractEngine):
     def worker_settings(self) -> dict[str, Any]:
         return {"interface": self.interface, "timeout_s": self.timeout_s}
 
+    def devices_here(self, cluster: Cluster) -> int:
+        return cluster.num_devices
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         if find_spec("deepspeed") is None:
-            raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install 'gpp[deepspeed]'")
+            raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install -e '.[deepspeed]'")
         refuse_what_is_no_chain(plan, self.name)
         refuse_shared_devices(plan, "DeepSpeed")
         check_interface(self.interface)
         return crowded(plan)
 
-    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import run_workers
-
+    def refuse(self, job: Job) -> None:
         self.check(job.plan)
         refuse_early_loss(job, self.name)
         _refuse_clipping_of_shared(job)
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import run_workers
+
         logs = run_workers("baselines.deepspeed_worker", job, run_dir, job.plan.num_devices, progress)
         return measured_by_events(job, run_dir, logs)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -36,6 +37,9 @@ class TorchPipelining(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {"interface": self.interface, "timeout_s": self.timeout_s, "engine": {"schedule": self.schedule}}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return cluster.num_devices
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_is_no_chain(plan, self.name)
@@ -69,10 +73,12 @@ class TorchPipelining(AbstractEngine):
                 "Fix: another plan, or engine.schedule=1F1B"
             )
 
+    def refuse(self, job: Job) -> None:
+        self.check(job.plan)
+        refuse_early_loss(job, self.name)
+
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
 
-        self.check(job.plan)
-        refuse_early_loss(job, self.name)
         logs = run_workers("baselines.torch_pipelining_worker", job, run_dir, job.plan.num_devices, progress)
         return measured_by_events(job, run_dir, logs)

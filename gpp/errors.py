@@ -9,11 +9,15 @@ GppError
 ├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
 ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
 ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
+├── Exhausted         the machine has no more space, memory or file handles       (exit 1)
+├── NonFinite         a training whose loss or weights are not finite; says where (exit 1)
 └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable
 
@@ -162,6 +166,45 @@ class Infeasible(GppError):
 
 class MalformedProgram(GppError):
     """A program cannot run to its end; the message lists the blocked actions and prints the grid."""
+
+
+class Exhausted(GppError):
+    """The machine refused what every program needs; the message says what, and where."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Exhausted | None:
+        """The same said plainly, where an error or its cause is of this kind; None for any other error."""
+        while error.__cause__ is not None and not isinstance(error, GppError):
+            error = error.__cause__
+        path = ""
+        if isinstance(error, OSError):
+            number, path = error.errno, str(error.filename or "")
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            number = errno.ENOMEM
+        else:
+            # Libraries in Rust have the number in their text only.
+            found = re.search(r"\(os error (\d{1,4})\)", str(error))
+            number = int(found[1]) if found else None
+        if number not in REMEDIES:
+            return None
+        return cls(f"{os.strerror(number)}{f' ({path})' if path else ''}. Fix: {REMEDIES[number]}")
+
+
+ROOM = "free some space, or write to another disk (hydra.run.dir=...)"
+REMEDIES = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "write to another disk (hydra.run.dir=...)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit on open files",
+    errno.ENOMEM: "use a smaller microbatch_size or minibatch_size, more devices, or a machine with more memory",
+}
+"""Numbers of errors that are the machine's, and what helps."""
+
+
+class NonFinite(GppError):
+    """A loss, or the weights, of a training are not finite; the message says in which step, stage and micro-batch."""
 
 
 class WorkerFailed(GppError):

@@ -43,14 +43,14 @@ def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:
 
 def main(sweep: Path) -> int:
     bad, checked, worst_loss, worst_weight = 0, 0, 0.0, 0.0
-    for path in sorted((p for p in sweep.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)):
-        overrides = dict(word.split("=", 1) for word in yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text()))
+    for job in json.loads((sweep / "jobs.json").read_text()):
+        path, overrides = sweep / job["folder"], dict(word.split("=", 1) for word in job["overrides"])
         result = json.loads((path / "result.json").read_text())
         if result["status"] != "ok":
             print(f"{path.name} {overrides}: {result['status']}: {result['reason']}")
             bad += result["status"] == "failed"
             continue
-        single = reference(sweep, overrides, yaml.safe_load((path / ".hydra" / "config.yaml").read_text()))
+        single = reference(sweep, overrides, yaml.safe_load((path / "config.yaml").read_text()))
         expected = json.loads((single / "result.json").read_text())["loss"]
         loss = max(abs(a - b) for a, b in zip(result["loss"], expected, strict=True))
         mine, theirs = load_final(path), load_final(single)
@@ -60,7 +60,7 @@ def main(sweep: Path) -> int:
         plan = result["plan"]
         replicated = plan["num_devices"] > plan["num_stages"]
         print(
-            f"{path.name:>3} {'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
+            f"{'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
             f"{plan['num_devices']} devices{' replicated' if replicated else ''}  {overrides}"
         )
         bad, checked = bad + (not ok), checked + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -26,9 +26,11 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
+from gpp.runtime.run_dir import RunDir
 from gpp.settings import Count, arguments
 from gpp.strategy import Strategy
 
@@ -90,7 +92,7 @@ def problem(
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
         global_norm=optimizer.clips_model,
-        prediction_traffic=optimizer.prediction_traffic,
+        extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 
@@ -109,6 +111,7 @@ def train(
     optimizer: AbstractOptimizer | None = None,
     seed: int = 0,
     evaluate_every: int = 0,
+    on_nonfinite: Literal["stop", "warn"] = "stop",
     engine: AbstractEngine | None = None,
     progress: Progress | None = None,
     checkpoint: Checkpoints | None = None,
@@ -118,13 +121,15 @@ def train(
 
     Args:
         data, held_out: tensors [num_samples, ...].
+        on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on.
         run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
             the weights that it had then.
 
     Raises:
-        InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training.
-        WorkerFailed: a worker died; its own traceback is in the error.
+        InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training; another run is
+            under way in `run_dir`.
+        WorkerFailed: a worker died, and its own traceback is in the error; or a loss was not finite.
     """
     from gpp.capture.stage import initial_state
     from gpp.runtime.checkpoint.state import copy_into, load_final
@@ -137,9 +142,9 @@ def train(
         raise InvalidConfig(
             "engine", engine.name, "builds the model from its settings, which a model in memory lacks", "use Distributed()"
         )
-    sizes = {
-        split: _write(run_dir / "data", split, batch) if batch else 0 for split, batch in (("train", data), ("test", held_out))
-    }
+    splits = {"train": data, "test": held_out}
+    sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
+    check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     if plan.minibatch_size > sizes["train"]:
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
@@ -159,20 +164,35 @@ def train(
         seed=seed,
         train_samples=sizes["train"],
         held_out=sizes["test"],
+        overwrites=engine.overwrites,
         evaluate_every=evaluate_every,
+        on_nonfinite=on_nonfinite,
         **(checkpoint or Checkpoints()).settings(resumed),
         **engine.worker_settings,
     )
     if resumed is not None:
         resumed.refuse_another(training_of(job.settings, captured))
-    job.save(run_dir, initial_state(model, captured))
-    outcome = engine.execute(job, run_dir, progress or Progress())
-    copy_into(model, load_final(run_dir))
+    engine.refuse(job)
+    with RunDir(run_dir, field="run_dir") as directory:
+        directory.claim(resumed.folder if resumed else None, resumed.manifest.step if resumed else 0)
+        directory.begin(joins=engine.joins)
+        for split, batch in splits.items():
+            if batch:
+                _write(run_dir / "data", split, batch)
+        job.save(run_dir, initial_state(model, captured))
+        outcome = engine.execute(job, run_dir, progress or Progress())
+        copy_into(model, load_final(run_dir))
     return outcome
 
 
-def _write(folder: Path, split: str, batch: Batch) -> int:
-    inputs, targets = batch
-    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
-    tensors.write(folder, split, {**inputs, **{TARGET + name: tensor for name, tensor in named.items()}})
-    return len(next(iter(named.values())))
+def _targets(batch: Batch) -> dict[str, Tensor]:
+    return dict(batch[1]) if isinstance(batch[1], Mapping) else {"target": batch[1]}
+
+
+def _num_samples(batch: Batch) -> int:
+    return len(next(iter(_targets(batch).values())))
+
+
+def _write(folder: Path, split: str, batch: Batch) -> None:
+    targets = {TARGET + name: tensor for name, tensor in _targets(batch).items()}
+    tensors.write(folder, split, {**batch[0], **targets})

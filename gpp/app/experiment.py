@@ -36,6 +36,7 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.devices import asked_of_cuda, check_devices, cuda_devices
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -72,6 +73,7 @@ class Experiment:
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         graph: `max_ops`, the number of operators to coarsen to.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
@@ -98,6 +100,7 @@ class Experiment:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
     evaluate_every: Natural = 0
+    on_nonfinite: Literal["stop", "warn"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
     plan: str | None = None
@@ -121,22 +124,11 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
-        if not self.engine.own_runtime:
-            self._refuse_own()
+        self.engine.refuse_settings(self.strategy.weights, self.optimizer)
         if self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
-
-    def _refuse_own(self) -> None:
-        """Refuse settings that only the project's own runtime supports."""
-        weights, engine = self.strategy.weights, self.engine.name
-        if not weights.flushes:
-            rule = f"engine={engine} drains its pipeline before every update"
-            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
-        if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
-            rule = f"engine={engine} clips by the norm of the whole model"
-            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
     @property
     def max_ops(self) -> int:
@@ -198,6 +190,11 @@ class Experiment:
                 "has devices without a speed, for profiles, which bring their times",
                 "use cluster=summit_1x4, or model=profile",
             )
+        if self.runs:
+            check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
+        if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
+            rule = f"measures on a device of cluster={self.cluster.name}, and this machine has no CUDA device"
+            raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -283,16 +280,11 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
-            optimizer_state_factor=self.optimizer.state_factor + self._kept_directions,
+            optimizer_state_factor=self.optimizer.state_factor,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.clips_model,
-            prediction_traffic=self.optimizer.prediction_traffic,
+            extrapolation=self.optimizer.extrapolation,
         )
-
-    @property
-    def _kept_directions(self) -> float:
-        """Bytes per parameter byte to keep the last step's direction, if predictions need it and the state lacks it."""
-        return float(self.strategy.weights.predictor is not None and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:
@@ -332,6 +324,7 @@ class Experiment:
         """Warnings for the user about this plan, before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        out += self.data.warnings() if self.trains else ()
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
@@ -379,7 +372,11 @@ class Experiment:
         )
 
     def job(self, captured: Captured, problem: Problem, plan: Plan) -> Job:
-        """Everything the workers need."""
+        """Everything the workers need.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
+        """
         sizes = self._num_samples
         held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
@@ -395,13 +392,17 @@ class Experiment:
             seed=self.seed,
             train_samples=sizes["train"],
             held_out=held_out,
+            overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
+            on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
         if self.resumed:
             self.resumed.refuse_another(training_of(job.settings, captured))
+        if self.runs:
+            self.engine.refuse(job)
         return job
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:

@@ -5,22 +5,28 @@ The contract of a run directory (docs/architecture.md) is written here and nowhe
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import yaml
 from rich.console import Console
 from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.app.experiment import Experiment
-from gpp.errors import GppError, Infeasible, WorkerFailed
+from gpp.app.stopping import Stopped, held_back
+from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.loggers.base import AbstractRecord, RunInfo
@@ -35,12 +41,23 @@ from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
 from gpp.report.run.record import RunRecord
-from gpp.report.run.result import Status, result_dict, write_json, write_text
+from gpp.report.run.result import Status, finite, result_dict, write_json, write_text
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.run.trace import build_trace
 from gpp.runtime.engine import Outcome, Progress
+from gpp.runtime.run_dir import RunDir, is_locked
 from gpp.serialization import to_json
 from gpp.timeline import Metrics, Timeline
+
+LOG_RECORDS = 1000
+"""Records of Python's own logging that are kept in memory before they are written to run.log."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether a file could not be written because of its disk; safetensors says so in words only."""
+    return getattr(error, "errno", None) in NO_ROOM or any(f"(os error {number})" in str(error) for number in NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +72,22 @@ class Timelines:
 class Recorder:
     """A context manager around one run; result.json and report.html are written, whatever ends the run.
 
+    A refused command (exit code 2) is no run: it leaves the directory as it was, and none where there was none. In a
+    sweep it is a job of its own, whose row says why.
+
     Args:
-        config: the resolved configuration, for the tracker.
+        config: the resolved configuration, for the directory and the tracker.
+        digest: hash of the configuration, by which a sweep knows its jobs.
         command: the command line that reproduces the run.
         group: the sweep's name, None outside one.
         on_start: called when the training begins.
     """
 
     experiment: Experiment
-    run_dir: Path
+    directory: RunDir
     console: Console
     config: Mapping[str, Any] = field(default_factory=dict)
+    digest: str | None = None
     command: str = ""
     group: str | None = None
     on_start: Callable[[], None] = lambda: None
@@ -84,14 +106,45 @@ class Recorder:
     planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _records: list[AbstractRecord] = field(default_factory=list)
+    _log: MemoryHandler = field(default_factory=lambda: MemoryHandler(LOG_RECORDS, logging.CRITICAL + 1))
     _first_step: int = 0
     _losses: list[float] = field(default_factory=list)
     _evaluations: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def run_dir(self) -> Path:
+        return self.directory.path
+
     def __enter__(self) -> Self:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
+        logging.getLogger().addHandler(self._log)
+        logging.getLogger().setLevel(logging.INFO)
+        self._stack.callback(self._log.close)
+        self._stack.callback(logging.getLogger().removeHandler, self._log)
         return self
+
+    def claim(self) -> None:
+        """Keep other runs out of the directory, and say which run this one goes on from.
+
+        Raises:
+            InvalidConfig: another run is under way there, or the directory cannot be written.
+        """
+        found = self.experiment.resumed
+        if found is None or self.directory.claimed:
+            self.directory.claim()
+            return
+        self.console.print(Text(found.words), soft_wrap=True)
+        if is_locked(source := found.folder.parent.parent):
+            self.warn(f"{source} is still under way: it may remove the checkpoint before this run has read it")
+        self.directory.claim(found.folder, found.manifest.step)
+
+    def begin(self) -> None:
+        """All checks have passed: take the directory over."""
+        self.claim()
+        self.directory.begin(joins=self.experiment.engine.joins)
+        if self._log.target is None:
+            self._log.setTarget(logging.FileHandler(self.run_dir / "run.log", delay=True, encoding="utf-8"))
+        write_text(self.run_dir / "config.yaml", yaml.safe_dump(finite(dict(self.config)), sort_keys=False, allow_unicode=True))
 
     def warn(self, *warnings: str) -> None:
         """Print warnings at once, and repeat them in the report."""
@@ -115,7 +168,6 @@ class Recorder:
         """Show the explanation of the plan's time."""
         self.explanation = explanation
         if explanation is not None:
-            write_text(self.run_dir / "explanation.json", to_json(explanation))
             show_explanation(self.console, self._run())
 
     def starting(self, strategy: str) -> None:
@@ -134,9 +186,6 @@ class Recorder:
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
         self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
-        for found in attempts:
-            if found.plan is not None:
-                write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
         best = best_of(attempts)
         if best is not None:
             self.plan, self.predicted = best.plan, best.predicted
@@ -186,30 +235,56 @@ class Recorder:
             on_terms=on_terms,
             on_step=on_step,
             on_evaluation=on_evaluation,
+            warn=self.warn,
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is not None:
-            self._failed(error)
-        self._write()
-        self._stack.close()
-        return isinstance(error, (Exception, KeyboardInterrupt)) or error is None
+        with held_back():
+            if error is not None:
+                self._failed(error)
+            try:
+                if self._refused:
+                    print(f"error: {self.reason}", file=sys.stderr)
+                else:
+                    self.begin()
+                    self._write()
+            except (GppError, OSError) as problem:
+                self._unwritten(problem)
+            finally:
+                self._stack.close()
+                self.directory.release()
+        return isinstance(error, Exception) or error is None
+
+    @property
+    def _refused(self) -> bool:
+        """Whether this is no run: bad input was found before a file was written."""
+        in_sweep = self.group is not None and self.directory.claimed
+        return self.exit_code == InvalidConfig.exit_code and not self.directory.begun and not in_sweep
 
     def _failed(self, error: BaseException) -> None:
+        error = Exhausted.of(error) or error
         self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
-        self.exit_code = error.exit_code if isinstance(error, GppError) else 1
+        self.exit_code = error.exit_code if isinstance(error, GppError | Stopped) else 1
         self.reason = str(error) or type(error).__name__
         if isinstance(error, WorkerFailed):
             if error.traceback:
                 self.console.print(Text(error.traceback.rstrip()), soft_wrap=True)
             self.console.print(Text(f"worker {error.rank} failed first; the other workers were stopped", style="bold"))
-        elif isinstance(error, KeyboardInterrupt):
-            self.reason = "interrupted"
-        elif not isinstance(error, GppError):
+        elif no_room(error):
+            self.reason = f"{self.run_dir} cannot be written: {error}. Fix: make room there, or name another directory"
+            self.console.print(Text(self.reason), soft_wrap=True)
+        elif not isinstance(error, GppError | Stopped):
             # This is no error of the user's: it is our own bug, and its traceback helps to find it.
             self.reason = f"{type(error).__name__}: {error}"
             self.console.print(Text("".join(traceback.format_exception(error)).rstrip()), soft_wrap=True)
+
+    def _unwritten(self, problem: Exception) -> None:
+        """Say that the records could not be written; the run has failed, unless it had ended in a worse way before."""
+        self.status, self.exit_code = "failed", self.exit_code or 1
+        why = problem if isinstance(problem, GppError) else f"{self.run_dir} cannot be written: {problem}. Fix: make room there"
+        said = [f"error: {self.reason}"] if self.reason else []
+        print(*said, f"error: the run's records are not whole: {why}", sep="\n", file=sys.stderr)
 
     def result(self) -> dict[str, Any]:
         """result.json."""
@@ -222,6 +297,7 @@ class Recorder:
         return result_dict(
             status=self.status,
             reason=self.reason,
+            configuration=self.digest,
             model=e.model.name,
             strategy=best.strategy if best else e.strategy.name,
             cluster=e.cluster.name,
@@ -237,7 +313,7 @@ class Recorder:
             bound=self.bound if best is None or best.drains else None,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
             planning_peak_bytes=self.planning_peak_bytes,
-            resumed={"step": resumed.manifest.step, "checkpoint": str(resumed.folder)} if resumed else None,
+            resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
         )
@@ -266,6 +342,11 @@ class Recorder:
     def _write(self) -> None:
         run = self._run()
         write_json(self.run_dir / "result.json", run.result)
+        for found in run.compared:
+            if found.plan is not None:
+                write_text(self.run_dir / "plans" / f"{found.strategy}.json", to_json(found.plan))
+        if run.explanation is not None:
+            write_text(self.run_dir / "explanation.json", to_json(run.explanation))
         timelines = Timelines(predicted=self.predicted, measured=self.outcome.measured)
         write_text(self.run_dir / "timeline.json", to_json(timelines))
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpp.errors import UnsupportedPlan
+from gpp.errors import InvalidConfig, UnsupportedPlan
 
 if TYPE_CHECKING:
+    from gpp.cluster import Cluster
+    from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
     from gpp.timeline import Emulation, Timeline, Versions
+    from gpp.weights.base import AbstractWeights
 
 OnStep = Callable[[int, float | None, float | None], None]
 """(steps done, loss, samples per second); None for a value that is unknown."""
@@ -51,12 +54,14 @@ class Progress:
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
         say: gives the user an instruction.
+        warn: warns the user of what the workers have found.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     say: Callable[[str], None] = print
+    warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
@@ -96,6 +101,8 @@ class AbstractEngine(ABC):
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
+    overwrites: ClassVar[bool] = True
+    """Whether a backward that is to use other weights than its forward finds them in the forward's memory."""
     planner: ClassVar[AbstractPlanner | None]
     """Planner in place of the strategy's, for an engine that runs the user's own module whole; None for all others."""
 
@@ -105,8 +112,40 @@ class AbstractEngine(ABC):
         """Fields of `gpp.runtime.job.Settings` that the engine's own settings decide."""
 
     @abstractmethod
+    def devices_here(self, cluster: Cluster) -> int:
+        """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
+
+    def refuse_settings(self, weights: AbstractWeights, optimizer: AbstractOptimizer) -> None:
+        """Refuse what only the project's own runtime supports, in any other.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+        if self.own_runtime:
+            return
+        if not weights.flushes:
+            rule = f"engine={self.name} drains its pipeline before every update"
+            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
+            rule = f"engine={self.name} clips by the norm of the whole model"
+            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
+
+    @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether a run goes on with what another command's workers left in its directory."""
+        return False
+
+    def refuse(self, job: Job) -> None:
+        """Refuse a job that this engine cannot run, before a file of it is written; an engine may have nothing to refuse.
+
+        Raises:
+            InvalidConfig, UnsupportedPlan: names the setting or the stage.
+        """
+        return
 
     @abstractmethod
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:

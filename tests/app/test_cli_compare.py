@@ -46,28 +46,6 @@ def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
     assert all(each["status"] == "infeasible" and each["reason"] for each in result["compared"])
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["strategies=[graphpip]"], "strategies=graphpip: no such strategy; there are data_parallel,"),
-        (["strategies=[graphpip]"], "Fix: use graphpipe"),
-        (["strategies=[]"], "mode=compare needs one strategy at least"),
-        (["strategies=[even,sequential]", "strategy.planner.max_candidates=3"], "none of even, sequential has this setting"),
-        (["strategies=[even,sequential]", "strategy.planner.patients=3"], "Fix: use strategy.planner.patience"),
-        (["strategy/planner=even"], "would make all compared strategies one"),
-        (["plan=some.json"], "mode=compare makes its own plans"),
-        (["engine=single"], "nothing to compare"),
-        (["strategies=[graphpipe]", "strategy.planner.patience=0"], "strategy.planner.patience=0: must be"),
-        (["explain_s=-1"], "explain_s=-1: must be a number of at least 0"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(tmp_path: Path, words: list[str], says: str) -> None:
-    done = run(tmp_path, *COMPARE, *words)
-    assert done.code == 2, done.out
-    assert says in " ".join(done.out.split())
-    assert "Traceback" not in done.out
-
-
 def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path) -> None:
     names = ["graphpipe", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim"]
     done = run(tmp_path, *COMPARE, f"strategies=[{','.join(names)}]")

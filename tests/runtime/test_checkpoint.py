@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import random
+import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,43 +21,24 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
-from gpp.cost.regime import Regime
-from gpp.errors import InvalidConfig
+from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.plan.build import make_plan
 from gpp.program.program import reduce_groups
-from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, make_room, steps_in, training_of
+from gpp.runtime.checkpoint.checkpoint import owned_names
+from gpp.runtime.checkpoint.manifest import Manifest
+from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
+from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.worker import Worker
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import from_json
 from tests.support import inprocess
-from tests.support.inprocess import data_of
-from tests.support.problems import random_partition
+from tests.support.checkpoints import STEPS, Rank, made, random_job
 
-STEPS, MINIBATCH = 6, 16
 RATE = LearningRate(shape="cosine", warmup_steps=2)
-
-
-def random_job(
-    name: str, optimizer: Any, rng: random.Random, *overrides: str, one: bool = False
-) -> tuple[Job, dict[str, torch.Tensor]]:
-    """Some plan for the model, with replicas and unequal micro-batches; or `one` stage on one device."""
-    model, cap, weights = inprocess.captured_named(name, *overrides)
-    schedule = rng.choice([OneFOneB(), GPipe()])
-    problem = inprocess.problem_of(cap, 8, MINIBATCH, max_ops=rng.choice([16, 24]), regime=Regime(in_flight=schedule.in_flight))
-    parts = random_partition(problem.graph, 1 if one else rng.randint(2, 4), rng)
-    replicas = [1 if one else rng.choice([1, 1, 2]) for _ in parts]
-    plan = make_plan(problem, "test", list(zip(parts, replicas, strict=True)), [rng.choice([4, 8]) for _ in parts])
-    job = inprocess.make_job(
-        cap, problem, plan, schedule, model=model, data=data_of(model), optimizer=optimizer, steps=STEPS, dtype="float64"
-    )
-    return job, weights
 
 
 def train(
@@ -183,17 +167,6 @@ def test_one_device_and_stages_go_on_from_each_other(tmp_path: Path) -> None:
         torch.testing.assert_close(there[key], state[key], rtol=0, atol=1e-8)
 
 
-class Rank(Checkpointer):
-    """One of two ranks of a tiny training that needs no network."""
-
-    def __init__(self, run_dir: Path, rank: int, keep: int = 3) -> None:
-        job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
-        job = replace(job, settings=replace(job.settings, checkpoint_every=1, checkpoint_keep=keep, timeout_s=30.0))
-        self.value = torch.zeros(3)
-        name = f"tensor_{rank}"
-        super().__init__(job, run_dir, rank=rank, world=2, weights={name: self.value}, optimizers=[], owned=frozenset([name]))
-
-
 def test_a_checkpoint_is_whole_only_when_every_rank_has_written(tmp_path: Path) -> None:
     first, second = Rank(tmp_path, 0), Rank(tmp_path, 1)
     first.save(1)
@@ -227,6 +200,42 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     assert sorted(step for step, _ in steps_in(tmp_path)) == [10, 11, 12]
 
 
+def test_a_full_disk_stops_the_run_with_what_it_is_and_what_helps(tmp_path: Path) -> None:
+    """Here the limit on the size of a file, which the kernel refuses in the same way."""
+    rank, limits = Rank(tmp_path, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+    try:
+        rank.save(1)
+        with pytest.raises(Exhausted, match=r"could not be written below .*checkpoints: File too large.*ulimit -f"):
+            rank.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space", "/a/b"), "No space left on device (/a/b). Fix: free some space"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "No space left on device. Fix: free some space"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+            "Cannot allocate memory. Fix: use a",
+        ),
+        (MemoryError(), "Cannot allocate memory. Fix: use a smaller"),
+        (OSError(errno.EMFILE, "Too many"), "Too many open files. Fix: raise the limit on open files (ulimit -n)"),
+        (OSError("the disk with the samples is gone"), None),
+        (OSError(errno.ENOENT, "No such file", "/a"), None),
+        (ValueError("(os error 2)"), None),
+    ],
+)
+def test_what_the_machine_refuses_is_told_from_defects(error: Exception, says: str | None) -> None:
+    around = RuntimeError("while writing")
+    around.__cause__ = error
+    for raised in (error, around):
+        found = Exhausted.of(raised)
+        assert found is None if says is None else str(found).startswith(says)
+
+
 def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
     rank = Rank(tmp_path, 1)
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
@@ -235,23 +244,13 @@ def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
         rank.save(2)
 
 
-def made(run_dir: Path, done: int) -> Path:
-    """A checkpoint of two ranks."""
-    ranks = [Rank(run_dir, 0), Rank(run_dir, 1)]
-    for rank in ranks:
-        rank.save(done)
-    for rank in ranks:
-        rank.wait()
-    return run_dir / "checkpoints" / f"step_{done}"
-
-
 def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> None:
     made(tmp_path, 1)
     last = made(tmp_path, 2)
     (last / "rank_1.safetensors").write_bytes(b"half")
     found = find(tmp_path, STEPS)
-    assert (found.manifest.step, found.damaged) == (1, (last,))
-    assert "damaged" in found.warnings(STEPS, LearningRate())[0]
+    assert (found.manifest.step, [damage.folder for damage in found.damaged]) == (1, [last])
+    assert f"{last} is damaged: rank_1.safetensors has 4 bytes" in found.warnings(STEPS, LearningRate())[0]
     with pytest.raises(InvalidConfig, match="steps=1: counts all steps"):
         find(tmp_path, 1)
     ended = find(made(tmp_path, 3).parent.parent, 3)
@@ -260,27 +259,54 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
     assert "decays over steps=9" in ended.warnings(9, RATE)[-1]
 
 
+def begun(run_dir: Path, resume: Path | None = None) -> Run:
+    """A run that has begun in a directory, and ended at once."""
+    with RunDir(run_dir) as directory:
+        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_bytes()).step if resume else 0)
+        directory.begin()
+        assert directory.run is not None
+        return directory.run
+
+
 def test_a_run_without_a_checkpoint_hands_on_what_it_went_on_from(tmp_path: Path) -> None:
     folder = made(tmp_path / "a", 2)
-    for name, source in (("b", folder), ("c", tmp_path / "b")):
-        (tmp_path / name / "job").mkdir(parents=True)
-        (tmp_path / name / "job" / "settings.json").write_text(json.dumps({"resume": str(source)}))
+    begun(tmp_path / "b", folder)
+    begun(tmp_path / "c", find(tmp_path / "b", STEPS).folder)
     assert find(tmp_path / "c", STEPS).folder == folder
     assert find(folder, STEPS).folder == folder
     with pytest.raises(InvalidConfig, match="must be a run directory"):
         find(tmp_path / "d", STEPS)
 
 
-def test_names_in_a_manifest_do_not_lead_out_of_its_folder(tmp_path: Path) -> None:
-    folder = made(tmp_path, 2)
-    path = folder / "checkpoint.json"
-    content = json.loads(path.read_text())
-    outside = tmp_path / "outside.safetensors"
-    outside.write_bytes(b"12345678")
-    content["files"]["../../outside.safetensors"] = 8
-    path.write_text(json.dumps(content))
-    with pytest.raises(InvalidConfig, match="no whole checkpoint"):
-        find(tmp_path, STEPS)
+def test_a_run_that_is_killed_while_it_plans_hands_it_on_too(tmp_path: Path) -> None:
+    """Also in a directory with another run's checkpoints, which it had not taken over yet."""
+    folder = made(tmp_path / "a", 2)
+    begun(tmp_path / "old")
+    made(tmp_path / "old", 4)
+    for name in ("new", "old"):
+        directory = RunDir(tmp_path / name)
+        directory.claim(folder, 2)
+        os.close(directory._handle or 0)  # as its process does when it is killed
+        assert find(tmp_path / name, STEPS).folder == folder
+
+
+def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
+    """Nothing but the identity tells them: they may be later, earlier, or of the same step."""
+    first = begun(tmp_path / "a")
+    made(tmp_path / "a", 2)
+    begun(tmp_path / "b")
+    for done in (1, 4):
+        made(tmp_path / "b", done)
+    strange = (tmp_path / "b" / "checkpoints" / "step_4").rename(tmp_path / "a" / "checkpoints" / "step_4")
+    found = find(tmp_path / "a", STEPS)
+    assert (found.manifest.step, found.manifest.run, found.run, found.others) == (2, first.id, first, (strange,))
+    assert f"{strange} is another run's: passed over" in found.warnings(STEPS, LearningRate())
+    assert find(strange, STEPS).manifest.step == 4
+    begun(tmp_path / "a")
+    (tmp_path / "b" / "checkpoints" / "step_1").rename(tmp_path / "a" / "checkpoints" / "step_1")
+    with pytest.raises(InvalidConfig, match="step_1: another run's") as caught:
+        find(tmp_path / "a", STEPS)
+    assert "checkpoints/step_1" in caught.value.fix
 
 
 def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
@@ -308,13 +334,16 @@ def test_another_training_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
     """What it goes on from stays; what it does not is put aside; halves are dropped; metrics go on."""
+    owner = begun(tmp_path)
     for done in (1, 2):
         made(tmp_path, done)
     (tmp_path / "checkpoints" / ".step_3").mkdir()
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 0, "loss": 3}\n{"step": 1, "eval": {}}\n{"step": 1, "loss": 2}\n{"step": 2, "eval": {}}\n{"st')
-    make_room(tmp_path, 1)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["earlier", "step_1"]
+    assert begun(tmp_path, tmp_path / "checkpoints" / "step_1").id == owner.id
+    drop_halves(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_1"]
+    assert find(tmp_path, STEPS).manifest.step == 1
     with Jsonl().start(RunInfo(run_dir=tmp_path, name="test", first_step=1)) as record:
         record.log(1, {"loss": 5.0})
     assert [json.loads(line) for line in metrics.read_text().splitlines()] == [
@@ -322,9 +351,20 @@ def test_a_new_run_in_the_same_directory(tmp_path: Path) -> None:
         {"step": 1, "eval": {}},
         {"step": 1, "loss": 5.0},
     ]
-    make_room(tmp_path, 0)
+
+
+def test_a_forgotten_resume_costs_nothing_however_often(tmp_path: Path) -> None:
+    """Every run that begins anew sets the one before it aside, in a folder of its own that is a run directory."""
+    for done in (1, 2, 3):
+        begun(tmp_path)
+        made(tmp_path, done)
+    begun(tmp_path)
     assert not steps_in(tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints" / "earlier").iterdir()] == ["step_1"]
+    for number in (1, 2, 3):
+        assert find(tmp_path / EARLIER / str(number), STEPS).manifest.step == number
+    with pytest.raises(InvalidConfig, match="no whole checkpoint") as caught:
+        find(tmp_path, STEPS)
+    assert f"resume={tmp_path / EARLIER / '3'}" in caught.value.fix
 
 
 def test_a_weight_that_stages_share_has_one_owner() -> None:

@@ -79,11 +79,9 @@ def test_bad_settings_of_slurm_are_refused() -> None:
         ({"nodes": 3, "interface": "eth0", "master_addr": "10.0.0.1"}, "engine.nodes=3: there are 2 workers"),
     ],
 )
-def test_what_does_not_join_the_machines_is_refused(
-    prepared: tuple[Job, Any], tmp_path: Path, settings: dict[str, Any], says: str
-) -> None:
+def test_what_does_not_join_the_machines_is_refused(prepared: tuple[Job, Any], settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidConfig, match=says):
-        Distributed(launch="external", **settings).execute(saved(prepared, tmp_path), tmp_path, Progress())
+        Distributed(launch="external", **settings).refuse(prepared[0])
 
 
 def test_an_interface_that_is_not_here_is_refused_before_anything_starts(prepared: tuple[Job, Any]) -> None:
@@ -152,7 +150,8 @@ def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:
     report(tmp_path, 6, "error")
     assert failure(ranks, {1: None, 0: 1}, {}).rank == 6
     # A signal that nobody here sent comes before all else; ours does not count.
-    assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL"
+    assert failure(ranks, {7: -9, 8: -15}, {}).reason == "killed by SIGKILL; that is what the kernel does for want of memory"
+    assert failure(ranks, {7: -11}, {}).reason == "killed by SIGSEGV"
 
 
 def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from gpp.runtime.checkpoint.resume import find
+from gpp.runtime.run_dir import run_of, under_way
 from tests.check_kills import WORDS, Attempt, run
 from tests.support.cli import run as run_command
+from tests.support.cli import start
 
 STEPS, EVERY = 20, 5
 
@@ -32,10 +36,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
 
 
 def test_kills_change_nothing(undisturbed: Attempt, tmp_path: Path) -> None:
-    """One while a checkpoint is written; `tests.check_kills` tries many, at any instant too."""
-    tally = run(1, STEPS, EVERY, tmp_path, seed=8, expected=undisturbed)
+    """The controller's death, when a checkpoint is all but named; `tests.check_kills` tries many, at any instant."""
+    tally = run(1, STEPS, EVERY, tmp_path, seed=0, cases=[("controller", "renaming")], expected=undisturbed)
     assert not tally.bad
-    assert tally.kills == 1 and tally.resumes == 1
+    assert tally.kills.total() == 1 and tally.resumes == 1 and tally.damages.total() == 1
 
 
 def test_four_workers_of_a_graph_go_on_as_two_of_a_chain(undisturbed: Attempt, tmp_path: Path) -> None:
@@ -44,11 +48,26 @@ def test_four_workers_of_a_graph_go_on_as_two_of_a_chain(undisturbed: Attempt, t
     done = run_command(tmp_path, *words, f"steps={STEPS}", f"resume={source}", "strategy=sequential", "cluster.num_devices=2")
     assert done.code == 0, done.out
     assert done.result["resumed"] == {"step": 10, "checkpoint": str(source)}
+    owner = run_of(undisturbed.run_dir)
+    assert owner is not None
+    assert f"going on from {undisturbed.run_dir} (started {owner.started}), step 10" in " ".join(done.out.split())
     assert done.result["plan"]["num_devices"] == 2
     losses = undisturbed.losses
     assert done.result["loss"] == pytest.approx([losses[step] for step in range(10, STEPS)], abs=1e-9)
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "loss" in line]
     assert sorted(set(steps)) == list(range(10, STEPS + 1))  # the last one is the evaluation's
+
+
+def test_a_resumed_run_that_is_killed_while_it_plans_can_be_resumed(undisturbed: Attempt, tmp_path: Path) -> None:
+    """In a new directory: it has no checkpoint of its own, and not even a job."""
+    process = start(tmp_path / "new", *WORDS, f"steps={STEPS}", f"resume={undisturbed.run_dir}")
+    while under_way(tmp_path / "new") is None:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "new" / "job").exists()
+    assert find(tmp_path / "new", STEPS).folder == find(undisturbed.run_dir, STEPS).folder
 
 
 def test_another_training_is_refused_before_any_process_starts(undisturbed: Attempt, tmp_path: Path) -> None:
@@ -57,5 +76,4 @@ def test_another_training_is_refused_before_any_process_starts(undisturbed: Atte
     assert done.code == 2
     assert "minibatch_size=24: must be 48, as in the checkpoint" in " ".join(done.out.split())
     assert "set minibatch_size=48" in " ".join(done.out.split())
-    assert not (tmp_path / "ranks").exists()
-    assert not (tmp_path / "job").exists()
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -18,6 +21,16 @@ class Towers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.cat([self.left(x), self.right(x)], -1)).squeeze(-1)
+
+
+class Ending(Towers):
+    """Sends this process the signal whose number is in ENDING, if it is set: the run is then being captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if number := os.environ.get("ENDING"):
+            os.kill(os.getpid(), int(number))
+            time.sleep(60)
 
 
 class FixedBatch(nn.Module):

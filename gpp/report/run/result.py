@@ -28,6 +28,7 @@ def result_dict(
     engine: str,
     seed: int,
     reason: str | None = None,
+    configuration: str | None = None,
     plan: Plan | None = None,
     num_ops: int | None = None,
     predicted: Metrics | None = None,
@@ -46,6 +47,7 @@ def result_dict(
 
     Args:
         reason: why the run is not ok.
+        configuration: hash of the settings that decide the result; the key is left out of runs without one.
         plan, predicted: None where the run ended before there was one; null in the file.
         num_ops: operators of the graph that was planned.
         planning_peak_bytes: peak memory of this process until the plan and its prediction were there.
@@ -59,6 +61,8 @@ def result_dict(
             other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
+    if configuration is not None:
+        more["configuration"] = configuration
     if loss_terms:
         more["loss_terms"] = {name.removeprefix("loss:"): values for name, values in loss_terms.items()}
     if resumed is not None:

@@ -6,6 +6,7 @@ import csv
 import io
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpp.report.draw.text import quotient
 from gpp.report.run.result import finite, write_json, write_text
 from gpp.report.sweep.figure import SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
-from gpp.report.sweep.jobs import SETUP, Job, flatten, natural_order, numbers, read_jobs
+from gpp.report.sweep.jobs import SETUP, Asked, Job, flatten, natural_order, numbers, read_jobs
 from gpp.report.sweep.page import sweep_report
 
 REPEATS = ("seed", "repeat")
@@ -150,14 +151,16 @@ def _speedup(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, f
 
 def write_sweep(
     directory: Path | str,
-    jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None,
+    asked: Sequence[Asked],
     title: str = "",
     figures: Sequence[SweepFigure] = (),
+    why: str = "",
 ) -> list[Job]:
-    """Write results.csv, summary.json, report.html and the figures' SVGs into a sweep directory.
+    """Write jobs.json, results.csv, summary.json, report.html and the figures' SVGs into a sweep directory.
 
     Args:
-        jobs: see `read_jobs`.
+        asked: the sweep's jobs, in order.
+        why: see `read_jobs`.
         title: heading of the page; the directory's name by default.
         figures: drawn in this order; the first is figure.svg, the second figure_2.svg.
 
@@ -165,11 +168,12 @@ def write_sweep(
         The jobs, in the order of the rows.
     """
     directory = Path(directory)
-    found = read_jobs(directory, jobs)
+    found = read_jobs(directory, asked, why)
     drawn = [figure.evaluate(found) for figure in figures]
     summary = summarise(found)
     if drawn:
         summary["figures"] = finite([data.summary() for data in drawn])
+    write_json(directory / "jobs.json", [asdict(job) for job in asked])
     write_text(directory / "results.csv", results_csv(found))
     write_json(directory / "summary.json", summary)
     for n, data in enumerate(drawn, start=1):

@@ -16,12 +16,27 @@ from typing_extensions import TypedDict
 
 from gpp.errors import InvalidFile
 from gpp.report.run.result import Status
-from gpp.serialization import read_json, read_yaml
+from gpp.serialization import read_json
 
 SETUP = ("model", "strategy", "cluster", "engine")
 RESULT = "result.json"
 KEPT = ConfigDict(extra="allow")
-NO_RESULT = "no result.json: the job did not come to an end"
+NO_RESULT = "no result: the job did not come to an end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A job that a sweep asks for.
+
+    Args:
+        folder: its directory, relative to the sweep's.
+        overrides: the words of the command line that make it, as in `strategy=even`.
+        configuration: hash of its settings, as its result.json has to have it.
+    """
+
+    folder: str
+    overrides: tuple[str, ...]
+    configuration: str
 
 
 @with_config(KEPT)
@@ -40,6 +55,7 @@ class ResultFile(TypedDict, total=False):
     """A run's result.json, as far as sweeps read it; the other keys are kept."""
 
     status: Required[Status]
+    configuration: str | None
     reason: str | None
     model: str | None
     strategy: str | None
@@ -84,26 +100,13 @@ def parse_overrides(items: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def read_jobs(directory: Path, jobs: Sequence[tuple[Path | str, Sequence[str]]] | None = None) -> list[Job]:
-    """The jobs of a sweep directory.
+def read_jobs(directory: Path, asked: Sequence[Asked], why: str = "") -> list[Job]:
+    """The jobs that a sweep asks for, in its order; what else lies in the directory is another sweep's.
 
     Args:
-        jobs: (directory, overrides) in order; None finds the subdirectories that hold a result.json or Hydra's
-            overrides, in natural order of their names (2 before 10).
+        why: why the sweep ended before all jobs did; empty if it came to its end.
     """
-    if jobs is None:
-        found = [p for p in directory.glob("*") if p.is_dir() and ((p / "result.json").exists() or (p / ".hydra").is_dir())]
-        found += [
-            p.parent
-            for pattern in ("*/*/result.json", "*/*/*/result.json")
-            for p in directory.glob(pattern)
-            if not any(parent in found for parent in (p.parent, *p.parent.parents))
-        ]
-        jobs = [
-            (path.relative_to(directory), _stored_overrides(path))
-            for path in sorted(set(found), key=lambda p: natural_order(str(p.relative_to(directory))))
-        ]
-    return [_read_job(directory, directory / path, overrides) for path, overrides in jobs]
+    return [_read_job(directory, job, why) for job in asked]
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -136,26 +139,20 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _stored_overrides(path: Path) -> list[str]:
+def _read_job(directory: Path, asked: Asked, why: str) -> Job:
+    path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
+    missing = f"{NO_RESULT}: {why}" if why else NO_RESULT
     try:
-        stored = read_yaml(path / ".hydra" / "overrides.yaml")
-    except InvalidFile:
-        return []
-    return [str(item) for item in stored] if isinstance(stored, list) else []
-
-
-def _read_job(directory: Path, path: Path, items: Sequence[str]) -> Job:
-    overrides = parse_overrides(items)
-    name, file = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path), path / RESULT
-    try:
-        result: dict[str, Any] = {**read_json(ResultFile, file)}
+        result: dict[str, Any] = {**read_json(ResultFile, path / RESULT)}
+        if result.get("configuration") != asked.configuration:
+            result = {"status": "failed", "reason": f"{missing}; what is there is another configuration's"}
     except InvalidFile as error:
-        damage = InvalidFile(f"{name}/{RESULT}", error.place, error.rule, "run the job again", error.values)
-        result = {"status": "failed", "reason": str(damage) if os.path.lexists(file) else NO_RESULT}
+        damage = InvalidFile(f"{asked.folder}/{RESULT}", error.place, error.rule, "run the job again", error.values)
+        result = {"status": "failed", "reason": str(damage) if os.path.lexists(path / RESULT) else missing}
     for key in (*SETUP, "seed"):
         if result.get(key) is None:
             given = overrides.get(key)
             result[key] = int(given) if given and key == "seed" and re.fullmatch("[0-9]{1,10}", given) else given
     for key in ("plan", "predicted", "measured"):
         result.setdefault(key, None)
-    return Job(name=name, overrides=overrides, result=result, has_report=(path / "report.html").exists())
+    return Job(name=asked.folder, overrides=overrides, result=result, has_report=(path / "report.html").exists())

@@ -144,7 +144,7 @@ def run_external(job: Job, run_dir: Path, progress: Progress, counts: Sequence[i
     Raises:
         WorkerFailed: one failed, or none gives a sign of life.
     """
-    clear(run_dir, job.settings.first_step)
+    clear(run_dir)
     lines = commands(job, run_dir, counts, address, port)
     progress.say("start the workers:" if len(lines) == 1 else f"start the workers, one command on each of {len(lines)} machines:")
     for line in lines:
@@ -159,7 +159,7 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     Raises:
         WorkerFailed: one failed, or the job is over before they ended.
     """
-    clear(run_dir, job.settings.first_step)
+    clear(run_dir)
     settings = job.settings
     cuda = settings.device_kind == "cuda"
     submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -67,6 +68,10 @@ class Distributed(AbstractEngine):
             "shared_memory": self.shared_memory,
         }
 
+    def devices_here(self, cluster: Cluster) -> int:
+        # Workers that others start count the devices of their own machines.
+        return cluster.num_devices if self.launch == "local" else 0
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
         if self.compile is not None:
@@ -78,18 +83,30 @@ class Distributed(AbstractEngine):
         check_interface(self.interface)
         return crowded(plan)
 
+    @property
+    def joins(self) -> bool:
+        return self.launch == "collect"
+
+    def refuse(self, job: Job) -> None:
+        refuse_what_does_not_run(job.plan)
+        if self.launch in ("external", "slurm"):
+            from gpp.runtime.controller.follow import machines
+
+            counts = machines(job, self.nodes)
+            self._check_machines(counts)
+            if self.launch == "slurm":
+                self.slurm.refuse_uneven(counts)
+
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
 
-        refuse_what_does_not_run(job.plan)
         if self.launch == "local":
-            logs = run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+            logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:
             counts = follow.machines(job, self.nodes)
-            self._check_machines(counts)
             if self.launch == "slurm":
                 logs = follow.run_slurm(job, run_dir, progress, self.slurm, counts)
             else:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
@@ -30,6 +31,7 @@ class Reference(AbstractEngine):
 
     own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
+    overwrites: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "reference"
 
@@ -37,18 +39,23 @@ class Reference(AbstractEngine):
     def worker_settings(self) -> dict[str, Any]:
         return {"device_kind": "cpu"}
 
+    def devices_here(self, cluster: Cluster) -> int:
+        return 0
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         _refuse(plan)
         return ()
 
-    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
-        from gpp.runtime.controller.controller import run_workers
-
+    def refuse(self, job: Job) -> None:
         _refuse(job.plan)
         settings = job.settings
         if job.streams and settings.checkpoint_every and not settings.checkpoint_drain:
             rule = f"engine={self.name} saves where the pipeline is empty, and here it is not"
             raise InvalidConfig("checkpoint.every", settings.checkpoint_every, rule, "set checkpoint.drain=true")
+
+    def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
+        from gpp.runtime.controller.controller import run_workers
+
         logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())

@@ -16,7 +16,7 @@ from gpp.report.sweep.figure import FigureData, Key, SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.files import write_sweep
-from gpp.report.sweep.jobs import Job
+from gpp.report.sweep.jobs import Asked, Job
 from tests.support.page_check import parse
 
 DECLARED: dict[str, Any] = {
@@ -157,8 +157,9 @@ def test_an_accuracy_is_shown_as_a_share_of_a_hundred() -> None:
 def test_a_sweep_writes_its_figures(tmp_path: Path, jobs: list[Job]) -> None:
     for each in jobs:
         (tmp_path / each.name).mkdir()
-        (tmp_path / each.name / "result.json").write_text(json.dumps(each.result))
-    write_sweep(tmp_path, figures=[SweepFigure.of(DECLARED), SweepFigure.of({**DECLARED, "panel": None, "published": None})])
+        (tmp_path / each.name / "result.json").write_text(json.dumps({**each.result, "configuration": each.name}))
+    asked = [Asked(folder=each.name, overrides=(), configuration=each.name) for each in jobs]
+    write_sweep(tmp_path, asked, figures=[SweepFigure.of(DECLARED), SweepFigure.of({**DECLARED, "panel": None, "published": None})])
     figures = json.loads((tmp_path / "summary.json").read_text())["figures"]
     assert [figure["title"] for figure in figures] == ["Throughput & <more>"] * 2 and figures[0]["gain"]["of"] == "graphpipe"
     for name in ("figure.svg", "figure_2.svg"):
@@ -171,7 +172,7 @@ def test_without_a_single_result_there_is_no_picture(tmp_path: Path) -> None:
     figure = SweepFigure.of(DECLARED)
     assert figure_svg(figure.evaluate([])) == ""
     assert figure_svg(figure.evaluate([job("mmt", "graphpipe", "summit_1x4", None)])) == ""
-    write_sweep(tmp_path, figures=[figure])
+    write_sweep(tmp_path, [], figures=[figure])
     assert not (tmp_path / "figure.svg").exists()
     parse((tmp_path / "report.html").read_text())
 

@@ -1,0 +1,218 @@
+"""The folders of the command line: Hydra makes none before a run has been checked, and a sweep knows its jobs.
+
+A job is its configuration. Its folder is named by a hash of it, its result.json repeats the hash, and a job whose result
+is there does not run again, whatever words asked for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import filter_overrides
+from hydra.experimental.callback import Callback
+from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from gpp.app.stopping import Stopped, held_back
+from gpp.report.sweep.jobs import Asked
+from gpp.runtime.run_dir import RunDir
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+LABELS = ("name", "logger", "cache_dir", "hydra")
+"""Settings that change nothing in a result."""
+
+
+def digest_of(config: Any) -> str:
+    """Hash of all that decides a job's result: its resolved settings, and the files that they name."""
+    keys = [key for key in config if key not in LABELS]
+    chosen = OmegaConf.masked_copy(config, keys)
+    try:
+        settings: Any = OmegaConf.to_container(chosen, resolve=True)
+    except OmegaConfBaseException:
+        settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
+    files = [settings.get("plan"), (settings.get("model") or {}).get("path")]
+    if config.get("mode") == "compare":
+        # The strategies are composed when the job runs.
+        files += sorted((CONF / "strategy").rglob("*.yaml"))
+    said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for file in files:
+        # A file that a setting names is part of it.
+        said.update(Path(file).read_bytes() if file is not None and os.path.isfile(file) else b"")
+    return said.hexdigest()[:16]
+
+
+def done(folder: Path, digest: str) -> str | None:
+    """The status of a job that need not run again: its result is there."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        status = result["status"] if result["configuration"] == digest else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return status if status in ("ok", "infeasible") else None
+
+
+def sweep_id(*, _root_: Any) -> str:
+    """A name for a sweep that the same words give again, in whatever order."""
+    name = _root_.hydra.job.config_name
+    name = "sweep" if name in (None, "config") else str(name).removesuffix(".yaml")
+    words = sorted(word for word in sys.argv[1:] if "=" in word and not word.startswith(("hydra.", "-")))
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+    return f"{name}-{digest}" if words else name
+
+
+class RunFolder(Callback):
+    """The folder of a single run, kept from Hydra, which would make it at once."""
+
+    path: ClassVar[Path]
+
+    def on_run_start(self, config: Any, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)
+        try:
+            folder = os.path.abspath(config.hydra.run.dir)
+        except OmegaConfBaseException:
+            return  # Hydra reads it next, and raises the error for the user
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.run.dir = "."
+        RunFolder.path = Path(folder)
+
+
+class Sweep(Callback):
+    """A multirun: all its jobs are composed before a file is written, and end in a table, even if a signal stops them.
+
+    Args:
+        figures: the sweep's figures; the keys of each are the fields of `gpp.report.sweep.figure.SweepFigure`.
+    """
+
+    running: ClassVar[Sweep | None] = None
+    exit_code: ClassVar[int | None] = None
+    """Of the sweep that has ended; None where there was none."""
+
+    def __init__(self, figures: Any = ()) -> None:
+        from gpp.report.sweep.figure import SweepFigure
+
+        declared: Any = OmegaConf.to_container(figures, resolve=True) if OmegaConf.is_config(figures) else figures
+        self.figures = [SweepFigure.of(figure) for figure in declared]
+        self.jobs: list[Asked] = []
+
+    def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
+        """Compose every job, and keep other sweeps out of the directory.
+
+        Raises:
+            Refused: one cannot be composed, or another sweep is under way there.
+        """
+        HydraConfig.instance().set_config(config)
+        try:
+            self.jobs = _jobs(config)
+            self.directory = RunDir(Path(os.path.abspath(config.hydra.sweep.dir)), field="hydra.sweep.dir")
+            self.directory.claim()
+        except Exception as error:
+            raise Refused(error) from error
+        self.directory.begun = True  # it has no files of a run
+        Sweep.running = self
+        # Hydra composes every job again before it composes it to run it.
+        BasicSweeper.validate_batch_is_legal = lambda self, batch: None  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
+        self.end()
+
+    def end(self, stopped: Stopped | None = None) -> None:
+        """Write the table, results.csv, summary.json, report.html and the figures of this sweep's jobs.
+
+        Args:
+            stopped: the signal that has stopped it before its end.
+        """
+        from gpp.report.run.console import make_console
+        from gpp.report.sweep.files import write_sweep
+        from gpp.report.sweep.terminal import results_table
+
+        folder, Sweep.running = self.directory.path, None
+        with held_back(), self.directory:
+            why = f"the sweep was {stopped}" if stopped else ""
+            results = [job.result for job in write_sweep(folder, self.jobs, figures=self.figures, why=why)]
+            console = make_console()
+            console.print(results_table(results, console.width))
+            console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+            for svg in sorted(folder.glob("figure*.svg")):
+                console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
+            if stopped:
+                console.print(f"{stopped}: the same command goes on with the jobs that have no result", soft_wrap=True)
+            latest(folder)
+            Sweep.exit_code = int(any(result["status"] not in ("ok", "infeasible") for result in results))
+
+
+class Refused(BaseException):
+    """A sweep that does not start; no `Exception`, which Hydra would turn into a warning."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def refused_job(directory: RunDir, digest: str, reason: str, setup: Mapping[str, Any]) -> None:
+    """Write the result of a sweep's job that cannot start.
+
+    Args:
+        setup: names of the model, strategy, cluster and engine, and the seed.
+    """
+    from gpp.report.run.result import result_dict, write_json
+
+    names = {key: setup[key] for key in ("model", "strategy", "cluster", "engine", "seed")}
+    with directory:
+        directory.claim()
+        directory.begin()
+        result = result_dict(status="failed", reason=reason, configuration=digest, **names)
+        write_json(directory.path / "result.json", result)
+
+
+def _jobs(config: Any) -> list[Asked]:
+    """The jobs that Hydra's sweeper makes of a command line, in its order.
+
+    Raises:
+        HydraException, OmegaConfBaseException: a job cannot be composed.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    params = OmegaConf.to_container(config.hydra.sweeper.params) if config.hydra.sweeper.params else {}
+    assert isinstance(params, dict)
+    words = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    return [_job(loader.load_sweep_config(config, list(overrides)), number, overrides) for number, overrides in enumerate(jobs)]
+
+
+def _job(config: Any, number: int, overrides: list[str]) -> Asked:
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.num, config.hydra.job.id = number, str(number)
+    HydraConfig.instance().set_config(config)
+    return Asked(folder=job_folder(_root_=config), overrides=tuple(filter_overrides(overrides)), configuration=digest_of(config))
+
+
+def job_folder(*, _root_: Any) -> str:
+    """The folder of a sweep's job: its name, for people, and the hash of its configuration."""
+    try:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(_root_.name))[:60].lstrip(".")
+    except OmegaConfBaseException:
+        name = "job"
+    return f"{name}-{digest_of(_root_)}"
+
+
+def latest(run_dir: Path) -> None:
+    """Point outputs/latest at the run, where the run lies below an outputs folder."""
+    outputs = next((parent for parent in run_dir.resolve().parents if parent.name == "outputs"), None)
+    if outputs is None:
+        return
+    link, new = outputs / "latest", outputs / f".latest.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(os.path.relpath(run_dir.resolve(), outputs))
+    os.replace(new, link)

@@ -1,0 +1,74 @@
+"""Signals that ask a run to end, as an exception: so every end writes its result, and a sweep its table."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end. No `Exception`: what goes on after the failure of a job ends, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell reports a process that the signal has ended."""
+        return 128 + self.number
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process.
+
+    Args:
+        number: the first signal that arrived; later ones change nothing.
+        holding: how many blocks hold it back.
+        raised: whether the exception was raised for it.
+    """
+
+    number: int | None = None
+    holding: int = 0
+    raised: bool = False
+
+
+_state = _State()
+
+
+def listen() -> None:
+    """From now on raise `Stopped` for a signal, except for signals that this process was started to ignore."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _arrived)
+    # torch's launcher would put handlers of its own in their place.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Raise `Stopped` after the block for a signal that arrives in it, so that what it writes is written whole."""
+    _state.holding += 1
+    try:
+        yield
+    finally:
+        _state.holding -= 1
+        _raise()
+
+
+def _arrived(number: int, frame: FrameType | None) -> None:
+    _state.number = number if _state.number is None else _state.number
+    _raise()
+
+
+def _raise() -> None:
+    if _state.number is not None and not _state.raised and not _state.holding:
+        _state.raised = True
+        raise Stopped(_state.number)

@@ -1,0 +1,230 @@
+"""Directories of runs and sweeps: nothing wrong is shown, nothing is lost, and every end is written down."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from gpp.app.multirun import digest_of
+from gpp.runtime.run_dir import EARLIER, RunDir
+from tests.runtime.test_run_dir import files_of
+from tests.support.cli import ROOT, TOWERS, run, start, workers_of
+
+SMALL = [*TOWERS, "model.factory=tests.support.zoo.Towers", "logger=none", "cost=analytical", "engine=simulate", "explain_s=0"]
+ENDING = [word.replace("Towers", "Ending") for word in SMALL]
+
+REFUSED = [
+    ["steps=-1"],
+    ["model.factory=tests.support.zoo.Twoers"],
+    ["minibatch_size=64", "microbatch_size=24"],
+    ["plan=nowhere.json"],
+    ["resume=nowhere"],
+    ["engine=distributed", "minibatch_size=100000"],
+    ["model.factory=tests.support.zoo.Undecided"],
+    ["cluster.num_devices=50"],
+    ["engine=distributed", "engine.interface=eth99"],
+    ["engine=distributed", "engine.launch=external", "engine.nodes=2"],
+    ["strategy=mistyped"],
+]
+"""Found by Hydra, a setting, the story's checks, the capture, the problem, the engine and the job."""
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run."""
+    folder = tmp_path_factory.mktemp("old") / "run"
+    assert run(folder, *SMALL).code == 0
+    return folder
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_a_refused_command_leaves_everything_as_it_was(old: Path, tmp_path: Path, words: list[str]) -> None:
+    before = files_of(old)
+    assert run(old, *SMALL, *words).code == 2
+    assert files_of(old) == before
+    done = run(tmp_path / "new" / "folder", *SMALL, *words)
+    assert done.code == 2 and done.out.count("error: ") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_sweep_leaves_everything_as_it_was(old: Path, tmp_path: Path) -> None:
+    before = files_of(old)
+    for folder in (old, tmp_path / "new"):
+        done = run(folder, "-m", *SMALL, "strategy=even,mistyped")
+        assert done.code == 2 and "strategy=mistyped: no such option" in done.out
+    assert files_of(old) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_refusal_sets_the_earlier_run_aside(tmp_path: Path) -> None:
+    ends = (([], 0, "ok"), (["cluster.memory_bytes=1e3"], 3, "infeasible"), ([], 0, "ok"))
+    for words, code, status in ends:
+        done = run(tmp_path, *SMALL, *words)
+        assert (done.code, done.result["status"]) == (code, status)
+    earlier = [json.loads((tmp_path / EARLIER / number / "result.json").read_text())["status"] for number in "12"]
+    assert earlier == ["ok", "infeasible"]
+    assert (tmp_path / EARLIER / "1" / "report.html").exists()
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["factory"] == "tests.support.zoo.Towers"
+
+
+def test_the_second_of_two_runs_in_a_directory_is_refused(tmp_path: Path) -> None:
+    with RunDir(tmp_path, command="python run.py steps=7") as directory:
+        directory.claim()
+        before = files_of(tmp_path)
+        for words in (SMALL, ["-m", *SMALL, "seed=1,2"]):
+            done = run(tmp_path, *words)
+            assert done.code == 2
+            assert f"is in use by process {os.getpid()} on" in done.out and "(python run.py steps=7)" in done.out
+        assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_before_the_workers_start_is_a_result(tmp_path: Path, number: signal.Signals) -> None:
+    done = run(tmp_path / "run", *ENDING, ENDING=str(int(number)), GPP_CACHE=str(tmp_path / "cache"))
+    assert done.code == 128 + number
+    assert (done.result["status"], done.result["reason"]) == ("failed", f"stopped by {number.name}")
+    assert "Traceback" not in done.out and not (tmp_path / "run" / ".lock").exists()
+
+
+def test_an_exception_before_the_workers_start_is_a_result(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "engine=reference", "minibatch_size=32", "+data.args.broken=true")
+    assert (done.code, done.result["status"]) == (1, "failed")
+    assert "the disk with the samples is gone" in done.result["reason"]
+
+
+def test_no_terminal_ends_a_run(tmp_path: Path) -> None:
+    """Standard streams that are closed, that nobody reads on, and that know no letters but ASCII's."""
+    command = shlex.join([sys.executable, "run.py", *SMALL])
+    for name, how in (
+        ("closed", "{} <&- >&- 2>&-"),
+        ("unread", "{} 2>&1 | true; exit ${{PIPESTATUS[0]}}"),
+        ("Läufe", "PYTHONIOENCODING=ascii {} > /dev/null"),
+    ):
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        folder = shlex.quote(f"hydra.run.dir='{tmp_path}/{name}'")
+        line = how.format(f"{command} {folder}")
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / name / "result.json").read_text())["status"] == "ok"
+        assert not done.stderr
+
+
+def test_a_full_disk_is_said_in_a_line(old: Path, tmp_path: Path) -> None:
+    """No file may be longer than 4 kB; job/model.json is."""
+    assert (old / "job" / "model.json").stat().st_size > 1 << 12
+    command = shlex.join([sys.executable, "run.py", *SMALL, f"hydra.run.dir={tmp_path}"])
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = ["bash", "-c", f"ulimit -f 4; {command}"]
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert "File too large. Fix: make room there" in " ".join((done.stdout + done.stderr).split())
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_signal_stops_a_sweep_with_a_table_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    factories = ",".join(f"tests.support.zoo.{name}" for name in ("Towers", "Ending", "FixedBatch"))
+    words = ["-m", *SMALL, "minibatch_size=32", "cluster.num_devices=1", f"model.factory={factories}"]
+    env = {"GPP_CACHE": str(tmp_path / "cache")}
+    first = run(tmp_path / "sweep", *words, ENDING=str(int(signal.SIGTERM)), **env)
+    assert first.code == 128 + signal.SIGTERM, first.out
+    rows = rows_of(tmp_path / "sweep")
+    assert [row["status"] for row in rows] == ["ok", "failed", "failed"]
+    assert rows[1]["reason"] == "stopped by SIGTERM" and "the sweep was stopped by SIGTERM" in rows[2]["reason"]
+    assert (tmp_path / "sweep" / "report.html").exists() and "Traceback" not in first.out
+    second = run(tmp_path / "sweep", *words, **env)
+    assert second.code == 0 and second.out.count("skip") == 1, second.out
+    assert [row["status"] for row in rows_of(tmp_path / "sweep")] == ["ok"] * 3
+
+
+def test_a_sweep_shows_each_job_its_own_result(tmp_path: Path) -> None:
+    """After another order of the words, another set of values, and another version of a file that a setting names."""
+    strategies, seeds = "strategy=even,sequential", "seed=0,1"
+    assert run(tmp_path / "sweep", "-m", *SMALL, strategies, seeds).code == 0
+    again = run(tmp_path / "sweep", "-m", *SMALL, seeds, strategies)
+    assert again.code == 0 and again.out.count("skip") == 4
+    rows = rows_of(tmp_path / "sweep")
+    assert [(row["seed"], row["strategy"]) for row in rows] == [
+        ("0", "even"),
+        ("0", "sequential"),
+        ("1", "even"),
+        ("1", "sequential"),
+    ]
+    jobs = json.loads((tmp_path / "sweep" / "jobs.json").read_text())
+    for row, job in zip(rows, jobs, strict=True):
+        assert {f"seed={row['seed']}", f"strategy={row['strategy']}"} <= set(job["overrides"])
+    edited = run(tmp_path / "sweep", "-m", *SMALL, "strategy=even", "seed=1,2")
+    assert edited.code == 0 and edited.out.count("skip") == 1
+    assert [(row["seed"], row["strategy"]) for row in rows_of(tmp_path / "sweep")] == [("1", "even"), ("2", "even")]
+    assert json.loads((tmp_path / "sweep" / "summary.json").read_text())["num_jobs"] == 2
+
+
+def test_a_refused_job_of_a_sweep_is_a_row(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", *SMALL, "cluster.num_devices=1,50", "steps=1,-1")
+    assert done.code == 1
+    rows = rows_of(tmp_path)
+    assert [row["status"] for row in rows] == ["ok", "failed", "failed", "failed"]
+    assert "steps=-1: must be an integer" in rows[1]["reason"] and "cluster.num_devices=50: must be" in rows[2]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"name": "other", "cache_dir": "/elsewhere", "logger": {"_target_": "none"}}, True),
+        ({"steps": 4}, False),
+        ({"model": {"path": "$FILE", "hidden": 3}}, False),
+        ({"mode": "compare"}, False),
+    ],
+)
+def test_the_configuration_of_a_job_is_what_decides_its_result(tmp_path: Path, change: dict[str, Any], same: bool) -> None:
+    (tmp_path / "profile.json").write_text("1")
+    base = {"name": "a", "steps": 3, "mode": "plan", "cache_dir": "/tmp", "logger": {}, "model": {"path": "$FILE", "hidden": 2}}
+
+    def digest(config: dict[str, Any]) -> str:
+        return digest_of(OmegaConf.create(json.loads(json.dumps(config).replace("$FILE", str(tmp_path / "profile.json")))))
+
+    assert (digest({**base, **change}) == digest(base)) == same
+    assert digest(dict(reversed(base.items()))) == digest(base)
+    before = digest(base)
+    (tmp_path / "profile.json").write_text("2")
+    assert digest(base) != before
+
+
+@pytest.mark.dist
+def test_a_signal_while_it_trains_ends_run_and_workers(tmp_path: Path) -> None:
+    words = ["engine=distributed", "cluster.num_devices=2", "minibatch_size=32", "steps=1000000", "strategy=even"]
+    process = start(tmp_path, *SMALL, *words)
+    try:
+        log = tmp_path / "ranks" / "rank_1.jsonl"
+        until = time.monotonic() + 120
+        while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(workers_of(tmp_path)) == 2
+        second = run(tmp_path, *SMALL, *words)
+        assert second.code == 2 and "is in use by process" in second.out
+        process.terminate()
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in out
+    assert not workers_of(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("failed", "stopped by SIGTERM")
+    assert result["loss"] and result["predicted"] and (tmp_path / "report.html").exists()
