@@ -19,7 +19,7 @@ from gpp.program.program import Program
 from gpp.runtime.job import Job
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import from_json, read_json, read_text, read_yaml, seal, to_json, unseal
+from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
 from tests import check_fuzz
@@ -28,7 +28,6 @@ from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
 READERS: dict[str, Callable[[Path], object]] = {
     "plan": lambda path: read_json(Plan, path),
     "profile": read_profile,
-    "yaml": read_yaml,
     "text": read_text,
 }
 

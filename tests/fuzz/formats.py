@@ -33,6 +33,7 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, check_program
 from gpp.report.sweep.files import write_sweep
+from gpp.report.sweep.jobs import Asked
 from gpp.runtime.checkpoint.resume import find, training_of
 from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.job import Job, restore
@@ -244,6 +245,9 @@ class Programs(AbstractFormat):
         return True
 
 
+CONFIGURATION = "0123456789abcdef"
+
+
 @final
 class Sweeps(AbstractFormat):
     """A folder of results: the sweep's table and page are made, whatever one of them holds."""
@@ -268,21 +272,19 @@ class Sweeps(AbstractFormat):
             "loss": [2.0, 1.5],
             "final_metric": {"loss": 1.0},
             "planning_peak_bytes": 1000,
+            "configuration": CONFIGURATION,
         }
-        compared = [{**result, "strategy": name, "compared": None} for name in ("graphpipe", "sequential")]
-        for one in compared:
-            del one["compared"]
+        compared = [{**result, "strategy": name} for name in ("graphpipe", "sequential")]
         return {
             "0/result.json": json.dumps(result, indent=1).encode(),
-            "0/.hydra/overrides.yaml": b"- strategy=graphpipe\n- model=mlp\n- seed=0\n",
             "1/result.json": json.dumps({**result, "strategy": "sequential", "seed": 1}, indent=1).encode(),
-            "1/.hydra/overrides.yaml": b"- strategy=sequential\n- model=mlp\n- seed=1\n",
             "2/result.json": json.dumps({**result, "compared": compared}, indent=1).encode(),
         }
 
     def use(self, folder: Path) -> bool:
-        jobs = write_sweep(folder)
-        assert len(jobs) >= 2 and (folder / "report.html").stat().st_size > 0
+        words = ("strategy=graphpipe", "model=mlp", "seed=0")
+        jobs = write_sweep(folder, [Asked(folder=str(i), overrides=words, configuration=CONFIGURATION) for i in range(3)])
+        assert len(jobs) == 3 and (folder / "report.html").stat().st_size > 0
         wrong = [job for job in jobs if job.result["status"] == "failed" and "result.json" in str(job.result.get("reason"))]
         return not wrong
 
