@@ -25,8 +25,10 @@ from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from gpp.app.stopping import Stopped, held_back
-from gpp.report.sweep.jobs import Asked
+from gpp.errors import InvalidFile
+from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.run_dir import RunDir
+from gpp.serialization import read_json
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -57,11 +59,10 @@ def digest_of(config: Any) -> str:
 def done(folder: Path, digest: str) -> str | None:
     """The status of a job that need not run again: its result is there."""
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        status = result["status"] if result["configuration"] == digest else None
-    except (OSError, ValueError, KeyError, TypeError):
+        result = read_json(ResultFile, folder / "result.json")
+    except InvalidFile:
         return None
-    return status if status in ("ok", "infeasible") else None
+    return result["status"] if result.get("configuration") == digest and result["status"] != "failed" else None
 
 
 def sweep_id(*, _root_: Any) -> str:

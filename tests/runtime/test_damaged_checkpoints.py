@@ -65,7 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "gone": (lambda at: (at / FILE).unlink(), f"{FILE} is missing"),
     "a folder": (lambda at: ((at / FILE).unlink(), (at / FILE).mkdir()), f"{FILE} is missing"),
     "one more": (lambda at: shutil.copy(at / FILE, at / "rank_2.safetensors"), "does not name its file rank_2.safetensors"),
-    "no manifest": (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} cannot be read (No such file or directory)"),
+    "no manifest": (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} cannot be read: no such file or directory"),
     "not JSON": (lambda at: changed(at / MANIFEST, lambda data: data[:-20]), f"{MANIFEST} is not as it was written"),
     "not text": (lambda at: changed(at / MANIFEST, lambda data: b"\xff\xfe" + data), f"{MANIFEST} is not as it was written"),
     "a list": (lambda at: (at / MANIFEST).write_text("[1]"), f"{MANIFEST} is not as it was written"),

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gpp.serialization import from_json, to_json
+from gpp.errors import InvalidFile
+from gpp.serialization import from_json, read_text, to_json
 
 MANIFEST = "checkpoint.json"
 FORMAT = 2
@@ -121,17 +122,16 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | str:
     """The manifest of a checkpoint, or a sentence's end that says what is wrong with it."""
     try:
-        text = (folder / MANIFEST).read_bytes()
+        text = read_text(folder / MANIFEST)
         written = from_json(dict[str, Any], text).get("format")
         if type(written) is not int or written != FORMAT:
             return f"{MANIFEST} has the format {str(written)[:20]}, and this version reads format {FORMAT} only"
         manifest = from_json(Manifest, text)
-    except OSError as error:
-        return f"{MANIFEST} cannot be read ({error.strerror})"
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part)[:80] for part in first["loc"])
-        return f"{MANIFEST} is not as it was written ({f'{where}: ' if where else ''}{first['msg']})"
+    except InvalidFile as error:
+        if error.rule.startswith("cannot be read"):
+            return f"{MANIFEST} {error.rule}"
+        where = f"{error.place.removeprefix(':')}: " if error.place else ""
+        return f"{MANIFEST} is not as it was written ({where}{error.rule})"
     if manifest.altered():
         return f"{MANIFEST} is not as it was written (its SHA-256 is another)"
     named = re.fullmatch(r"step_(\d{1,18})", folder.name)
