@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 SETUP = ("model", "strategy", "cluster", "engine")
-NO_RESULT = "no result: the job did not come to an end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
 
 def _read_job(directory: Path, asked: Asked, why: str) -> Job:
     path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
-    missing = f"{NO_RESULT}: {why}" if why else NO_RESULT
+    missing = f"no result: {why or 'the job did not come to an end'}"
     try:
         result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
         if not isinstance(result, dict):
