@@ -104,6 +104,7 @@ class ChainStage(torch.nn.Module):
         for name, term in terms.items():
             share = term.detach().double() * self.share
             self.losses[name] = self.losses[name] + share if name in self.losses else share
+        self.harness.check_loss(self.index, self.microbatch, terms)
         first, *more = terms.values()
         return sum(more, start=first)
 

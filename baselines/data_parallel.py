@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.whole_model import refuse_several_stages
+from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import data_parallel
@@ -34,6 +35,9 @@ class DataParallel(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {"interface": self.interface, "timeout_s": self.timeout_s}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return cluster.num_devices
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_several_stages(plan, self.name)

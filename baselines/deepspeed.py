@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.chain import measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -37,9 +38,12 @@ class DeepSpeed(AbstractEngine):
     def worker_settings(self) -> dict[str, Any]:
         return {"interface": self.interface, "timeout_s": self.timeout_s}
 
+    def devices_here(self, cluster: Cluster) -> int:
+        return cluster.num_devices
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         if find_spec("deepspeed") is None:
-            raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install 'gpp[deepspeed]'")
+            raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install -e '.[deepspeed]'")
         refuse_what_is_no_chain(plan, self.name)
         refuse_shared_devices(plan, "DeepSpeed")
         check_interface(self.interface)

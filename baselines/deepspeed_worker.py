@@ -1,4 +1,4 @@
-"""One worker of the DeepSpeed engine: `python -m baselines.deepspeed_worker RUN_DIR`."""
+"""One worker of the DeepSpeed engine."""
 
 from __future__ import annotations
 
@@ -217,5 +217,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     disconnect(status)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

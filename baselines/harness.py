@@ -7,20 +7,24 @@ is an `AbstractShare`.
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 from gpp.data.sampler import minibatch
+from gpp.errors import NonFinite
+from gpp.graph.captured import is_loss
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import save_final, static_bytes
 from gpp.runtime.job import Job, restore
+from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
 from gpp.runtime.worker.stage import Fetch
@@ -48,6 +52,8 @@ class Harness:
         self.step = 0
         self.events: list[Event] = []
         self.meter: MemoryMeter | None = None
+        self._out: TextIO | None = None
+        self._told = False
         self._samples: dict[str, Samples] = {}
 
     def order(self) -> list[int]:
@@ -114,8 +120,30 @@ class Harness:
         if self.meter is not None:
             self.meter.release(stage, microbatch)
 
+    def check_loss(self, stage: int, microbatch: int, terms: Mapping[str, torch.Tensor]) -> None:
+        """Look at the loss terms of a micro-batch; where their values began is not known here.
+
+        Raises:
+            NonFinite: one is not finite, and the run is to stop then.
+        """
+        for name, value in terms.items():
+            if not math.isfinite(number := value.item()):
+                place = Place(step=self.step, sample=0, end=0, microbatch=microbatch)
+                self._end(told(Seen(name=name, value=number, stage=stage, place=place), ()))
+
+    def _end(self, text: str) -> None:
+        if self.job.settings.on_nonfinite == "stop":
+            raise NonFinite(f"{text}; engine=reference looks for it")
+        if not self._told and self._out is not None:
+            self._told = True
+            write_line(self._out, {"warning": text})
+
     def run(self, share: AbstractShare) -> None:
-        """Run the job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl."""
+        """Run the job: every step, every evaluation, the final weights; one JSON line each in ranks/rank_N.jsonl.
+
+        Raises:
+            NonFinite: a loss or the final weights are not finite, and the run is to stop then.
+        """
         settings = self.job.settings
         ranks = self.run_dir / "ranks"
         meter = None
@@ -133,6 +161,7 @@ class Harness:
         )
         checkpoints.restore()
         with open(ranks / f"rank_{self.rank}.jsonl", "w") as out:
+            self._out = out
             for step in range(settings.first_step, settings.steps):
                 # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
                 self.step, self.events, self.meter = step, [], meter if step == settings.first_step else None
@@ -141,17 +170,23 @@ class Harness:
                 self.sync()
                 end = time.perf_counter()
                 kept.append({"step": step, "start": start, "end": end, "events": self.events})
-                shown = {name: value.item() for name, value in losses.items()}
-                write_line(out, {"step": step, "start": start, "end": end, **shown})
+                values = {name: value.item() for name, value in losses.items()}
+                write_line(out, {"step": step, "start": start, "end": end, **values})
                 done = step + 1
                 if settings.evaluation_samples and (
                     done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
                 ):
                     with torch.no_grad():
-                        write_line(out, {"evaluated": done, **share.evaluate()})
+                        found = share.evaluate()
+                    write_line(out, {"evaluated": done, **found})
+                    if lost := [name for name, value in found.items() if is_loss(name) and not math.isfinite(value)]:
+                        self._end(f"{lost[0]} of the evaluation after {done} steps is not finite ({found[lost[0]]})")
                 if checkpoints.due(done):
                     checkpoints.save(done)
-        checkpoints.wait()
+            checkpoints.wait()
+            trained = {name: tensor for name, tensor in share.named().items() if tensor.requires_grad}
+            if lost := nonfinite(trained):
+                self._end(f"the weights {shown(lost)} are not finite after the last step, number {self.step}")
         held = static_bytes(share.tensors(), share.optimizers()) + share.buffer_bytes()
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}

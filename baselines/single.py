@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from baselines.whole_model import refuse_several_stages
+from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
@@ -29,6 +30,9 @@ class Single(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return 1
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_several_stages(plan, self.name)

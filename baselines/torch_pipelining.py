@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 from baselines.chain import device_order, measured_by_events, refuse_early_loss, refuse_shared_devices, refuse_what_is_no_chain
+from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -36,6 +37,9 @@ class TorchPipelining(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {"interface": self.interface, "timeout_s": self.timeout_s, "engine": {"schedule": self.schedule}}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return cluster.num_devices
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_is_no_chain(plan, self.name)

@@ -1,8 +1,7 @@
-"""One worker of the torch.distributed.pipelining engine: `python -m baselines.torch_pipelining_worker RUN_DIR`."""
+"""One worker of the torch.distributed.pipelining engine."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -166,5 +165,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     disconnect(status)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

@@ -1,8 +1,7 @@
-"""The whole model on one device or on each of several: `python -m baselines.whole_model_worker RUN_DIR`."""
+"""The whole model on one device or on each of several."""
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -127,6 +126,7 @@ class WholeModel(AbstractShare):
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)
+        harness.check_loss(0, microbatch, terms)
         return {name: term.detach().double() * share for name, term in terms.items()}
 
     def evaluate(self) -> dict[str, float]:
@@ -167,5 +167,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
         disconnect(status)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

@@ -2,31 +2,66 @@
 
 GppError
 ├── InvalidConfig     what the user wrote: field, value, rule, fix                (exit 2)
+│   └── InvalidFile   a file that cannot be read as what it should be: file, place, value, rule, fix
 ├── InvalidGraph      a hand-written or stored operator graph breaks a rule       (exit 2)
 ├── CaptureError      a model that cannot be captured: which op, where            (exit 2)
 ├── InvalidPlan       a plan that is not a partition into a convex, acyclic DAG   (exit 2)
 ├── UnsupportedPlan   an engine was handed a plan that it cannot run              (exit 2)
 ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
 ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
+├── Exhausted         the machine has no more space, memory or file handles       (exit 1)
+├── NonFinite         a training whose loss or weights are not finite; says where (exit 1)
 └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from collections.abc import Iterable
+
 LONGEST = 120
 """Characters of a value that a message shows."""
 
+LONGEST_PATH = 1024
+"""Characters of a file's path that a message shows."""
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, which a terminal obeys; characters that turn the direction of text; halves of characters."""
+
+
+def printable(text: str) -> str:
+    r"""The text with every character that a terminal or a reader would obey written as an escape; lines and tabs stay.
+
+    Example: `printable("\x1b[31mred") == r"\x1b[31mred"`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
 
 def written(value: object) -> str:
-    """A value as a user writes it in YAML or on the command line; a long one is cut, and a huge integer counted."""
+    """A value as a user writes it in YAML or on the command line; a long one is cut, and a huge integer counted.
+
+    Nothing in it moves a terminal's cursor, or starts a new line.
+    """
+    try:
+        text = _written(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} of many levels"
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _written(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 200:
         return f"{'-' if value < 0 else ''}(an integer of about {round(value.bit_length() * 0.30103)} digits)"
     if isinstance(value, list | tuple):
-        text = f"[{','.join(map(written, value))}]"
+        text = f"[{','.join(map(_written, value))}]"
     elif isinstance(value, dict):
-        text = f"{{{','.join(f'{written(key)}:{written(item)}' for key, item in value.items())}}}"
+        text = f"{{{','.join(f'{_written(key)}:{_written(item)}' for key, item in value.items())}}}"
     elif isinstance(value, str):
         text = repr(value) if _reads_as_another(value) else value
     else:
@@ -47,9 +82,12 @@ def _reads_as_another(text: str) -> bool:
 
 
 class GppError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose. Its text is safe to print, whatever names it quotes."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidConfig(GppError, ValueError):
@@ -63,6 +101,30 @@ class InvalidConfig(GppError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.field, self.value, self.rule, self.fix)
+
+
+class InvalidFile(InvalidConfig):
+    """A file is not what it should be.
+
+    Args:
+        path: the file.
+        place: where in it: `stages[3].k`, or `:3:14` for a line and a column; empty for the file as a whole.
+        value: what stands there, in a list of its own; empty where the rule says it all.
+        setting: the setting that names the file; empty where none does.
+    """
+
+    def __init__(self, path: object, place: str, rule: str, fix: str, value: Iterable[object] = (), setting: str = "") -> None:
+        self.path, self.place, self.setting, self.values = path, place, setting, tuple(value)
+        file = text if len(text := str(path)) <= LONGEST_PATH else f"{text[:LONGEST]}... ({len(text)} characters)"
+        place = place if len(place) <= LONGEST_PATH else f"{place[:LONGEST]}... ({len(place)} characters)"
+        where = f"{file}{place}" if place.startswith(":") or not place else f"{file}: {place}"
+        named = f"{setting}={where}" if setting else where
+        shown = "".join(f"={written(item)}" for item in self.values)
+        GppError.__init__(self, f"{named}{shown}: {rule}. Fix: {fix}.")
+        self.field, self.value, self.rule, self.fix = setting or place, path, rule, fix
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.path, self.place, self.rule, self.fix, self.values, self.setting)
 
 
 class InvalidGraph(GppError, ValueError):
@@ -104,6 +166,45 @@ class Infeasible(GppError):
 
 class MalformedProgram(GppError):
     """A program cannot run to its end; the message lists the blocked actions and prints the grid."""
+
+
+class Exhausted(GppError):
+    """The machine refused what every program needs; the message says what, and where."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Exhausted | None:
+        """The same said plainly, where an error or its cause is of this kind; None for any other error."""
+        while error.__cause__ is not None and not isinstance(error, GppError):
+            error = error.__cause__
+        path = ""
+        if isinstance(error, OSError):
+            number, path = error.errno, str(error.filename or "")
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            number = errno.ENOMEM
+        else:
+            # Libraries in Rust have the number in their text only.
+            found = re.search(r"\(os error (\d{1,4})\)", str(error))
+            number = int(found[1]) if found else None
+        if number not in REMEDIES:
+            return None
+        return cls(f"{os.strerror(number)}{f' ({path})' if path else ''}. Fix: {REMEDIES[number]}")
+
+
+ROOM = "free some space, or write to another disk (hydra.run.dir=...)"
+REMEDIES = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "write to another disk (hydra.run.dir=...)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit on open files",
+    errno.ENOMEM: "use a smaller microbatch_size or minibatch_size, more devices, or a machine with more memory",
+}
+"""Numbers of errors that are the machine's, and what helps."""
+
+
+class NonFinite(GppError):
+    """A loss, or the weights, of a training are not finite; the message says in which step, stage and micro-batch."""
 
 
 class WorkerFailed(GppError):

@@ -12,7 +12,7 @@ from typing import Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
@@ -97,9 +97,25 @@ class Strategy:
         self._check_problem(problem)
         plan.validate(self.posed(problem))
         if not self.schedule.drains:
-            check_stream(plan, problem.graph, self.weights)
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)
+            check_stream(plan, problem.graph, self.weights)
+
+    def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
+        """Prove that a plan from a file can run under this strategy, to the end of its program.
+
+        Raises:
+            InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
+        """
+        try:
+            self.check(plan, problem)
+            self.lower(plan, problem)
+        except Infeasible as error:
+            raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
+        except InvalidConfig as error:
+            raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
+        except (InvalidPlan, MalformedProgram) as error:
+            raise InvalidPlan(f"{path}: {error}") from None
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.

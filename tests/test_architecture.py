@@ -28,6 +28,7 @@ LEVELS: list[set[str]] = [
     {"app"},
 ]
 SAME_LEVEL = {
+    ("serialization", "errors"),
     ("settings", "errors"),
     ("settings", "setting_types"),
     ("setting_types", "errors"),
@@ -43,7 +44,7 @@ WINGS: dict[str, list[set[str]]] = {
     "graph": [{"op_graph"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"coarsen"}],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job", "engine", "stretches", "cut_batches", "run_dir"},
+        {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},
@@ -55,7 +56,14 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "analysis": [{"comparison"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
-    "app": [{"experiment", "stopping", "streams"}, {"recording"}, {"api", "multirun"}, {"cli"}],
+    "app": [
+        {"experiment", "private", "stopping", "streams"},
+        {"recording"},
+        {"vocabulary"},
+        {"refusals"},
+        {"api", "multirun"},
+        {"cli"},
+    ],
 }
 TORCH = {"capture", "models", "data", "runtime", "optimizers", "app"}
 

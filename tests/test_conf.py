@@ -11,8 +11,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from gpp.app.cli import GROUPS, help_text, options, samples_per_device
+from gpp.app.cli import samples_per_device
 from gpp.app.multirun import Sweep
+from gpp.app.vocabulary import GROUPS, Vocabulary, help_text
 from tests.support.conf import CONF, option
 
 ROOT = CONF.parent
@@ -73,19 +74,20 @@ def test_one_word_four_places(group: str) -> None:
 
 
 def test_help_has_a_line_for_every_option() -> None:
-    text = help_text()
+    vocabulary = Vocabulary()
+    text = help_text(vocabulary)
     for group in GROUPS:
-        for name in options(group):
+        for name in vocabulary.options(group):
             line = next(line for line in text.splitlines() if line.split()[:1] == [name])
             assert len(line.split()) > 3, f"{group}/{name} has no comment on top"
 
 
 def test_bases_are_shared_and_no_options() -> None:
     bases = sorted(CONF.rglob("base.yaml"))
-    assert bases and not re.search(r"^  base ", help_text(), re.M)
+    assert bases and not re.search(r"^  base ", help_text(Vocabulary()), re.M)
     for path in bases:
         group = str(path.parent.relative_to(CONF))
-        assert "base" not in options(group)
+        assert "base" not in Vocabulary().options(group)
         users = [
             other for other in path.parent.glob("*.yaml") if re.search(r"^(defaults: \[base\]|  - base$)", other.read_text(), re.M)
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -26,6 +26,7 @@ from gpp.optimizers import AbstractOptimizer, Adam
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.resume import Checkpoints, find, training_of
+from gpp.runtime.devices import check_devices
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import assemble
@@ -110,6 +111,7 @@ def train(
     optimizer: AbstractOptimizer | None = None,
     seed: int = 0,
     evaluate_every: int = 0,
+    on_nonfinite: Literal["stop", "warn"] = "stop",
     engine: AbstractEngine | None = None,
     progress: Progress | None = None,
     checkpoint: Checkpoints | None = None,
@@ -119,6 +121,7 @@ def train(
 
     Args:
         data, held_out: tensors [num_samples, ...].
+        on_nonfinite: `stop` raises at the first loss that is not finite; `warn` says so and goes on.
         run_dir: folder for the job, the ranks' logs, the checkpoints and the final weights.
         resume: a run directory to go on from; `steps` still counts from the very first step, and `model` need not hold
             the weights that it had then.
@@ -126,7 +129,7 @@ def train(
     Raises:
         InvalidConfig: the data is too small; `resume` has no checkpoint, or that of another training; another run is
             under way in `run_dir`.
-        WorkerFailed: a worker died; its own traceback is in the error.
+        WorkerFailed: a worker died, and its own traceback is in the error; or a loss was not finite.
     """
     from gpp.capture.stage import initial_state
     from gpp.runtime.checkpoint.state import copy_into, load_final
@@ -141,6 +144,7 @@ def train(
         )
     splits = {"train": data, "test": held_out}
     sizes = {split: _num_samples(batch) if batch else 0 for split, batch in splits.items()}
+    check_devices(problem.cluster, engine.devices_here(problem.cluster), engine.name)
     if plan.minibatch_size > sizes["train"]:
         raise InvalidConfig(
             "minibatch_size", plan.minibatch_size, f"must be at most the number of samples, {sizes['train']}", "use more data"
@@ -161,6 +165,7 @@ def train(
         train_samples=sizes["train"],
         held_out=sizes["test"],
         evaluate_every=evaluate_every,
+        on_nonfinite=on_nonfinite,
         **(checkpoint or Checkpoints()).settings(resumed),
         **engine.worker_settings,
     )

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
+import platform
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpp.app.refusals import Refusal, check_words, ended
 from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
-from gpp.errors import GppError
-
-ROOT = Path(__file__).resolve().parents[2]
-CONF = ROOT / "conf"
-BASE = "base"
-GROUPS = {
-    "model": "Models",
-    "strategy": "Strategies",
-    "cluster": "Clusters",
-    "engine": "Engines",
-    "data": "Data",
-    "cost": "Cost models",
-    "optimizer": "Optimizers",
-    "logger": "Loggers",
-    "experiment": "Presets (+experiment=NAME)",
-}
-EXAMPLES = """\
-Examples:
-  python run.py                                                  plan and train the default model on this machine
-  python run.py model=mmt_small strategy=sequential              pick parts
-  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
-  python run.py model=mmt cluster=summit_8x4 mode=plan           plan the paper's model for 32 devices, and say why; needs none
-  python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
-  python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
-"""
+from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, nearest, paths
+from gpp.errors import GppError, InvalidConfig
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 """Strategies that mode=compare plans with by default, as far as conf/ has them."""
@@ -56,21 +37,19 @@ def main(story: Story) -> None:
             + " ".join(shlex.quote(word) for word in sys.argv[1:])
             + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
         )
-    for word in sys.argv[1:]:
-        if re.search(r"\d{1000}", word):  # Hydra would have Python read it, which refuses
-            field, _, value = word.partition("=")
-            _stop(f"{field}={value[:20]}... ({len(value)} characters): is too long for a number. Fix: set {field}=1000")
+    try:
+        check_words(sys.argv[1:])
+    except InvalidConfig as error:
+        _stop(str(error))
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text())
+        print(help_text(Vocabulary(folders=_folders())))
         return
     # Modules, configurations and events live to the end: looking for garbage there takes a tenth of a short run.
     gc.set_threshold(200_000, 50, 100)
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra
-    from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from gpp.app.multirun import Refused, Sweep, job_folder, sweep_id
 
@@ -83,14 +62,19 @@ def main(story: Story) -> None:
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def task(cfg: DictConfig) -> None:
-        codes.append(_run(story, cfg, held_back))
+        try:
+            codes.append(_run(story, cfg, held_back))
+        except Exception:
+            codes.append(_defect())
 
     try:
         task()
-    except (HydraException, OmegaConfBaseException) as error:
-        _stop(_explain(error))
+    except Exception as error:
+        # The jobs keep their own errors: this one came from the words, or from a YAML file that they name.
+        _stop(str(_composition_error(error, _flags().words)))
     except Refused as refused:
-        _stop(str(refused) if isinstance(refused.error, GppError) else _explain(refused.error))
+        error = refused.error
+        _stop(str(error if isinstance(error, GppError) else _composition_error(error, _flags().words)))
     except Stopped as stopped:
         if Sweep.running is not None:
             Sweep.running.end(stopped)
@@ -102,6 +86,88 @@ def main(story: Story) -> None:
 def _stop(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _defect() -> int:
+    """Show the exception at hand, which is no fault of the user's; returns the exit code."""
+    traceback.print_exc()
+    words = f"Python {platform.python_version()}, {platform.platform()}"
+    print(f"error: this is a defect of gpp, not of your settings. Please report the lines above, with {words}.", file=sys.stderr)
+    return 1
+
+
+def _flags() -> argparse.Namespace:
+    """`config_dir`, `config_name` and the `words` of this command line that are settings."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn", default="config")
+    flags, rest = parser.parse_known_args(sys.argv[1:])
+    flags.words = [word for word in rest if not word.startswith("-")]
+    return flags
+
+
+def _folders() -> tuple[Path, ...]:
+    """The folders with groups of options: ours, and the user's."""
+    from omegaconf import OmegaConf
+
+    flags = _flags()
+    listed = [flags.config_dir] if flags.config_dir else []
+    for folder in (*listed, CONF):
+        path = Path(folder) / f"{flags.config_name}.yaml"
+        try:
+            text = path.read_text()
+            written = OmegaConf.select(OmegaConf.create(text), "hydra.searchpath") if "searchpath" in text else None
+        except Exception:  # it is missing, or no YAML, which composing it has said
+            continue
+        listed += [entry for entry in written or () if isinstance(entry, str)]
+        break
+    for word in sys.argv[1:]:
+        if match := re.match(r"\+{0,2}hydra\.searchpath=\[(.*)\]$", word):
+            listed += [entry.strip("'\" ") for entry in match.group(1).split(",")]
+    found = [Path(entry.removeprefix("file://")).resolve() for entry in listed if not entry.startswith("pkg://")]
+    return tuple(dict.fromkeys([CONF, *(folder for folder in found if folder.is_dir())]))
+
+
+def _composed(words: list[str]) -> Any:
+    """The configuration of some overrides under this command's folders, with Hydra's own settings."""
+    from hydra import compose, initialize_config_dir
+
+    flags, folders = _flags(), _folders()
+    home = next((folder for folder in (*folders[1:], CONF) if (folder / f"{flags.config_name}.yaml").is_file()), CONF)
+    others = [word for word in words if not word.startswith("hydra.searchpath")]
+    search = ",".join(f"'file://{folder}'" for folder in folders if folder != home)
+    with initialize_config_dir(str(home), version_base="1.3"):
+        return compose(flags.config_name, overrides=[f"hydra.searchpath=[{search}]", *others], return_hydra_config=True)
+
+
+def _composition_error(error: Exception, words: list[str]) -> GppError:
+    """The error for a command line that makes no configuration: as it is without the words that are wrong."""
+
+    def plain(chosen: list[str]) -> Any:
+        try:
+            return _plain(_composed(chosen))
+        except Exception:
+            return None
+
+    @cache
+    def whole() -> Any:
+        return plain(words)
+
+    @cache
+    def right() -> Any:
+        return plain([word for word in words if _chooses(word)]) or plain([]) or {}
+
+    def culprit() -> str | None:
+        return next((word for word in words if plain([other for other in words if other != word])), None)
+
+    vocabulary = Vocabulary(folders=_folders(), config=right)
+    return Refusal(error=error, words=words, vocabulary=vocabulary, config=whole, culprit=culprit).explained()
+
+
+def _chooses(word: str) -> bool:
+    """Whether a word chooses an option that exists."""
+    group, _, option = word.lstrip("+").partition("=")
+    return option in Vocabulary(folders=_folders()).options(group.partition("@")[0])
 
 
 def _hold_back(argv: list[str]) -> list[str]:
@@ -129,16 +195,17 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
 
-    from gpp.errors import InvalidConfig
-
-    names, known = cfg.strategies, options("strategy")
+    names, known = cfg.strategies, Vocabulary(folders=_folders()).options("strategy")
     if names is None:
         names = [name for name in COMPARED if name in known]
+    if not OmegaConf.is_list(names) and not isinstance(names, str | list):
+        names = _plain(names) if OmegaConf.is_config(names) else names
+        raise InvalidConfig("strategies", names, "must be a list of strategies", "set strategies=[graphpipe,sequential]")
     names = list(dict.fromkeys(str(name) for name in ([names] if isinstance(names, str) else names)))
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.3)
-            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
+            near = nearest(name, known)
+            fix = f"use {near}" if near else f"use one of {', '.join(known)}"
             raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
     # These groups must be present, because a strategy may override them; weights override the schedule of a run.
     groups = ["+cost=analytical", "+engine=simulate", "+strategy/schedule@strategy.schedule=1f1b"]
@@ -157,10 +224,9 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
         for name in fitting:
             OmegaConf.update(found[name], ".".join(path), override.value())
         if path and not fitting:
-            settings = sorted({key for name in names for key in _paths(found[name])})
-            near = get_close_matches(".".join(path), settings, n=1, cutoff=0.3)
+            near = nearest(".".join(path), {key for name in names for key in paths(OmegaConf.to_container(found[name]))})
             rule = f"none of {', '.join(names)} has this setting"
-            fix = f"use strategy.{near[0]}" if near else "see python run.py --cfg job"
+            fix = f"use strategy.{near}" if near else ALL_SETTINGS
             raise InvalidConfig(override.key_or_group, override.value(), rule, fix)
     assert isinstance(found, dict | DictConfig)
     return [found[name] for name in names]
@@ -175,23 +241,11 @@ def _has(node: Any, path: list[str]) -> bool:
     return True
 
 
-def _paths(node: Any, prefix: str = "") -> list[str]:
-    """The settings below a configuration, as dotted paths."""
-    out = []
-    for key in node:
-        inner = node[key]
-        out += _paths(inner, f"{prefix}{key}.") if hasattr(inner, "keys") else [f"{prefix}{key}"]
-    return [path for path in out if not path.endswith("_target_")]
-
-
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     """Run one job (instantiate, record, run); returns its exit code."""
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import InstantiationException
     from hydra.types import RunMode
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import OmegaConf
     from rich.text import Text
 
     from gpp.app.multirun import RunFolder, digest_of, done, latest, refused_job
@@ -202,7 +256,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     multirun = hydra_cfg.mode == RunMode.MULTIRUN
     run_dir = Path(hydra_cfg.runtime.output_dir) if multirun else RunFolder.path
     console = make_console()
-    overrides = [*hydra_cfg.overrides.task, *held_back]
+    overrides = [*_plain(hydra_cfg.overrides.task), *held_back]  # not resolved: a word may hold ${...}
     if multirun and (status := done(run_dir, digest)) is not None:
         console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
         return 3 if status == "infeasible" else 0
@@ -211,17 +265,12 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
     choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
     try:
-        with open_dict(cfg):
-            _refuse_bases(choices)
-            settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
-            cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
-        experiment = instantiate(cfg, _convert_="all")
-    except (InstantiationException, OmegaConfBaseException, GppError) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, GppError) else error
-        message = str(cause) if isinstance(cause, GppError) else _explain(error)
+        experiment = experiment_of(cfg, choices, overrides)
+    except GppError as refused:
+        message = str(refused)
         print(f"error: {message}", file=sys.stderr)
         if multirun:
-            refused_job(directory, digest, message, {**choices, "seed": cfg.get("seed", 0)})
+            refused_job(directory, digest, message, {**choices, "seed": _plain(cfg).get("seed", 0)})
         return 2
     from gpp.app.recording import Recorder
 
@@ -236,12 +285,50 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
         on_start=lambda: None if multirun else latest(run_dir),
     )
-    with recorder:
-        story(experiment, recorder)
+    try:
+        with recorder:
+            story(experiment, recorder)
+    except SystemExit as end:  # the recorder has written that the run failed
+        print(f"error: {ended(end.code)}", file=sys.stderr)
+        return InvalidConfig.exit_code
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)
     return recorder.exit_code
+
+
+def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
+    """The experiment that a configuration describes.
+
+    Raises:
+        GppError: the configuration describes none.
+    """
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf, open_dict
+
+    from gpp.app.private import refuse_secrets
+
+    try:
+        with open_dict(cfg):
+            _refuse_bases(choices)
+            settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
+            cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
+        refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
+        return instantiate(cfg, _convert_="all")
+    except SystemExit as end:
+        raise ended(end.code, _plain(cfg)) from end
+    except Exception as error:
+        vocabulary = Vocabulary(
+            folders=_folders(), config=lambda: {**_plain(cfg), "hydra": {"runtime": {"choices": dict(choices)}}}
+        )
+        raise Refusal(error=error, words=overrides, vocabulary=vocabulary, config=lambda: _plain(cfg)).explained() from error
+
+
+def _plain(cfg: Any) -> Any:
+    """A configuration as plain data, its references as they are written."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(cfg, resolve=False)
 
 
 def _refuse_bases(choices: Any) -> None:
@@ -250,22 +337,18 @@ def _refuse_bases(choices: Any) -> None:
     Raises:
         InvalidConfig: always; the message names the group's options.
     """
-    from gpp.errors import InvalidConfig
-
     for key, name in choices.items():
         if name == BASE:
             group = str(key).partition("@")[0]
-            known = ", ".join(options(group))
+            known = ", ".join(Vocabulary(folders=_folders()).options(group))
             raise InvalidConfig(group, BASE, "holds what the options share and is none of them", f"use one of {known}")
 
 
 def _config_options() -> list[str]:
     """`-cd DIR -cn NAME` of this command line, which a job's overrides do not repeat."""
-    out: list[str] = []
-    words = sys.argv[1:]
-    for i, word in enumerate(words):
-        if word in ("-cd", "--config-dir", "-cn", "--config-name") and i + 1 < len(words):
-            out += [word, words[i + 1]]
+    flags = _flags()
+    out = ["-cd", flags.config_dir] if flags.config_dir else []
+    out += ["-cn", flags.config_name] if flags.config_name != "config" else []
     return [*out, "hydra.mode=RUN"] if out else out
 
 
@@ -275,68 +358,3 @@ def samples_per_device(samples: Any, *, _root_: Any) -> int:
     if name not in samples:
         raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
     return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
-
-
-def _explain(error: BaseException) -> str:
-    """A composition error in one line: the word written, the existing ones, the nearest name."""
-    text = str(error)
-    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
-        group, name = match.groups()
-        known = options(group)
-        near = get_close_matches(name, known, n=1, cutoff=0.3)
-        return f"{group}={name}: no such option. Fix: {group}={near[0] if near else ' | '.join(known)} (all: {', '.join(known)})"
-    if match := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text):
-        key = match.group(1)
-        full = re.search(r"full_key: (\S+)", text)
-        key = full.group(1) if full and full.group(1).endswith(key) else key
-        known = keys()
-        near = get_close_matches(key, known, n=1, cutoff=0.4) or get_close_matches(key.split(".")[-1], known, n=1, cutoff=0.4)
-        return f"{key}: no such setting. Fix: {near[0] if near else 'see python run.py --cfg job for all settings'}"
-    if match := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{match.group(1)}: has no default. Fix: give {match.group(1)}=..."
-    return " ".join(text.split()).removesuffix(".") + ". Fix: see python run.py --help"
-
-
-def options(group: str) -> list[str]:
-    """Names of a group's options: its files but for `base`, which holds the settings that options share."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != BASE)
-
-
-def keys() -> list[str]:
-    """Root keys and groups, and the settings inside the default options, as dotted paths."""
-    out = set(GROUPS)
-    for path in CONF.rglob("*.yaml"):
-        prefix = [] if path.parent == CONF else list(path.parent.relative_to(CONF).parts)
-        nested: list[str] = []
-        for line in path.read_text().splitlines():
-            match = re.match(r"^( *)([a-z]\w*):", line)
-            if match and prefix[:1] != ["experiment"]:
-                nested = [*nested[: len(match.group(1)) // 2], match.group(2)]
-                out.add(".".join([*prefix, *nested]))
-    return sorted(out)
-
-
-def help_text() -> str:
-    """The text of `--help`: every option with the first line of its file."""
-    lines = [
-        "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
-        "",
-        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
-        "",
-        EXAMPLES,
-    ]
-    for group, title in GROUPS.items():
-        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
-        for name in options(group):
-            lines.append(f"  {name:<20} {_headline(CONF / group / f'{name}.yaml')}")
-        lines.append("")
-    lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
-    return "\n".join(lines)
-
-
-def _headline(path: Path) -> str:
-    """The first comment line of an option's file that is not Hydra's own."""
-    for line in path.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            return line.lstrip("# ")
-    return ""

@@ -36,10 +36,11 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
+from gpp.runtime.devices import asked_of_cuda, check_devices, cuda_devices
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import from_json
+from gpp.serialization import read_json
 from gpp.settings import Count, Natural, NotNegative, Seed, settings
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -72,6 +73,7 @@ class Experiment:
         minibatch_size: samples between two optimizer steps.
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         graph: `max_ops`, the number of operators to coarsen to.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
@@ -98,6 +100,7 @@ class Experiment:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
     evaluate_every: Natural = 0
+    on_nonfinite: Literal["stop", "warn"] = "stop"
     graph: GraphSettings | None = None
     loss: LossSettings | None = None
     plan: str | None = None
@@ -181,13 +184,12 @@ class Experiment:
         """Refuse bad settings before anything is captured or measured.
 
         Raises:
-            InvalidConfig: there is no such plan; there is no checkpoint to go on from, or it is that of another
-                training; the data cannot feed the model, or holds less than a mini-batch.
+            InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is
+                that of another training; the data cannot feed the model, or holds less than a mini-batch.
         """
         if self.resume is not None and not self.trains:
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise InvalidConfig("plan", self.plan, "must be the path of a plan.json", "correct the path, or leave plan out")
+        _ = self._given_plan
         if isinstance(self.model, Profile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
@@ -199,6 +201,11 @@ class Experiment:
                 "has devices without a speed, for profiles, which bring their times",
                 "use cluster=summit_1x4, or model=profile",
             )
+        if self.runs:
+            check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
+        if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
+            rule = f"measures on a device of cluster={self.cluster.name}, and this machine has no CUDA device"
+            raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
@@ -319,17 +326,21 @@ class Experiment:
             Infeasible: no plan fits.
             InvalidPlan: the user's file is no plan for this model.
         """
-        if self.plan is not None:
-            plan = from_json(Plan, Path(self.plan).read_bytes())
-        else:
+        if self._given_plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check(plan, problem)
-        return plan
+        self.strategy.check_file(self.plan, self._given_plan, problem)
+        return self._given_plan
+
+    @cached_property
+    def _given_plan(self) -> Plan | None:
+        """The plan in the user's own file; None where the strategy is to plan."""
+        return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user about this plan, before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
+        out += self.data.warnings() if self.trains else ()
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
@@ -398,6 +409,7 @@ class Experiment:
             train_samples=sizes["train"],
             held_out=held_out,
             evaluate_every=self.evaluate_every,
+            on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,

@@ -26,7 +26,7 @@ from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.app.experiment import Experiment
 from gpp.app.stopping import Stopped, held_back
-from gpp.errors import GppError, Infeasible, InvalidConfig, WorkerFailed
+from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.loggers.base import AbstractRecord, RunInfo
@@ -235,6 +235,7 @@ class Recorder:
             on_terms=on_terms,
             on_step=on_step,
             on_evaluation=on_evaluation,
+            warn=self.warn,
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
@@ -262,6 +263,7 @@ class Recorder:
         return self.exit_code == InvalidConfig.exit_code and not self.directory.begun and not in_sweep
 
     def _failed(self, error: BaseException) -> None:
+        error = Exhausted.of(error) or error
         self.status = "infeasible" if isinstance(error, Infeasible) else "failed"
         self.exit_code = error.exit_code if isinstance(error, GppError | Stopped) else 1
         self.reason = str(error) or type(error).__name__

@@ -7,14 +7,15 @@ cores as the run will have.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 WORK = """
-import os, torch
-parent = os.getppid()
+import os, sys, torch
+parent = int(sys.argv[1])  # not os.getppid(): the parent may have died already
 torch.set_num_threads(1)
 layer = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
 x = torch.randn(64, 512)
@@ -33,7 +34,7 @@ def companions(count: int) -> Iterator[None]:
     with ExitStack() as stack:
         processes = []
         for _ in range(count):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE))
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORK, str(os.getpid())], stdout=subprocess.PIPE))
             stack.callback(process.kill)
             processes.append(process)
         for process in processes:

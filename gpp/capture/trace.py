@@ -171,7 +171,7 @@ def trace(
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
     except CaptureError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(_explain(error)) from error
     finally:
         for module, mode in modes.items():
@@ -307,7 +307,7 @@ def where_of(stack_trace: str | None) -> str | None:
     return None
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first}"

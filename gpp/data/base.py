@@ -57,6 +57,10 @@ class AbstractData(ABC):
             InvalidConfig: the model and the data do not match.
         """
 
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings for the user about how this data set is split."""
+        return ()
+
     @abstractmethod
     def load(self, split: str, model: AbstractModel, *, seed: int, dtype: str) -> Samples:
         """The samples of a split for a model's inputs and targets.

@@ -22,22 +22,23 @@ class Items(Samples):
         dataset: has `__len__` and `__getitem__`; see `gpp.data.imported.Imported` for its items.
         model: the model that the items are for.
         dtype: type of floats, as `float32`.
+        rows: positions in the dataset of the samples to give, in this order.
     """
 
     in_memory: ClassVar[bool] = False
 
-    def __init__(self, dataset: Any, model: AbstractModel, dtype: str) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, model: AbstractModel, dtype: str, rows: Sequence[int]) -> None:
+        self._dataset, self._rows = dataset, rows
         self._inputs, self._targets = model.inputs(), model.targets()
         self._specs = self._inputs | {TARGET + name: spec for name, spec in self._targets.items()}
         self._dtypes = {"float": getattr(torch, dtype), "int": torch.int64, "bool": torch.bool}
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._rows)
 
     def fetch(self, indices: Sequence[int] | Tensor, names: Collection[str] | None = None) -> dict[str, Tensor]:
         asked = check_names(names, self._specs)
-        items = [self._named(self._dataset[int(index)]) for index in indices]
+        items = [self._named(self._dataset[self._rows[int(index)]]) for index in indices]
         return {name: self._tensor(name, self._specs[name], [item[name] for item in items]) for name in asked}
 
     def _tensor(self, name: str, spec: TensorSpec, values: list[Any]) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from gpp.data.base import TARGET, AbstractData, HeldOut, Samples, check_split
 from gpp.errors import InvalidConfig
 from gpp.models.base import AbstractModel, TensorSpec
+from gpp.serialization import read_text
 from gpp.settings import Count, settings
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Text(AbstractData):
 
     def _read(self) -> str:
         if self.file is not None:
-            try:
-                return Path(self.file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise InvalidConfig("data.file", self.file, f"cannot be read as text: {error}", "name a UTF-8 file") from error
+            return read_text(self.file, setting="data.file")
         try:
             topics = import_module("pydoc_data.topics").topics
         except ImportError as error:

@@ -24,20 +24,17 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
+from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.serialization import from_json, to_json
+from gpp.serialization import seal, unseal
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 LOSS = "loss"
 """Result of a loss that is one scalar, and the sum of one that has terms; a term's result is `loss:NAME`."""
@@ -194,24 +191,22 @@ def capture_key(spec: dict[str, Any]) -> str:
 
 def load_cached(key: str, cache_dir: str | Path) -> Captured | None:
     """The capture stored under `key`; None if there is no file or it is damaged."""
-    path = Path(cache_dir) / f"{key}.json"
-    try:
-        return from_json(Captured, path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
+    return unseal(Captured, _cached(key, cache_dir), key)
 
 
 def store(key: str, captured: Captured, cache_dir: str | Path) -> Path:
-    """Write a capture under `key`; other processes see the whole file or none."""
-    directory = Path(cache_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{key}.json"
-    handle, part = tempfile.mkstemp(dir=directory, suffix=".part")
+    """Write a capture under `key`; other processes see the whole file or none.
+
+    Raises:
+        InvalidConfig: the folder cannot be written to.
+    """
+    path = _cached(key, cache_dir)
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(to_json(captured))
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+        seal(path, captured, key)
+    except (OSError, ValueError) as error:
+        raise InvalidConfig("cache_dir", cache_dir, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
     return path
+
+
+def _cached(key: str, cache_dir: str | Path) -> Path:
+    return Path(cache_dir) / f"{key}.json"

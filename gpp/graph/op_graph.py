@@ -14,6 +14,7 @@ import numpy as np
 
 from gpp.errors import InvalidGraph
 from gpp.serialization import to_json
+from gpp.settings import Count, Natural, NotNegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Param:
     """
 
     name: str
-    num_bytes: int
+    num_bytes: Natural
     trainable: bool = True
     aliases: tuple[str, ...] = ()
     gathered: bool = False
@@ -46,15 +47,15 @@ class Variant:
             boundary.
     """
 
-    degree: int = 1
+    degree: Count = 1
     recompute: bool = False
-    forward: float
-    backward: float
-    params: float = 1.0
-    saved_bytes: float = 0.0
+    forward: NotNegative
+    backward: NotNegative
+    params: NotNegative = 1.0
+    saved_bytes: NotNegative = 0.0
     extra_bytes: float = 0.0
-    receive: tuple[tuple[int, float], ...] = ()
-    send: tuple[tuple[int, float], ...] = ()
+    receive: tuple[tuple[Natural, NotNegative], ...] = ()
+    send: tuple[tuple[Natural, NotNegative], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,11 @@ class Op:
 
     name: str
     kind: str = "op"
-    forward_flops: float = 0.0
-    backward_flops: float = 0.0
-    traffic_bytes: float = 0.0
-    num_kernels: int = 1
-    saved_bytes: float = 0.0
+    forward_flops: NotNegative = 0.0
+    backward_flops: NotNegative = 0.0
+    traffic_bytes: NotNegative = 0.0
+    num_kernels: Natural = 1
+    saved_bytes: NotNegative = 0.0
     params: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()
@@ -97,9 +98,9 @@ class Tensor:
     """
 
     name: str
-    producer: int
-    consumers: tuple[int, ...]
-    bytes_per_sample: float
+    producer: Natural
+    consumers: tuple[Natural, ...]
+    bytes_per_sample: NotNegative
     saved: bool = True
     differentiable: bool = True
 

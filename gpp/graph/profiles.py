@@ -25,16 +25,21 @@ Files are read as follows:
 from __future__ import annotations
 
 import heapq
-import json
-import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from gpp.errors import InvalidConfig
+from pydantic import ConfigDict, Field, with_config
+
+from gpp.errors import InvalidFile, InvalidGraph, written
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, Variant
+from gpp.serialization import from_json, read_text
+
+SETTING = "model.path"
+"""The setting that names the file."""
 
 RECOMPUTED = "activation recomp"
 """Piper's word for it; the other way is called `vanilla`."""
@@ -47,16 +52,22 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
         seconds: length of one unit of Piper's times. Its own ResNet and GNMT files are in milliseconds: 1e-3.
 
     Raises:
-        InvalidConfig: there is no such file, it has none of the formats, or a field is missing or wrong; the message
-            names the line or the node.
+        InvalidFile: the file cannot be read, it has none of the formats, or a field is missing or wrong; names the line or the
+            place.
     """
     path = Path(path)
+    text = read_text(path, setting=SETTING)
+    if not text.lstrip().startswith("{"):
+        draft = _graph_txt(text, path)
+    elif _PIPER.search(text):
+        draft = _piper(from_json(PiperProfile, text, path), path, seconds)
+    else:
+        draft = _plain(from_json(PlainProfile, text, path), path)
+    name = path.name.removesuffix(".graph.txt").removesuffix(".json").removesuffix(".txt")
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig("model.path", path, f"must be a readable profile ({error})", "correct the path") from None
-    draft = _json(text, str(path), seconds) if text.lstrip().startswith("{") else _graph_txt(text, str(path))
-    return draft.build(path.name.removesuffix(".graph.txt").removesuffix(".json").removesuffix(".txt"))
+        return draft.build(name)
+    except InvalidGraph as error:
+        raise InvalidFile(path, "", str(error).removesuffix("."), "correct the file") from None
 
 
 @dataclass(slots=True)
@@ -73,7 +84,7 @@ class _Node:
 class _Draft:
     """Nodes by the file's own name, and the bytes of the tensors on edges, in the file's order."""
 
-    where: str
+    path: Path
     nodes: dict[Any, _Node]
     tensors: list[tuple[Any, list[Any], float]]
 
@@ -81,7 +92,7 @@ class _Draft:
         order = self._order()
         at = {key: i for i, key in enumerate(order)}
         names = [self.nodes[key].name for key in order]
-        twice = {n for n in names if names.count(n) > 1}
+        twice = {name for name, count in Counter(names).items() if count > 1}
         names = [f"{n}.{key}" if n in twice else n for n, key in zip(names, order, strict=True)]
         ops, params = [], []
         for op_name, key in zip(names, order, strict=True):
@@ -145,37 +156,40 @@ class _Draft:
                     heapq.heappush(ready, (place[c], c))
         if len(out) != len(self.nodes):
             stuck = next(key for key in self.nodes if missing[key] > 0)
-            raise InvalidConfig(self.where, stuck, "lies on a cycle; an operator graph has none", "remove an edge")
+            rule = f"node {written(stuck)} lies on a cycle; an operator graph has none"
+            raise InvalidFile(self.path, "", rule, "remove an edge")
         return out
 
 
-def _graph_txt(text: str, path: str) -> _Draft:
+def _graph_txt(text: str, path: Path) -> _Draft:
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str]] = []
     sizes: dict[str, float] = {}
     descriptions: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        where = f"{path}:{number}"
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f":{number}"
         if not line.strip():
             continue
         words = line.strip().split(" -- ")
         if line.startswith("\t") or (len(words) == 2 and "=" not in line):
             if len(words) != 2 or words[0] not in nodes or words[1] not in nodes:
-                raise InvalidConfig(where, line.strip(), "an edge joins two nodes given above it", "write `node1 -- node2`")
+                rule = "an edge joins two nodes given above it"
+                raise InvalidFile(path, where, rule, "write `node1 -- node2`", value=[line.strip()])
             edges.append((words[0], words[1]))
             continue
         if len(words) < 3:
-            raise InvalidConfig(
+            raise InvalidFile(
+                path,
                 where,
-                line.strip()[:60],
                 "is neither a node (`id -- description -- forward_compute_time=..`) nor an edge of PipeDream's graph.txt, "
                 "and the file is no JSON object",
                 "give a graph.txt of PipeDream, a JSON file of Piper, or plain JSON",
+                value=[line.strip()],
             )
         if words[0] in nodes:
-            raise InvalidConfig(where, words[0], "is given twice", "give each node once")
+            raise InvalidFile(path, where, "is given twice", "give each node once", value=[words[0]])
         values = dict(word.split("=", 1) for word in words[2].split(", ") if "=" in word)
-        read = {name: _graph_number(values, name, where) for name in GRAPH_FIELDS}
+        read = {name: _graph_number(values, name, path, where) for name in GRAPH_FIELDS}
         forward, backward, sizes[words[0]], params = read.values()
         descriptions[words[0]] = words[1]
         nodes[words[0]] = _Node(
@@ -188,7 +202,7 @@ def _graph_txt(text: str, path: str) -> _Draft:
         edges = [edge for edge in edges if not gone & set(edge)]
         nodes = {key: node for key, node in nodes.items() if key not in gone}
     if not nodes:
-        raise InvalidConfig(path, "no nodes", "a profile has at least one operator", "check the file")
+        raise InvalidFile(path, "", "a profile has at least one operator", "check the file")
     readers: dict[str, list[str]] = {key: [] for key in nodes}
     for a, b in edges:
         readers[a].append(b)
@@ -198,137 +212,206 @@ def _graph_txt(text: str, path: str) -> _Draft:
 GRAPH_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
 
-def _graph_number(values: Mapping[str, str], name: str, where: str) -> float:
+def _graph_number(values: Mapping[str, str], name: str, path: Path, where: str) -> float:
     text = values.get(name)
     if text is None:
-        raise InvalidConfig(where, name, "is missing", f"give {', '.join(f'{n}=..' for n in GRAPH_FIELDS)}, separated by `, `")
+        fix = f"give {', '.join(f'{n}=..' for n in GRAPH_FIELDS)}, separated by `, `"
+        raise InvalidFile(path, where, f"{name} is missing", fix)
     try:
         # Several outputs are written as [a; b; c].
-        value = sum(float(word) for word in text.strip("[]").split("; "))
+        amounts = [float(word) for word in text.strip("[]").split("; ")]
     except ValueError:
-        raise InvalidConfig(where, f"{name}={text}", "must be a number, or [a; b]", "correct the number") from None
-    return _amount(value, f"{where} {name}")
+        raise InvalidFile(path, f"{where} {name}", "must be a number, or [a; b]", "correct the number", value=[text]) from None
+    # Not a number is in no range.
+    if not all(0 <= amount <= MOST for amount in amounts) or sum(amounts) > MOST:
+        raise InvalidFile(path, f"{where} {name}", f"must be at least 0, and at most {MOST:g}", "correct the number", value=[text])
+    return sum(amounts)
 
 
-def _amount(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise InvalidConfig(where, value, "must be a number of at least 0", "correct the number")
-    return float(value)
+MOST = 1e18
+"""A larger time or size is an error of the file; sums and products of amounts stay finite."""
+
+Amount = Annotated[float, Field(ge=0, le=MOST)]
+Id = int | str
+OPEN: Any = ConfigDict(extra="ignore")
+"""Files of other tools have further keys, which mean nothing here."""
 
 
-def _get(entry: Any, name: str, where: str, kind: type | tuple[type, ...] = object) -> Any:
-    if not isinstance(entry, dict) or name not in entry:
-        raise InvalidConfig(where, name, "is missing", f"give {name}")
-    if not isinstance(entry[name], kind):
-        raise InvalidConfig(f"{where}.{name}", str(entry[name])[:40], "is of the wrong type", "see the format's description")
-    return entry[name]
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainNode:
+    """A node of plain JSON: milliseconds and bytes."""
+
+    id: Id
+    fwd_ms: Amount
+    bwd_ms: Amount
+    param_bytes: Amount
+    activation_bytes: Amount
+    name: str | None = None
 
 
-def _json(text: str, path: str, seconds: float) -> _Draft:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidConfig(f"{path}:{error.lineno}", error.msg, "must be JSON", "correct the file") from None
-    listed = _get(content, "nodes", path, list)
-    if not listed:
-        raise InvalidConfig(path, "nodes=[]", "a profile has at least one operator", "check the file")
-    piper = isinstance(listed[0], dict) and "TMPCs" in listed[0]
-    by_id: dict[Any, tuple[str, Any]] = {}
-    for i, entry in enumerate(listed):
-        key = _get(entry, "id", f"{path} nodes[{i}]", (int, str))
-        if key in by_id:
-            raise InvalidConfig(f"{path} nodes[{i}].id", key, "is given twice", "give each node its own id")
-        by_id[key] = (f"{path} node {key}", entry)
-    edges = _edges(content, path, by_id, piper)
-    read: Callable[[Any, str, float], _Node] = _piper_node if piper else _plain_node
-    nodes = {key: read(entry, where, seconds) for key, (where, entry) in by_id.items()}
-    readers: dict[tuple[Any, float], list[Any]] = defaultdict(list)
-    for (a, b), size in edges.items():
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainProfile:
+    """Plain JSON; an edge is from, to, bytes."""
+
+    nodes: Annotated[tuple[PlainNode, ...], Field(min_length=1)]
+    edges: tuple[tuple[Id, Id, Amount], ...]
+
+
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperWay:
+    """A way to run a node on some devices, in Piper's words: seconds and bytes; `sync...` are bytes by the other node."""
+
+    id: str
+    time: Annotated[Amount, Field(alias="timePerSample")]
+    params: Annotated[Amount, Field(alias="parameterSize")]
+    saved: Annotated[Amount, Field(alias="memoryUsageA")]
+    fixed: Annotated[Amount, Field(alias="memoryUsageB")]
+    receive: Annotated[dict[str, Amount], Field(alias="syncTimeFw")]
+    send: Annotated[dict[str, Amount], Field(alias="syncTimeBw")]
+
+
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperNode:
+    """A node of Piper's JSON."""
+
+    id: Id
+    ways: Annotated[dict[str, tuple[PiperWay, ...]], Field(alias="TMPCs")]
+    name: str | None = None
+
+
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperEdge:
+    """An edge of Piper's JSON; bytes."""
+
+    source: Annotated[Id, Field(alias="sourceId")]
+    target: Annotated[Id, Field(alias="destId")]
+    size: Annotated[Amount, Field(alias="communicationCost")]
+
+
+@with_config(OPEN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperProfile:
+    """Piper's JSON."""
+
+    nodes: Annotated[tuple[PiperNode, ...], Field(min_length=1)]
+    edges: tuple[PiperEdge, ...]
+
+
+_PIPER = re.compile(r'"TMPCs"\s*:')
+
+
+def _plain(profile: PlainProfile, path: Path) -> _Draft:
+    known = _by_id(profile.nodes, path)
+    nodes = {
+        key: _Node(str(key) if n.name is None else n.name, n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.param_bytes, n.activation_bytes)
+        for key, n in known.items()
+    }
+    sizes: dict[tuple[Id, Id], float] = defaultdict(float)
+    for i, (a, b, size) in enumerate(profile.edges):
+        _check_ends(a, b, known, path, i)
+        sizes[a, b] += size
+    return _joined(path, nodes, sizes)
+
+
+def _piper(profile: PiperProfile, path: Path, seconds: float) -> _Draft:
+    known = _by_id(profile.nodes, path)
+    nodes = {key: _piper_node(node, known, path, f"nodes[{i}]", seconds) for i, (key, node) in enumerate(known.items())}
+    sizes: dict[tuple[Id, Id], float] = {}
+    for i, edge in enumerate(profile.edges):
+        a, b = edge.source, edge.target
+        _check_ends(a, b, known, path, i)
+        if (a, b) in sizes:
+            raise InvalidFile(path, f"edges[{i}]", "is given twice", "give each edge once", value=[f"{a} -> {b}"])
+        sizes[a, b] = edge.size
+    return _joined(path, nodes, sizes)
+
+
+N = TypeVar("N", "PlainNode", "PiperNode")
+
+
+def _by_id(nodes: tuple[N, ...], path: Path) -> dict[Id, N]:
+    out: dict[Id, N] = {}
+    for i, node in enumerate(nodes):
+        if node.id in out:
+            raise InvalidFile(path, f"nodes[{i}].id", "is given twice", "give each node its own id", value=[node.id])
+        out[node.id] = node
+    return out
+
+
+def _check_ends(a: Id, b: Id, known: Mapping[Id, object], path: Path, edge: int) -> None:
+    if a not in known or b not in known:
+        raise InvalidFile(path, f"edges[{edge}]", "joins nodes that are not given", "correct the ids", value=[f"{a} -> {b}"])
+
+
+def _joined(path: Path, nodes: dict[Id, _Node], sizes: Mapping[tuple[Id, Id], float]) -> _Draft:
+    """One tensor for all edges from an operator that carry equally much."""
+    readers: dict[tuple[Id, float], list[Id]] = defaultdict(list)
+    for (a, b), size in sizes.items():
         readers[a, size].append(b)
     return _Draft(path, nodes, [(a, consumers, size) for (a, size), consumers in readers.items()])
 
 
-def _edges(content: Any, path: str, known: Mapping[Any, Any], piper: bool) -> dict[tuple[Any, Any], float]:
-    out: dict[tuple[Any, Any], float] = {}
-    for i, edge in enumerate(_get(content, "edges", path, list)):
-        where = f"{path} edges[{i}]"
-        if piper:
-            a, b, size = (_get(edge, name, where) for name in ("sourceId", "destId", "communicationCost"))
-        elif isinstance(edge, list) and len(edge) == 3:
-            a, b, size = edge
-        else:
-            raise InvalidConfig(where, str(edge)[:40], "must be [from, to, bytes]", "correct the edge")
-        if a not in known or b not in known:
-            raise InvalidConfig(where, f"{a} -> {b}", "joins nodes that are not given", "correct the ids")
-        if piper and (a, b) in out:
-            raise InvalidConfig(where, f"{a} -> {b}", "is given twice", "give each edge once")
-        out[a, b] = out.get((a, b), 0.0) + _amount(size, where)
-    return out
+_DEGREE = re.compile("[1-9][0-9]{0,8}")
 
 
-def _plain_node(entry: Any, where: str, seconds: float) -> _Node:
-    forward, backward, params, saved = (
-        _amount(_get(entry, name, where), f"{where} {name}") for name in ("fwd_ms", "bwd_ms", "param_bytes", "activation_bytes")
-    )
-    return _Node(str(entry.get("name", entry["id"])), forward / 1e3, backward / 1e3, params, saved)
-
-
-def _piper_node(entry: Any, where: str, seconds: float) -> _Node:
-    ways: dict[tuple[int, bool], dict[str, Any]] = {}
-    for word, listed in _get(entry, "TMPCs", where, dict).items():
-        if not word.isdigit() or int(word) < 1:
-            raise InvalidConfig(f"{where} TMPCs", word, "must be a number of devices", "use keys such as 1, 2, 4")
+def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: str, seconds: float) -> _Node:
+    ways: dict[tuple[int, bool], PiperWay] = {}
+    for word, listed in node.ways.items():
+        if not _DEGREE.fullmatch(word):
+            raise InvalidFile(path, f"{where}.TMPCs", "must be a number of devices", "use keys such as 1, 2, 4", value=[word])
         for way in listed:
-            ways[int(word), _get(way, "id", f"{where} TMPCs.{word}") == RECOMPUTED] = _piper_way(
-                way, f"{where} TMPCs.{word}", seconds
-            )
+            ways[int(word), way.id == RECOMPUTED] = way
     if (1, False) not in ways:
-        raise InvalidConfig(where, "TMPCs.1", "lacks the vanilla way on one device, which other planners need", "add it")
+        raise InvalidFile(path, f"{where}.TMPCs.1", "lacks the vanilla way on one device, which other planners need", "add it")
     own = ways[1, False]
-    total, size = own["time"], own["params"]
     split: dict[int, float] = {}
     for t in sorted({t for t, _ in ways}):
         vanilla, again = ways.get((t, False)), ways.get((t, True))
         if vanilla is None:
-            raise InvalidConfig(where, f"TMPCs.{t}", "has no way called vanilla", "add it")
-        added = again["time"] - vanilla["time"] if again else 0.0
-        split[t] = added if 0 < added < vanilla["time"] else vanilla["time"] / 3
+            raise InvalidFile(path, f"{where}.TMPCs.{t}", "has no way called vanilla", "add it")
+        added = again.time - vanilla.time if again else 0.0
+        split[t] = added if 0 < added < vanilla.time else vanilla.time / 3
+    ids = {str(key): key for key in known}
     variants = []
     for (t, recompute), way in sorted(ways.items()):
-        if (way["time"] and not total) or (way["params"] and not size):
-            raise InvalidConfig(f"{where} TMPCs.{t}", "time or parameters", "are zero on one device, but not here", "correct one")
-        if (t, recompute) != (1, False) or way["receive"] or way["send"]:
+        inner = f"{where}.TMPCs.{t}"
+        shares = [_share(x, whole, path, inner) for x, whole in ((way.time, own.time), (way.params, own.params))]
+        if (t, recompute) != (1, False) or any(way.receive.values()) or any(way.send.values()):
+            forward = _share(split[t], own.time, path, inner)
             variants.append(
                 Variant(
                     degree=t,
                     recompute=recompute,
-                    forward=split[t] / total if total else 0.0,
-                    backward=(way["time"] - split[t]) / total if total else 0.0,
-                    params=way["params"] / size if size else 1.0,
-                    saved_bytes=way["saved"],
-                    extra_bytes=way["fixed"] - 2 * way["params"],
-                    receive=way["receive"],
-                    send=way["send"],
+                    forward=forward,
+                    backward=shares[0] - forward,
+                    params=shares[1] if own.params else 1.0,
+                    saved_bytes=way.saved,
+                    extra_bytes=way.fixed - 2 * way.params,
+                    receive=_synced(way.receive, ids, path, f"{inner}.syncTimeFw"),
+                    send=_synced(way.send, ids, path, f"{inner}.syncTimeBw"),
                 )
             )
-    name = str(entry.get("name") or entry["id"])
-    return _Node(name, split[1], total - split[1], size, own["saved"], variants)
+    name = node.name or str(node.id)
+    forward_s = split[1] * seconds
+    return _Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants)
 
 
-def _piper_way(way: Any, where: str, seconds: float) -> dict[str, Any]:
-    def number(name: str) -> float:
-        return _amount(_get(way, name, where), f"{where}.{name}")
+def _share(amount: float, whole: float, path: Path, where: str) -> float:
+    """An amount as a multiple of what one device has in the vanilla way."""
+    if amount and not amount <= whole * MOST:
+        rule = "is more than any multiple of what it is on one device: time or parameters are zero, or nearly so, there"
+        raise InvalidFile(path, where, rule, "correct one")
+    return amount / whole if amount else 0.0
 
-    def sync(name: str) -> tuple[tuple[Any, float], ...]:
-        # Keys are numbers as text; a node's id is a number.
-        pairs = _get(way, name, where, dict).items()
-        return tuple((int(key), _amount(size, f"{where}.{name}.{key}")) for key, size in pairs if size)
 
-    return {
-        "time": number("timePerSample") * seconds,
-        "params": number("parameterSize"),
-        "saved": number("memoryUsageA"),
-        "fixed": number("memoryUsageB"),
-        "receive": sync("syncTimeFw"),
-        "send": sync("syncTimeBw"),
-    }
+def _synced(sizes: Mapping[str, float], ids: Mapping[str, Id], path: Path, where: str) -> tuple[tuple[Any, float], ...]:
+    """(node, bytes); the keys of the file are ids as text."""
+    for key in sizes:
+        if key not in ids:
+            raise InvalidFile(path, f"{where}.{key[:40]}", "must be the id of a node", "correct the id")
+    return tuple((ids[key], size) for key, size in sizes.items() if size)

@@ -92,6 +92,24 @@ class AbstractModel(ABC):
         return describe(self) | {"source": self.source()}
 
 
+def as_module(made: object, *, field: str, path: str) -> nn.Module:
+    """What a factory made, when it is a network.
+
+    Args:
+        field, path: the setting that names the factory, and its value.
+
+    Raises:
+        InvalidConfig: the factory made something else.
+    """
+    from torch import nn
+
+    if not isinstance(made, nn.Module):
+        what = "nothing" if made is None else f"a {type(made).__name__}"
+        rule = f"returned {what}, and a network is a torch.nn.Module"
+        raise InvalidConfig(field, path, rule, "name a class or a function that makes one")
+    return made
+
+
 def describe(settings: Any) -> dict[str, Any]:
     """Class path and fields of a settings object as JSON-able data; tuples become lists."""
     cls = type(settings)

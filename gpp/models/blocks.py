@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec
-from gpp.models.dotted import check_dotted, nearest, origin, resolve
+from gpp.models.base import AbstractModel, TensorSpec, as_module
+from gpp.models.dotted import call, check_dotted, nearest, origin, resolve
 from gpp.models.specs import read_specs
 from gpp.settings import settings
 
@@ -86,8 +86,11 @@ class Blocks(AbstractModel):
 
         modules = {}
         for block in self.listed():
-            make = resolve(block.factory, field=f"model.blocks.{block.name}.factory")
-            modules[block.name] = (make(*block.args, **block.kwargs), block.inputs)
+            setting = f"model.blocks.{block.name}"
+            names = {"field": f"{setting}.factory", "path": block.factory}
+            make = resolve(block.factory, field=names["field"])
+            made = call(make, block.args, block.kwargs, arguments=f"{setting}.kwargs", **names)
+            modules[block.name] = (as_module(made, **names), block.inputs)
         return Called(modules)
 
     def inputs(self) -> dict[str, TensorSpec]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gpp.errors import InvalidConfig
+from gpp.errors import GppError, InvalidConfig
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def resolve(path: str, *, field: str) -> Any:
@@ -25,7 +30,8 @@ def resolve(path: str, *, field: str) -> Any:
         field: name of the setting, for the message.
 
     Raises:
-        InvalidConfig: there is no such module or attribute; the fix names the nearest one that exists.
+        InvalidConfig: there is no such module or attribute, and the fix names the nearest one that exists; or importing
+            the module fails, and the message says where.
     """
     names = check_dotted(path, field=field).split(".")
     found: Any = None
@@ -35,7 +41,8 @@ def resolve(path: str, *, field: str) -> Any:
             found = getattr(found, name)
             continue
         try:
-            found = importlib.import_module(here)
+            with users_code(field, path):
+                found = importlib.import_module(here)
         except ModuleNotFoundError as error:
             if error.name and error.name != here and not here.startswith(f"{error.name}."):
                 raise InvalidConfig(
@@ -46,6 +53,92 @@ def resolve(path: str, *, field: str) -> Any:
                 ) from error
             raise _unknown(path, field, prefix, name, found) from error
     return found
+
+
+@contextmanager
+def users_code(field: str, path: str) -> Iterator[None]:
+    """Run code that a setting names; whatever it raises becomes an error that names the setting and the user's line.
+
+    A module that is not found is passed on, since only the caller knows whether the user named it.
+
+    Args:
+        field: name of the setting.
+        path: dotted path of the code.
+
+    Raises:
+        InvalidConfig: the code raised an exception, or ended the process.
+    """
+    try:
+        yield
+    except (GppError, KeyboardInterrupt, ModuleNotFoundError):
+        raise
+    except BaseException as error:
+        raise raised_by(error, field=field, path=path) from error
+
+
+def raised_by(error: BaseException, *, field: str, path: str) -> InvalidConfig:
+    """The error for code of the user's that raised another: names the setting, the exception, file and line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_installed(Path(frame.filename)) and _is_users(frame.filename)]
+    frame = (own or list(frames) or [None])[-1]
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    else:
+        place = f"{frame.filename}:{frame.lineno}, in {frame.name}" if frame else "at an unknown place"
+    if isinstance(error, SystemExit):
+        return InvalidConfig(field, path, f"called sys.exit({error.code!r}) ({place})", "take the call out of it")
+    said = " ".join(str(error).split())
+    words = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    words = words if len(words) <= LONGEST_SAID else f"{words[:LONGEST_SAID]}..."
+    return InvalidConfig(
+        field, path, f"raised {words.removesuffix('.')} ({place})", "correct the code there, or the settings that it gets"
+    )
+
+
+LONGEST_SAID = 600
+"""Characters of another exception's message that ours repeats."""
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is neither ours nor Python's own."""
+    path = Path(filename)
+    return not filename.startswith("<") and PACKAGE not in path.parents and Path(inspect.__file__).parent not in path.parents
+
+
+def call(
+    function: Callable[..., Any], positional: Iterable[Any], named: Mapping[str, Any], *, field: str, path: str, arguments: str
+) -> Any:
+    """The object that a factory makes.
+
+    Args:
+        field, path: the setting that names the factory, and its value.
+        arguments: the setting that holds `named`.
+
+    Raises:
+        InvalidConfig: the arguments do not fit its signature, or it raised an exception.
+    """
+    if not callable(function):
+        raise InvalidConfig(field, path, f"is a {type(function).__name__}", "name a class or a function")
+    positional = tuple(positional)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins have no signature
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(*positional, **named)
+    except TypeError as error:
+        parameters = signature.parameters.values() if signature else ()
+        known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        unknown = sorted(set(named) - set(known))
+        fix = nearest(unknown[0], known) if unknown else f"arguments are {', '.join(known)}"
+        what = f"it has no argument {unknown[0]}" if unknown else str(error)
+        raise InvalidConfig(arguments, dict(named), f"do not fit {function.__qualname__}: {what}", fix) from error
+    with users_code(field, path):
+        try:
+            return function(*positional, **named)
+        except ModuleNotFoundError as error:
+            raise raised_by(error, field=field, path=path) from error
 
 
 def check_dotted(path: str, *, field: str) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec
-from gpp.models.dotted import check_dotted, nearest, origin, resolve
+from gpp.models.base import AbstractModel, TensorSpec, as_module
+from gpp.models.dotted import call, check_dotted, origin, resolve
 from gpp.models.specs import read_specs
 from gpp.settings import settings
 
@@ -54,10 +52,12 @@ class Imported(AbstractModel):
         from gpp.models.networks.outputs import keep_outputs
 
         factory = resolve(self.factory, field="model.factory")
-        positional = ()
+        positional: tuple[Any, ...] = ()
         if self.config is not None:
-            positional = (_call(resolve(self.config, field="model.config"), "model.config_args", (), self.config_args or {}),)
-        network = _call(factory, "model.args", positional, self.args or {})
+            make, args = resolve(self.config, field="model.config"), self.config_args or {}
+            positional = (call(make, (), args, field="model.config", path=self.config, arguments="model.config_args"),)
+        made = call(factory, positional, self.args or {}, field="model.factory", path=self.factory, arguments="model.args")
+        network = as_module(made, field="model.factory", path=self.factory)
         return network if self.outputs is None else keep_outputs(network, self.outputs)
 
     def inputs(self) -> dict[str, TensorSpec]:
@@ -69,19 +69,3 @@ class Imported(AbstractModel):
     def source(self) -> str:
         paths = {"model.factory": self.factory, "model.config": self.config}
         return ", ".join(origin(path, field=setting) for setting, path in paths.items() if path is not None)
-
-
-def _call(function: Callable[..., Any], setting: str, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call the factory; arguments that do not fit are reported as the user's setting, not as a TypeError."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some builtins have no signature
-        return function(*positional, **named)
-    try:
-        signature.bind(*positional, **named)
-    except TypeError as error:
-        known = [name for name, parameter in signature.parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-        unknown = sorted(set(named) - set(known))
-        fix = nearest(unknown[0], known) if unknown else f"arguments are {', '.join(known)}"
-        raise InvalidConfig(setting, dict(named), f"do not fit {function.__qualname__}: {error}", fix) from error
-    return function(*positional, **named)

@@ -6,8 +6,8 @@ import inspect
 from typing import TYPE_CHECKING, Any, final
 
 from gpp.errors import InvalidConfig
-from gpp.models.base import AbstractModel, TensorSpec, networks_hash
-from gpp.models.dotted import check_dotted, nearest, origin, resolve
+from gpp.models.base import AbstractModel, TensorSpec, as_module, networks_hash
+from gpp.models.dotted import check_dotted, nearest, origin, resolve, users_code
 from gpp.models.specs import named_sizes, read_specs
 from gpp.settings import settings
 
@@ -72,6 +72,8 @@ class Network(AbstractModel):
 
     def build(self) -> nn.Module:
         make = resolve(self.network, field="model.network")
+        if not callable(make):
+            raise InvalidConfig("model.network", self.network, f"is a {type(make).__name__}", "name a class or a function")
         signature = inspect.signature(make).parameters
         parameters = {n: p for n, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.values())
@@ -84,7 +86,9 @@ class Network(AbstractModel):
         for name, parameter in parameters.items():
             if parameter.default is parameter.empty and name not in given:
                 raise InvalidConfig(f"model.{name}", None, f"{make.__name__} needs it", f"give model.{name}=VALUE")
-        return make(**given)
+        with users_code("model.network", self.network):
+            made = make(**given)
+        return as_module(made, field="model.network", path=self.network)
 
     def inputs(self) -> dict[str, TensorSpec]:
         return read_specs("model.input_specs", self.input_specs, self.arguments, group="model")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, final
 from gpp.cost.models.tabulated import Tabulated
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
-from gpp.graph.profiles import read_profile
+from gpp.graph.profiles import SETTING, read_profile
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.models.dotted import source_hash
+from gpp.serialization import read_text
 from gpp.settings import Positive, settings
 
 if TYPE_CHECKING:
@@ -40,10 +41,7 @@ class Profile(AbstractModel):
     seconds: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not Path(self.path).is_file():
-            raise InvalidConfig(
-                "model.path", self.path, "must be a graph.txt of PipeDream or a JSON profile", "give model.path=FILE"
-            )
+        read_text(self.path, setting=SETTING)
         if self.name == "profile":
             object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
 

@@ -56,7 +56,10 @@ def _read(field: str, name: str, given: Any, sizes: Mapping[str, Any], group: st
             raise InvalidConfig(own, number, f"must be {kind.rule(number)}", f"set {own}={kind.examples[0]}")
         return number
 
-    shape = tuple(size(value) for value in spec.get("shape") or ())
+    extents = spec.get("shape") or ()
+    if not isinstance(extents, list | tuple):
+        raise InvalidConfig(field, given, "its shape must be a list of sizes", f"{name}: {{shape: [16], dtype: float}}")
+    shape = tuple(size(value) for value in extents)
     if 0 in shape:
         return {}
     try:

@@ -11,6 +11,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.stage import Stage
+from gpp.settings import Count, Natural, NotNegative
 from gpp.weights.base import PipelinePosition
 
 
@@ -46,10 +47,10 @@ class Plan:
 
     planner: str
     stages: tuple[Stage, ...]
-    edges: tuple[tuple[int, int], ...]
-    minibatch_size: int
+    edges: tuple[tuple[Natural, Natural], ...]
+    minibatch_size: Count
     graph_fingerprint: str
-    search_s: float = 0.0
+    search_s: NotNegative = 0.0
     objective: Objective | None = None
     explanation: tuple[str, ...] = ()
 
@@ -151,18 +152,60 @@ class Plan:
         """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
 
         Raises:
-            InvalidPlan: not a partition of the operators into convex stages, stages out of order, a data
-                dependency without an edge, shared devices, sizes out of range.
+            InvalidPlan: as `check_stages`; for another graph or mini-batch; a loss that needs whole mini-batches is cut.
             Infeasible: a stage needs more memory than its device has.
         """
-        graph, cluster = problem.graph, problem.cluster
-        if self.graph_fingerprint != graph.fingerprint:
+        if self.graph_fingerprint != problem.graph.fingerprint:
             raise InvalidPlan(
                 "the plan was made for another graph (fingerprint "
-                f"{self.graph_fingerprint}, this one is {graph.fingerprint}). Fix: plan again"
+                f"{self.graph_fingerprint}, this one is {problem.graph.fingerprint}). Fix: plan again"
             )
         if self.minibatch_size != problem.minibatch_size:
             raise InvalidPlan(f"the plan is for minibatch_size={self.minibatch_size}, the run asks for {problem.minibatch_size}")
+        self.check_stages(problem.graph, problem.cluster.num_devices)
+        for s, stage in enumerate(self.stages):
+            whole = stage.microbatch_size >= self.minibatch_size and len(stage.replicas) == 1
+            if mask_of(stage.ops) & problem.minibatch_ops and not whole:
+                raise InvalidPlan(
+                    f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
+                    "loss.scope=microbatch"
+                )
+        self._check_sharding(problem)
+        self._check_memory(problem)
+
+    def check_stages(self, graph: OpGraph, num_devices: int) -> None:
+        """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.
+
+        Raises:
+            InvalidPlan: not a partition of the operators into convex stages, stages out of order, a data dependency without
+                an edge, devices that do not exist, sizes out of range.
+        """
+        self._check_partition(graph, num_devices)
+        for a, b in self.edges:
+            if not 0 <= a < b < len(self.stages):
+                raise InvalidPlan(f"edge {a}->{b} does not go forward; stages must be in a topological order")
+        if len(set(self.edges)) < len(self.edges):
+            twice = next(edge for edge in self.edges if self.edges.count(edge) > 1)
+            raise InvalidPlan(f"edge {twice[0]}->{twice[1]} is given twice")
+        for s, stage in enumerate(self.stages):
+            if not graph.is_convex(mask_of(stage.ops)):
+                raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
+            t = stage.tensor_parallel
+            if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
+                raise InvalidPlan(
+                    f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
+                    f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
+                )
+            self._check_sizes(s)
+        owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
+        for tensor in graph.tensors:
+            for consumer in tensor.consumers:
+                a, b = owner[tensor.producer], owner[consumer]
+                if a != b and (a, b) not in edges:
+                    raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+
+    def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
+        """Every operator is in one stage, and every stage has operators and devices."""
         owner: dict[int, int] = {}
         for s, stage in enumerate(self.stages):
             for op in stage.ops:
@@ -171,44 +214,22 @@ class Plan:
                 owner[op] = s
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
+            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute)):
+                raise InvalidPlan(
+                    f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {stage.recompute[:8]}"
+                )
+            used = stage.devices
+            if len(set(used)) != len(used) or any(not 0 <= d < num_devices for d in used):
+                raise InvalidPlan(f"stage {s} must hold different devices out of 0..{num_devices - 1}, got {list(used[:8])}")
         if set(owner) != set(range(graph.num_ops)):
             raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
-        for s, stage in enumerate(self.stages):
-            used = stage.devices
-            if len(set(used)) != len(used) or any(not 0 <= d < cluster.num_devices for d in used):
-                raise InvalidPlan(f"stage {s} must hold different devices out of 0..{cluster.num_devices - 1}, got {list(used)}")
-        for a, b in self.edges:
-            if not 0 <= a < b < len(self.stages):
-                raise InvalidPlan(f"edge {a}->{b} does not go forward; stages must be in a topological order")
-        for s, stage in enumerate(self.stages):
-            if not graph.is_convex(mask_of(stage.ops)):
-                raise InvalidPlan(f"stage {s} is not convex: a path leaves it and comes back")
-            b, t = stage.microbatch_size, stage.tensor_parallel
-            if t < 1 or len(stage.devices) % t or not set(stage.recompute) <= set(stage.ops):
-                raise InvalidPlan(
-                    f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
-                    f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
-                )
-            self._check_sizes(s)
-            replicas = len(stage.replicas)
-            if mask_of(stage.ops) & problem.minibatch_ops and (b < self.minibatch_size or replicas > 1):
-                raise InvalidPlan(
-                    f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
-                    "loss.scope=microbatch"
-                )
-        self._check_sharding(problem)
-        edges = set(self.edges)
-        for tensor in graph.tensors:
-            for consumer in tensor.consumers:
-                a, b = owner[tensor.producer], owner[consumer]
-                if a != b and (a, b) not in edges:
-                    raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
-        self._check_memory(problem)
 
     def _check_sizes(self, s: int) -> None:
         """Micro-batch and samples in flight fit the mini-batch and the replicas."""
         stage, replicas = self.stages[s], len(self.stages[s].replicas)
         b, degree = stage.microbatch_size, stage.round_robin_degree
+        if stage.k < 1:
+            raise InvalidPlan(f"stage {s}: k={stage.k}, the passes of one direction in a row, must be at least 1")
         if not 1 <= b <= self.minibatch_size or stage.in_flight < b or stage.in_flight % (b * degree) or replicas > b * degree:
             raise InvalidPlan(
                 f"stage {s}: micro-batch {b} must be in 1..{self.minibatch_size}, in-flight {stage.in_flight} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpp.routing import Piece, pieces
+from gpp.settings import Count, Natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +25,13 @@ class Stage:
             replicas at the update; else every replica runs a part of each micro-batch.
     """
 
-    ops: tuple[int, ...]
-    devices: tuple[int, ...]
-    microbatch_size: int
-    in_flight: int
-    k: int = 1
-    recompute: tuple[int, ...] = ()
-    tensor_parallel: int = 1
+    ops: tuple[Natural, ...]
+    devices: tuple[Natural, ...]
+    microbatch_size: Count
+    in_flight: Count
+    k: Count = 1
+    recompute: tuple[Natural, ...] = ()
+    tensor_parallel: Count = 1
     round_robin: bool = False
 
     @property

@@ -141,7 +141,11 @@ NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)
 
 _OWN = sorted((kind.text for kind in KINDS.values() if kind.own), key=len, reverse=True)
-_ACTION = re.compile(rf"s(\d+)\.({'|'.join(_OWN)})(\d+)(?:([<>])s(\d+)\.d(\d+)\[(\d+):(\d+)\])?@d(\d+)")
+NUMBER: Final = "([0-9]{1,18})"
+"""A number of a program's text: no sign, no digits of other alphabets, and no more of them than a step could count to."""
+
+_PEER = rf"([<>])s{NUMBER}\.d{NUMBER}\[{NUMBER}:{NUMBER}\]"
+_ACTION = re.compile(rf"s{NUMBER}\.({'|'.join(_OWN)}){NUMBER}(?:{_PEER})?@d{NUMBER}")
 _ARROW = {Role.SEND: ">", Role.RECEIVE: "<"}
 
 
@@ -164,7 +168,7 @@ def read(word: str) -> tuple[int, tuple[str, int, int, int, int, int, int]]:
     """
     match = _ACTION.fullmatch(word)
     if not match:
-        raise MalformedProgram(f"{word!r} is not an action")
+        raise MalformedProgram(f"{word[:80]!r} is not an action")
     stage, kind, microbatch, arrow, peer_stage, peer_device, lo, hi, device = match.groups()
     if arrow != _ARROW.get(KINDS[kind].role):
         raise MalformedProgram(f"{word!r} is not an action: messages name their peer, sends behind '>' and receives behind '<'")

@@ -7,6 +7,7 @@ for it: `gpp.program.waits` has the graph of who waits for whom.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.action import Action
-from gpp.program.kinds import KINDS, REDUCE, SENDS, read
+from gpp.program.kinds import KINDS, NUMBER, REDUCE, SENDS, read
 from gpp.program.waits import Channel, Waits
 
 NORM_BYTES = 8
@@ -67,23 +68,39 @@ class Program:
         """The program that `to_text` wrote.
 
         Raises:
-            MalformedProgram: a word that is no action, or an action of another device in a line; names it.
+            MalformedProgram: a word that is no action, actions of several devices in a line, or two lines of one device; names the
+                line.
         """
-        first, *lines = text.strip().split("\n")
+        first, *lines = text.rstrip("\n").split("\n")
+        head = _HEAD.fullmatch(first)
+        if head is None:
+            raise MalformedProgram(f"line 1: must read as in 'samples 8 minibatches 1', not {first[:80]!r}")
         actions: dict[int, tuple[Action, ...]] = {}
-        for line in lines:
-            if line.startswith("idle@d"):
-                actions[int(line[6:])] = ()
-                continue
-            parsed = [read(word) for word in line.split()]
-            devices = {device for device, _ in parsed}
-            if len(devices) != 1 or devices & actions.keys():
-                raise MalformedProgram(f"a line holds the actions of one device, which has no other line, not {line[:80]!r}")
-            actions[devices.pop()] = tuple(Action(*action) for _, action in parsed)
-        words = first.split()
-        if len(words) != 4 or words[::2] != ["samples", "minibatches"] or not all(word.isdigit() for word in words[1::2]):
-            raise MalformedProgram(f"the first line must read as in 'samples 8 minibatches 1', not {first[:80]!r}")
-        return cls(num_samples=int(words[1]), actions=actions, minibatches=int(words[3]))
+        for number, line in enumerate(lines, start=2):
+            try:
+                device, own = _read_line(line)
+            except MalformedProgram as error:
+                raise MalformedProgram(f"line {number}: {error}") from None
+            if device in actions:
+                raise MalformedProgram(f"line {number}: device {device} has another line above")
+            actions[device] = own
+        if not actions:
+            raise MalformedProgram("line 2: a program has a line for each device, and one device at least")
+        return cls(num_samples=int(head[1]), actions=actions, minibatches=int(head[2]))
+
+
+_HEAD = re.compile(f"samples {NUMBER} minibatches {NUMBER}")
+_IDLE = re.compile(f"idle@d{NUMBER}")
+
+
+def _read_line(line: str) -> tuple[int, tuple[Action, ...]]:
+    """A device and its actions."""
+    if idle := _IDLE.fullmatch(line):
+        return int(idle[1]), ()
+    parsed = [read(word) for word in line.split(" ")]
+    if len({device for device, _ in parsed}) != 1:
+        raise MalformedProgram(f"a line holds the actions of one device, not {line[:80]!r}")
+    return parsed[0][0], tuple(Action(*action) for _, action in parsed)
 
 
 class ReduceGroup(NamedTuple):

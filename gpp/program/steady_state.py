@@ -22,6 +22,10 @@ SETTLE = 8
 """Mini-batches of a program beyond those that fill and empty the pipeline: enough to see its pace, and to show some."""
 
 
+DEEPEST = 4
+"""Micro-batches in flight for each stage of a pipeline that no plan has use for: the program of a stretch grows with them."""
+
+
 def window(plan: Plan, ahead: int) -> int:
     """Mini-batches of a program whose middle repeats.
 
@@ -133,7 +137,13 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
             "a device holds several stages, whose updates a pipeline without drains would have to interleave. "
             "Fix: one stage a device, or strategy/weights=flush"
         )
+    most = DEEPEST * len(plan.stages) * max(stage.microbatch_size * stage.round_robin_degree for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
+        if stage.in_flight > max(most, plan.minibatch_size):
+            raise InvalidPlan(
+                f"stage {s}: {stage.in_flight} samples in flight are more than a pipeline of {len(plan.stages)} stages can use, "
+                f"{max(most, plan.minibatch_size)}; its program would be as long"
+            )
         if plan.minibatch_size % stage.microbatch_size:
             raise InvalidPlan(
                 f"stage {s}: micro-batch {stage.microbatch_size} must divide the mini-batch, {plan.minibatch_size}, in a pipeline "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpp.errors import UnsupportedPlan
 
 if TYPE_CHECKING:
+    from gpp.cluster import Cluster
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
@@ -51,12 +52,14 @@ class Progress:
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
         say: gives the user an instruction.
+        warn: warns the user of what the workers have found.
     """
 
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     say: Callable[[str], None] = print
+    warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
 def refuse_what_does_not_run(plan: Plan) -> None:
@@ -103,6 +106,10 @@ class AbstractEngine(ABC):
     @abstractmethod
     def worker_settings(self) -> dict[str, Any]:
         """Fields of `gpp.runtime.job.Settings` that the engine's own settings decide."""
+
+    @abstractmethod
+    def devices_here(self, cluster: Cluster) -> int:
+        """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
 
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:

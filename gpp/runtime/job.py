@@ -14,13 +14,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, MalformedProgram
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
@@ -28,17 +30,29 @@ from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
-from gpp.serialization import from_json, to_json
+from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
+from gpp.serialization import from_json, read_json, read_text, to_json
+from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
 from gpp.weights.base import AbstractWeights
 
 
 def restore(description: Mapping[str, Any]) -> Any:
-    """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass."""
-    cls = resolve(description["_target_"], field="job")
+    """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass.
+
+    Raises:
+        InvalidConfig: there is no such class, or it does not take these values.
+    """
+    target = str(description.get("_target_"))
+    cls = resolve(target, field="job/settings.json: _target_")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise InvalidConfig("job", description["_target_"], "must name a dataclass", "write the job again")
-    return from_json(cls, json.dumps({k: v for k, v in description.items() if k not in ("_target_", "source")}))
+        raise InvalidConfig("job/settings.json: _target_", target, "must name a dataclass", AGAIN)
+    values = {name: value for name, value in description.items() if name not in ("_target_", "source")}
+    return from_json(cls, json.dumps(values), f"job/settings.json: {target}", AGAIN)
+
+
+FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
+"""torch's name of a type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +73,7 @@ class Settings:
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
+        on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
@@ -66,34 +81,35 @@ class Settings:
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
 
-    steps: int
-    minibatch_size: int
-    dtype: str
-    seed: int
+    steps: Count
+    minibatch_size: Count
+    dtype: FloatType
+    seed: Seed
     optimizer: dict[str, Any]
     data: dict[str, Any]
     model: dict[str, Any]
-    evaluate_every: int = 0
-    train_samples: int = 0
-    evaluation_samples: int = 0
-    backend: str = "gloo"
-    device_kind: str = "cpu"
-    threads: int = 1
+    evaluate_every: Natural = 0
+    train_samples: Natural = 0
+    evaluation_samples: Natural = 0
+    backend: Literal["gloo", "nccl"] = "gloo"
+    device_kind: Literal["cpu", "cuda"] = "cpu"
+    threads: Count = 1
     launch: str = "local"
     interface: str = "lo"
-    timeout_s: float = 600.0
-    startup_timeout_s: float = 900.0
+    timeout_s: Seconds = 600.0
+    startup_timeout_s: Seconds = 900.0
     final_weights: bool = True
-    autocast: str | None = None
+    autocast: FloatType | None = None
     compile: str | None = None
     shared_memory: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
-    checkpoint_every: int = 0
-    checkpoint_keep: int = 2
+    on_nonfinite: Literal["stop", "warn"] = "stop"
+    checkpoint_every: Natural = 0
+    checkpoint_keep: Count = 2
     checkpoint_drain: bool = False
     resume: str | None = None
-    first_step: int = 0
+    first_step: Natural = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +150,10 @@ class Job:
 
     @classmethod
     def load(cls, run_dir: Path) -> Job:
-        """The job that `save` wrote below `run_dir`.
+        """The job that `save` wrote below `run_dir`, proved to fit together.
 
         Raises:
+            InvalidFile: a file cannot be read, or does not fit the others; names it, and the place.
             MalformedProgram: a program cannot run to its end under the plan; names the file.
         """
         folder = run_dir / "job"
@@ -148,19 +165,55 @@ class Job:
             "plan": Plan,
             "costs": tuple[StageCost, ...],
         }
-        values: dict[str, Any] = {name: from_json(kind, (folder / FILES[name]).read_bytes()) for name, kind in types.items()}
-        groups, evaluation = reduce_groups(values["plan"], values["graph"]), folder / "evaluation.txt"
-        return cls(
+        values: dict[str, Any] = {name: read_json(kind, folder / FILES[name], fix=AGAIN) for name, kind in types.items()}
+        plan, graph = values["plan"], values["graph"]
+        try:
+            plan.check_stages(graph, values["cluster"].num_devices)
+        except InvalidPlan as error:
+            raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
+        groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
+        job = cls(
             **values,
             program=_checked(folder / "program.txt", groups),
             evaluation=_checked(evaluation, groups) if evaluation.exists() else None,
         )
+        _check_fit(job, folder)
+        return job
+
+
+def _check_fit(job: Job, folder: Path) -> None:
+    """Refuse files that do not fit each other.
+
+    Raises:
+        InvalidFile: names the file and the place.
+        MalformedProgram: a program does not do the plan's work; names the file and the action.
+    """
+    settings, plan = job.settings, job.plan
+    evaluates = "above 0, because there is an evaluation.txt" if job.evaluation else "0, because there is no evaluation.txt"
+    policy = "a policy, because program.txt does not drain" if job.streams else "empty, because program.txt drains"
+    rules = (
+        ("minibatch_size", settings.minibatch_size == plan.minibatch_size, f"{plan.minibatch_size}, as in plan.json"),
+        ("first_step", settings.first_step <= settings.steps, f"at most steps={settings.steps}"),
+        ("evaluation_samples", bool(settings.evaluation_samples) == bool(job.evaluation), evaluates),
+        ("weights", bool(settings.weights) == job.streams, policy),
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            raise InvalidFile(folder / "settings.json", name, f"must be {rule}", AGAIN, [getattr(settings, name)])
+    if len(job.costs) != len(plan.stages):
+        raise InvalidFile(folder / "costs.json", "", f"must have {len(plan.stages)} bills, one for each stage", AGAIN)
+    check_nodes(job.captured, folder / "model.json")
+    check_ops(job.graph, job.captured, folder / "graph.json")
+    check_work(job.program, plan, job.graph, plan.minibatch_size * job.program.minibatches, folder / "program.txt")
+    if job.evaluation:
+        check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
 def _checked(path: Path, groups: Sequence[ReduceGroup]) -> Program:
     """The program in a file, proved to run to its end."""
+    text = read_text(path)
     try:
-        program = Program.from_text(path.read_text())
+        program = Program.from_text(text)
         check_program(program, groups)
     except MalformedProgram as error:
         raise MalformedProgram(f"{path}: {error}") from None

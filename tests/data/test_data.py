@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,6 +176,23 @@ def test_imported_items_that_do_not_fit(args, words):
     samples = Imported(factory=f"{__name__}.Pairs", args=args).load("train", DIGITS, seed=0, dtype="float32")
     with pytest.raises(InvalidConfig, match=words):
         samples.fetch([0])
+
+
+@pytest.mark.parametrize("splits", [{}, {"train_args": {"length": 40}, "test_args": {"length": 40}}], ids=["none", "equal"])
+def test_an_imported_data_set_without_a_split_holds_samples_out(splits):
+    data = Imported(factory=f"{__name__}.Pairs", args={"form": "pair"} | ({} if splits else {"length": 40}), **splits)
+
+    def rows(split, seed=0, data=data):
+        samples = data.load(split, DIGITS, seed=seed, dtype="float32")
+        return samples.fetch(range(len(samples)))["image"][:, 0, 0].int().tolist()
+
+    train, test = rows("train"), rows("test")
+    assert len(test) == 4 and sorted(train + test) == list(range(40)), "no sample is in both"
+    assert (rows("train", seed=7), rows("test", seed=7)) == (train, test)
+    assert len(rows("test", data=replace(data, test_fraction=0.5))) == 20
+    assert "held out from training" in data.warnings()[0] and "data.test_args" in data.warnings()[0]
+    apart = Imported(factory=f"{__name__}.Pairs", args={"form": "pair"}, train_args={"length": 9})
+    assert not apart.warnings() and rows("train", data=apart) == list(range(9))
 
 
 def test_refusals():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import random
+import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,45 +21,24 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from baselines.harness import Harness
 from baselines.whole_model_worker import WholeModel
-from gpp.cost.regime import Regime
-from gpp.errors import InvalidConfig
+from gpp.errors import Exhausted, InvalidConfig
 from gpp.loggers.base import RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
-from gpp.plan.build import make_plan
 from gpp.program.program import reduce_groups
-from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.resume import Checkpoints, Found, Manifest, drop_halves, find, training_of
+from gpp.runtime.checkpoint.checkpoint import owned_names
+from gpp.runtime.checkpoint.manifest import Manifest
+from gpp.runtime.checkpoint.resume import Checkpoints, Found, drop_halves, find, training_of
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import EARLIER, Run, RunDir, steps_in
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.worker import Worker
-from gpp.schedules.gpipe import GPipe
-from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json
 from tests.support import inprocess
-from tests.support.inprocess import data_of
-from tests.support.problems import random_partition
+from tests.support.checkpoints import STEPS, Rank, made, random_job
 
-STEPS, MINIBATCH = 6, 16
 RATE = LearningRate(shape="cosine", warmup_steps=2)
-
-
-def random_job(
-    name: str, optimizer: Any, rng: random.Random, *overrides: str, one: bool = False
-) -> tuple[Job, dict[str, torch.Tensor]]:
-    """Some plan for the model, with replicas and unequal micro-batches; or `one` stage on one device."""
-    model, cap, weights = inprocess.captured_named(name, *overrides)
-    schedule = rng.choice([OneFOneB(), GPipe()])
-    problem = inprocess.problem_of(cap, 8, MINIBATCH, max_ops=rng.choice([16, 24]), regime=Regime(in_flight=schedule.in_flight))
-    parts = random_partition(problem.graph, 1 if one else rng.randint(2, 4), rng)
-    replicas = [1 if one else rng.choice([1, 1, 2]) for _ in parts]
-    plan = make_plan(problem, "test", list(zip(parts, replicas, strict=True)), [rng.choice([4, 8]) for _ in parts])
-    job = inprocess.make_job(
-        cap, problem, plan, schedule, model=model, data=data_of(model), optimizer=optimizer, steps=STEPS, dtype="float64"
-    )
-    return job, weights
 
 
 def train(
@@ -186,17 +167,6 @@ def test_one_device_and_stages_go_on_from_each_other(tmp_path: Path) -> None:
         torch.testing.assert_close(there[key], state[key], rtol=0, atol=1e-8)
 
 
-class Rank(Checkpointer):
-    """One of two ranks of a tiny training that needs no network."""
-
-    def __init__(self, run_dir: Path, rank: int, keep: int = 3) -> None:
-        job, _ = random_job("digits", SGD(lr=0.1), random.Random(0))
-        job = replace(job, settings=replace(job.settings, checkpoint_every=1, checkpoint_keep=keep, timeout_s=30.0))
-        self.value = torch.zeros(3)
-        name = f"tensor_{rank}"
-        super().__init__(job, run_dir, rank=rank, world=2, weights={name: self.value}, optimizers=[], owned=frozenset([name]))
-
-
 def test_a_checkpoint_is_whole_only_when_every_rank_has_written(tmp_path: Path) -> None:
     first, second = Rank(tmp_path, 0), Rank(tmp_path, 1)
     first.save(1)
@@ -230,6 +200,42 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     assert sorted(step for step, _ in steps_in(tmp_path)) == [10, 11, 12]
 
 
+def test_a_full_disk_stops_the_run_with_what_it_is_and_what_helps(tmp_path: Path) -> None:
+    """Here the limit on the size of a file, which the kernel refuses in the same way."""
+    rank, limits = Rank(tmp_path, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+    try:
+        rank.save(1)
+        with pytest.raises(Exhausted, match=r"could not be written below .*checkpoints: File too large.*ulimit -f"):
+            rank.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space", "/a/b"), "No space left on device (/a/b). Fix: free some space"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "No space left on device. Fix: free some space"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+            "Cannot allocate memory. Fix: use a",
+        ),
+        (MemoryError(), "Cannot allocate memory. Fix: use a smaller"),
+        (OSError(errno.EMFILE, "Too many"), "Too many open files. Fix: raise the limit on open files (ulimit -n)"),
+        (OSError("the disk with the samples is gone"), None),
+        (OSError(errno.ENOENT, "No such file", "/a"), None),
+        (ValueError("(os error 2)"), None),
+    ],
+)
+def test_what_the_machine_refuses_is_told_from_defects(error: Exception, says: str | None) -> None:
+    around = RuntimeError("while writing")
+    around.__cause__ = error
+    for raised in (error, around):
+        found = Exhausted.of(raised)
+        assert found is None if says is None else str(found).startswith(says)
+
+
 def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
     rank = Rank(tmp_path, 1)
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
@@ -238,23 +244,13 @@ def test_what_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
         rank.save(2)
 
 
-def made(run_dir: Path, done: int) -> Path:
-    """A checkpoint of two ranks."""
-    ranks = [Rank(run_dir, 0), Rank(run_dir, 1)]
-    for rank in ranks:
-        rank.save(done)
-    for rank in ranks:
-        rank.wait()
-    return run_dir / "checkpoints" / f"step_{done}"
-
-
 def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> None:
     made(tmp_path, 1)
     last = made(tmp_path, 2)
     (last / "rank_1.safetensors").write_bytes(b"half")
     found = find(tmp_path, STEPS)
-    assert (found.manifest.step, found.damaged) == (1, (last,))
-    assert "damaged" in found.warnings(STEPS, LearningRate())[0]
+    assert (found.manifest.step, [damage.folder for damage in found.damaged]) == (1, [last])
+    assert f"{last} is damaged: rank_1.safetensors has 4 bytes" in found.warnings(STEPS, LearningRate())[0]
     with pytest.raises(InvalidConfig, match="steps=1: counts all steps"):
         find(tmp_path, 1)
     ended = find(made(tmp_path, 3).parent.parent, 3)
@@ -311,18 +307,6 @@ def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="step_1: another run's") as caught:
         find(tmp_path / "a", STEPS)
     assert "checkpoints/step_1" in caught.value.fix
-
-
-def test_names_in_a_manifest_do_not_lead_out_of_its_folder(tmp_path: Path) -> None:
-    folder = made(tmp_path, 2)
-    path = folder / "checkpoint.json"
-    content = json.loads(path.read_text())
-    outside = tmp_path / "outside.safetensors"
-    outside.write_bytes(b"12345678")
-    content["files"]["../../outside.safetensors"] = 8
-    path.write_text(json.dumps(content))
-    with pytest.raises(InvalidConfig, match="no whole checkpoint"):
-        find(tmp_path, STEPS)
 
 
 def test_another_training_is_refused_by_name(tmp_path: Path) -> None:

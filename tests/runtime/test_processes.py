@@ -15,7 +15,7 @@ from gpp.graph.series_parallel import decompose
 from gpp.optimizers import Adam
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.state import load_final
-from gpp.serialization import from_json
+from gpp.serialization import read_json
 from tests.support import inprocess
 from tests.support.cli import Finished, run
 from tests.support.conf import model_named
@@ -90,8 +90,8 @@ def test_imported_and_bridged_towers_run_at_the_same_time(tmp_path: Path, name: 
     pytest.importorskip("transformers")
     done = run(tmp_path, *COMMON, f"model={name}", "cluster.num_devices=3", "strategy.planner.replication=false")
     check_against_one_device(done, name)
-    plan = from_json(Plan, (tmp_path / "job" / "plan.json").read_text())
-    graph = from_json(OpGraph, (tmp_path / "job" / "graph.json").read_text())
+    plan = read_json(Plan, tmp_path / "job" / "plan.json")
+    graph = read_json(OpGraph, tmp_path / "job" / "graph.json")
     assert (decompose(graph) is None) == (name == "bridge_tower_small")
     first = {
         tower: next(s for s, stage in enumerate(plan.stages) for op in stage.ops if graph.ops[op].name.startswith(tower))
@@ -110,6 +110,6 @@ def test_a_contrastive_loss_on_whole_minibatches(tmp_path: Path) -> None:
     overrides = ["model.loss=gpp.models.networks.clip.contrastive_loss", "model.image_layers=1", "model.text_layers=1"]
     done = run(tmp_path, *COMMON, "model=clip_small", *overrides, "loss.scope=minibatch", "cluster.num_devices=2")
     check_against_one_device(done, "clip_small", *overrides)
-    plan = from_json(Plan, (tmp_path / "job" / "plan.json").read_text())
+    plan = read_json(Plan, tmp_path / "job" / "plan.json")
     assert sorted(stage.microbatch_size for stage in plan.stages) == [8, 8, 48] and plan.shares_devices
     assert "compares the samples" not in done.out

@@ -36,10 +36,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
 
 
 def test_kills_change_nothing(undisturbed: Attempt, tmp_path: Path) -> None:
-    """One while a checkpoint is written; `tests.check_kills` tries many, at any instant too."""
-    tally = run(1, STEPS, EVERY, tmp_path, seed=8, expected=undisturbed)
+    """The controller's death, when a checkpoint is all but named; `tests.check_kills` tries many, at any instant."""
+    tally = run(1, STEPS, EVERY, tmp_path, seed=0, cases=[("controller", "renaming")], expected=undisturbed)
     assert not tally.bad
-    assert tally.kills == 1 and tally.resumes == 1
+    assert tally.kills.total() == 1 and tally.resumes == 1 and tally.damages.total() == 1
 
 
 def test_four_workers_of_a_graph_go_on_as_two_of_a_chain(undisturbed: Attempt, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gpp.runtime.job import Job, assemble
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import from_json, to_json
+from gpp.serialization import read_json, to_json
 from gpp.simulate.simulator import steady_period
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
@@ -211,7 +211,7 @@ ENDLESS = ["strategy=pipedream", "strategy.weights.accumulation=4", "optimizer=s
 def test_processes_take_turns_and_resume_with_micro_batches_in_flight(tmp_path: Path) -> None:
     first = run(tmp_path / "cut", *COMMON, *ENDLESS, "mode=plan")
     assert first.code == 0, first.out
-    plan = from_json(Plan, (tmp_path / "cut" / "job" / "plan.json").read_text())
+    plan = read_json(Plan, tmp_path / "cut" / "job" / "plan.json")
     stages = [replace(s, devices=(2 * i, 2 * i + 1), round_robin=True, in_flight=0) for i, s in enumerate(plan.stages)]
     b = stages[0].microbatch_size
     plan = replace(plan, stages=(replace(stages[0], in_flight=4 * b), replace(stages[1], in_flight=2 * b)))

@@ -43,7 +43,7 @@ def start(run_dir: Path, *words: str, **env: str) -> subprocess.Popen[str]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(env),
+        env=environment(**env),
     )
 
 
@@ -58,7 +58,7 @@ def run(run_dir: Path, *words: str, **env: str) -> Finished:
     """The same in a fork of a process that has imported everything; its workers are forks too."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.txt"
-        code = warm().run(_words(run_dir, words), _environment(env), out)
+        code = warm().run(_words(run_dir, words), environment(**env), out)
         return Finished(code, out.read_text(), run_dir)
 
 
@@ -66,7 +66,8 @@ def _words(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     return [*words, f"hydra.sweep.dir={run_dir}" if "-m" in words or "-cn" in words else f"hydra.run.dir={run_dir}"]
 
 
-def _environment(env: dict[str, str]) -> dict[str, str]:
+def environment(**env: str) -> dict[str, str]:
+    """The environment of a run of the tests, with some variables of its own."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **env}
 
 

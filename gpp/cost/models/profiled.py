@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.serialization import from_json, to_json
+from gpp.serialization import seal, to_json, unseal
 from gpp.settings import Count, Natural, Positive, settings
 
 
@@ -156,18 +155,20 @@ class Profiled(AbstractCostModel):
 
     def load(self, graph: OpGraph, setting: Setting) -> Profile | None:
         """The profile on disk, or None; a file that cannot be read counts as none."""
-        try:
-            return from_json(Profile, self.path(graph, setting).read_text())
-        except (OSError, ValueError):
-            return None
+        path = self.path(graph, setting)
+        return unseal(Profile, path, path.stem)
 
     def store(self, graph: OpGraph, profile: Profile) -> Path:
-        """Write a profile; readers see the old file or the new one, never half of it."""
+        """Write a profile; readers see the old file or the new one, never half of it.
+
+        Raises:
+            InvalidConfig: the folder cannot be written to.
+        """
         path = self.path(graph, profile.setting)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(to_json(profile))
-        os.replace(file.name, path)
+        try:
+            seal(path, profile, path.stem)
+        except (OSError, ValueError) as error:
+            raise InvalidConfig("cost.cache_dir", path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
         return path
 
     def path(self, graph: OpGraph, setting: Setting) -> Path:

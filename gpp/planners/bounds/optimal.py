@@ -110,7 +110,7 @@ def _solver() -> Any:
         from ortools.sat.python import cp_model
     except ImportError:
         raise InvalidConfig(
-            "strategy.planner", "optimal", "needs OR-Tools, which is not installed", "pip install 'gpp[exact]'"
+            "strategy.planner", "optimal", "needs OR-Tools, which is not installed", "pip install -e '.[exact]'"
         ) from None
     return cp_model
 

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from gpp.errors import printable
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -65,5 +67,15 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+
+
+def _shown(value: Any) -> Any:
+    """A value of a template, without the control characters that no page may hold."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

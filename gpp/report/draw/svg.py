@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as escape_markup
 from typing import Any
 
+from gpp.errors import printable
 from gpp.report.draw.palette import MUTED
 
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
@@ -32,6 +33,11 @@ class Swatch:
     patch: Drawing
 
 
+def escape(words: str) -> str:
+    """Words as markup shows them; control characters, which no markup may hold, are written as escapes."""
+    return escape_markup(printable(words), quote=True)
+
+
 def number(value: float) -> str:
     """A coordinate with one decimal at most."""
     return "0" if abs(value) < 0.05 else f"{value:.1f}".removesuffix(".0")
@@ -42,7 +48,7 @@ def element(tag: str, content: str = "", **attributes: Any) -> str:
     pairs = []
     for key, value in attributes.items():
         if value is not None:
-            text = number(value) if isinstance(value, float) else escape(str(value), quote=True)
+            text = number(value) if isinstance(value, float) else escape(str(value))
             pairs.append(f' {key.rstrip("_").replace("_", "-")}="{text}"')
     return f"<{tag}{''.join(pairs)}>{content}</{tag}>" if content else f"<{tag}{''.join(pairs)}/>"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from gpp.program import kinds
 from gpp.program.kinds import COMPUTE, KINDS, TRANSFERS
 from gpp.report.draw import text
 from gpp.report.draw.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
 from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
-from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch, tick_label, ticks
+from gpp.report.draw.svg import Drawing, Swatch, element, escape, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import Event, Timeline
 
 DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip

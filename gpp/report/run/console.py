@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from gpp.errors import printable
 from gpp.report.draw import text
 
 if TYPE_CHECKING:
@@ -27,14 +29,23 @@ WIDE = 110
 """Columns from which on tables show everything."""
 
 
+class SafeConsole(Console):
+    """A console that prints what it is given and never obeys it: a name with escape sequences is written as they are."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            safe = segment.text if segment.control else printable(segment.text)
+            yield segment if safe is segment.text or safe == segment.text else Segment(safe, segment.style)
+
+
 def make_console(file: IO[str] | None = None, width: int | None = None, quiet: bool = False) -> Console:
     """The console of a run; in a pipe 120 columns wide (or `COLUMNS`), so that no table is cut to 80."""
-    console = Console(file=file, width=width, quiet=quiet, highlight=False)
+    console = SafeConsole(file=file, width=width, quiet=quiet, highlight=False)
     if width is not None or console.is_terminal:
         return console
     columns = os.environ.get("COLUMNS", "")
     given = int(columns) if columns.isdigit() else 0
-    return Console(file=file, width=given or PIPE_WIDTH, quiet=quiet, highlight=False)
+    return SafeConsole(file=file, width=given or PIPE_WIDTH, quiet=quiet, highlight=False)
 
 
 def new_table(title: str, *columns: tuple[str, str]) -> Table:

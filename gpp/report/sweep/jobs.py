@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from gpp.errors import InvalidFile
+from gpp.report.run.result import Status
+from gpp.serialization import read_json
 
 SETUP = ("model", "strategy", "cluster", "engine")
+RESULT = "result.json"
+KEPT = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,38 @@ class Asked:
     folder: str
     overrides: tuple[str, ...]
     configuration: str
+
+
+@with_config(KEPT)
+class TimesOfResult(TypedDict, total=False):
+    """`predicted` or `measured` of a result, as far as sweeps read it; the other keys are kept."""
+
+    iteration_s: float | None
+    throughput_samples_per_s: float | None
+    bubble_fraction: float | None
+    communication_bytes: float | None
+    peak_memory_bytes: dict[str, float | None] | None
+
+
+@with_config(KEPT)
+class ResultFile(TypedDict, total=False):
+    """A run's result.json, as far as sweeps read it; the other keys are kept."""
+
+    status: Required[Status]
+    configuration: str | None
+    reason: str | None
+    model: str | None
+    strategy: str | None
+    cluster: str | None
+    engine: str | None
+    seed: int | None
+    plan: dict[str, Any] | None
+    predicted: TimesOfResult | None
+    measured: TimesOfResult | None
+    prediction_error: float | None
+    loss: list[float | None]
+    final_metric: dict[str, float | None]
+    compared: list[ResultFile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,35 +123,35 @@ def numbers(values: Iterable[Any]) -> list[float]:
 def attempts(job: Job) -> list[Job]:
     """A job for each strategy that a job compared; the job itself where it compared none."""
     compared = job.result.get("compared")
-    if not isinstance(compared, list):
+    if compared is None:
         return [job]
     rest = {key: value for key, value in job.result.items() if key != "compared"}
-    return [replace(job, result={**rest, **found}) for found in compared if isinstance(found, dict)]
+    return [replace(job, result={**rest, **found}) for found in compared]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """A sort key that puts `job9` before `job10`."""
-    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
+    return [
+        (0, int(piece), "") if re.fullmatch("[0-9]{1,18}", piece) else (1, 0, piece)
+        for piece in re.split("([0-9]+)", name)
+        if piece
+    ]
 
 
 def _read_job(directory: Path, asked: Asked, why: str) -> Job:
     path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
     missing = f"no result: {why or 'the job did not come to an end'}"
     try:
-        result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        if not isinstance(result, dict):
-            raise ValueError("not an object")
+        result: dict[str, Any] = {**read_json(ResultFile, path / RESULT)}
         if result.get("configuration") != asked.configuration:
             result = {"status": "failed", "reason": f"{missing}; what is there is another configuration's"}
-    except FileNotFoundError:
-        result = {"status": "failed", "reason": missing}
-    except (OSError, ValueError) as error:
-        result = {"status": "failed", "reason": f"result.json cannot be read: {error}"}
+    except InvalidFile as error:
+        damage = InvalidFile(f"{asked.folder}/{RESULT}", error.place, error.rule, "run the job again", error.values)
+        result = {"status": "failed", "reason": str(damage) if os.path.lexists(path / RESULT) else missing}
     for key in (*SETUP, "seed"):
         if result.get(key) is None:
             given = overrides.get(key)
-            result[key] = int(given) if given and given.isdigit() else given
+            result[key] = int(given) if given and key == "seed" and re.fullmatch("[0-9]{1,10}", given) else given
     for key in ("plan", "predicted", "measured"):
-        if not isinstance(result.get(key), dict):
-            result[key] = None
+        result.setdefault(key, None)
     return Job(name=asked.folder, overrides=overrides, result=result, has_report=(path / "report.html").exists())

@@ -15,7 +15,7 @@ holds the training up; `save_file` does not.
 How a checkpoint comes about (`gpp.runtime.checkpoint.resume` says how it lies on disk):
 
 1. between two steps every rank copies what it saves to main memory;
-2. a thread writes the copy into the folder `.step_N`, syncs it, and leaves a note of its size;
+2. a thread writes the copy into the folder `.step_N`, syncs it, and leaves a note of its length and digest;
 3. the first rank waits for all notes, writes checkpoint.json, syncs, and renames the folder to `step_N`.
 
 Killed at any instant, a run leaves either the new folder under its final name or only the earlier ones.
@@ -23,29 +23,41 @@ Killed at any instant, a run leaves either the new folder under its final name o
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gpp.capture.stage import leaves_of
 from gpp.data.sampler import position
-from gpp.errors import InvalidConfig
-from gpp.runtime.checkpoint.resume import MANIFEST, Manifest, Stream, prune, stream_digest, training_of
+from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
+from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
 from gpp.runtime.job import Job
+from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.runtime.run_dir import run_of
 from gpp.serialization import from_json, to_json
 
 WEIGHTS, OPTIMIZER, HISTORY = "weights.", "optimizer.", "history."
 POLL_S = 0.01
+AGAIN = "give the same command again, which looks for the latest whole checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a rank tells the first one of its part of a checkpoint; the fields are those of `Manifest`."""
+
+    files: dict[str, Mark]
+    nonfinite: tuple[str, ...]
 
 
 def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
@@ -105,14 +117,15 @@ class Checkpointer:
         """Fill the rank's weights and the state of its optimizer from a checkpoint; no other tensor is read.
 
         Raises:
-            InvalidConfig: a parameter is not in the checkpoint.
+            InvalidConfig: a parameter is not in the checkpoint; a file cannot be read.
         """
         # Their import takes a second, which only a resumed run pays.
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
         reader = HuggingFaceStorageReader(str(folder))
-        stored = reader.read_metadata().state_dict_metadata
+        with _readable(folder):
+            stored = reader.read_metadata().state_dict_metadata
         wanted: dict[str, torch.Tensor] = {}
         for name, tensor in self._weights.items():
             if WEIGHTS + name in stored:
@@ -122,7 +135,7 @@ class Checkpointer:
         slots = self._empty_state(stored)
         wanted |= {f"{OPTIMIZER}{name}.{slot}": tensor for name, state in slots.items() for slot, tensor in state.items()}
         if wanted:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _readable(folder):
                 # Every rank reads on its own, on purpose.
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 load(wanted, storage_reader=reader, no_dist=True)
@@ -167,7 +180,9 @@ class Checkpointer:
             before: buffers as they were when the forwards of step `done` began, if they have.
 
         Raises:
-            RuntimeError: the earlier one could not be written.
+            Exhausted: the earlier one could not be written, as the disk is full, for example.
+            RuntimeError: it could not be written for another reason.
+            NonFinite: its weights were not finite, and the run is to stop then.
         """
         self.wait()
         state = dict(self._state())
@@ -189,16 +204,22 @@ class Checkpointer:
         """Micro-batches in flight in the checkpoint that this run goes on from: `start` and `history` of its `save`.
 
         None where there were none, or where this run's plan or weight policy is another.
+
+        Raises:
+            InvalidConfig: a file cannot be read.
         """
         if self._settings.resume is None:
             return None
         folder = Path(self._settings.resume)
-        stream = from_json(Manifest, (folder / MANIFEST).read_bytes()).stream
+        manifest = read_manifest(folder)
+        if isinstance(manifest, str):
+            raise InvalidConfig("resume", folder, manifest, AGAIN)
+        stream = manifest.stream
         if stream is None or stream.plan != stream_digest(self._job.plan, self._settings.weights):
             return None
         wanted, found = set(names), dict[str, dict[str, torch.Tensor]]()
-        for file in sorted(folder.glob("rank_*.safetensors")):
-            with safe_open(file, framework="pt") as stored:
+        for file in sorted(manifest.files):
+            with _readable(folder), safe_open(folder / file, framework="pt") as stored:
                 for full in stored.keys():  # noqa: SIM118 (it is no mapping)
                     key, _, name = full.removeprefix(HISTORY).partition(".")
                     if full.startswith(HISTORY) and name in wanted:
@@ -209,12 +230,18 @@ class Checkpointer:
         """Wait for the checkpoint under way.
 
         Raises:
-            RuntimeError: it could not be written.
+            Exhausted: it could not be written, as the disk is full, for example.
+            RuntimeError: it could not be written for another reason.
+            NonFinite: its weights were not finite, and the run is to stop then.
         """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if isinstance(self._error, GppError):
+            raise self._error
         if self._error is not None:
+            if plain := Exhausted.of(self._error):
+                raise Exhausted(f"a checkpoint could not be written below {self._root}: {plain}") from None
             raise RuntimeError(f"a checkpoint could not be written below {self._root}: {self._error}") from self._error
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -244,14 +271,29 @@ class Checkpointer:
         if names:
             save_file({name: self._copy[name] for name in names}, file)
             sync(file)
-        note = {file.name: file.stat().st_size} if names else {}
-        write_synced(part / f"rank_{self._rank}.json", json.dumps(note))
+        note = Note(files={file.name: Mark.of(file)} if names else {}, nonfinite=self._nonfinite(done, names))
+        write_synced(part / f"rank_{self._rank}.json", to_json(note))
         if self._rank == 0:
             self._finish(part, done, stream)
 
+    def _nonfinite(self, done: int, names: list[str]) -> tuple[str, ...]:
+        """Trained parameters in this rank's copy with a value that is not finite.
+
+        Raises:
+            NonFinite: there are some, and the run is to stop then.
+        """
+        trained = self._trained()
+        found = nonfinite({name: self._copy[WEIGHTS + name] for name in trained if WEIGHTS + name in names})
+        if found and self._settings.on_nonfinite == "stop":
+            raise NonFinite(
+                f"the weights {shown(found)} are not finite after {done} steps, so that no checkpoint was made of them: the "
+                "gradient of an earlier step was not"
+            )
+        return found
+
     def _finish(self, part: Path, done: int, stream: Stream | None) -> None:
         """Wait for every rank's note, then give the folder the name of a whole one."""
-        settings, files = self._settings, {}
+        settings, said = self._settings, list[Note]()
         notes = [part / f"rank_{rank}.json" for rank in range(self._world)]
         until = time.monotonic() + settings.startup_timeout_s
         for rank, note in enumerate(notes):
@@ -261,7 +303,7 @@ class Checkpointer:
                         f"rank {rank} did not write its part within {settings.startup_timeout_s} s; do all ranks share {part}?"
                     )
                 time.sleep(POLL_S)
-            files |= json.loads(note.read_text())
+            said.append(from_json(Note, note.read_bytes()))
         run = run_of(self._root.parent)
         epoch, next_sample = position(done, settings.minibatch_size, settings.train_samples)
         manifest = Manifest(
@@ -270,17 +312,27 @@ class Checkpointer:
             next_sample=next_sample,
             steps=settings.steps,
             training=training_of(settings, self._job.captured),
-            files=files,
+            files={name: mark for note in said for name, mark in note.files.items()},
             run=run.id if run else "",
+            nonfinite=tuple(sorted({name for note in said for name in note.nonfinite})),
             stream=stream,
         )
-        write_synced(part / MANIFEST, to_json(manifest))
+        write_synced(part / MANIFEST, manifest.sealed())
         for note in notes:
             note.unlink()
         sync(part)
         part.rename(self._root / f"step_{done}")
         sync(self._root)
         prune(self._root.parent, settings.checkpoint_keep)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Turn what reading a checkpoint's files may raise into one error: they were whole when the run was prepared."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise InvalidConfig("resume", folder, f"a file of it cannot be read any more ({error})", AGAIN) from error
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

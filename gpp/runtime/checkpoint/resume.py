@@ -1,7 +1,7 @@
 """Where checkpoints lie, which of them are whole, and whether a run may go on from one. Free of torch.
 
 RUN_DIR/checkpoints/step_N/     whole: a folder gets this name when every rank has written and synced its part
-            checkpoint.json     `Manifest`; JSON and safetensors are all that is ever read
+            checkpoint.json     `gpp.runtime.checkpoint.manifest`; JSON and safetensors are all that is ever read
             rank_R.safetensors  each tensor once, by full name (see `gpp.runtime.checkpoint.checkpoint`)
         checkpoints/.step_N/    being written, or left by a run that died meanwhile
         earlier/N/checkpoints/  those of an earlier run that a new one in the same directory does not go on from
@@ -14,25 +14,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
-
-from pydantic import ValidationError
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel, describe
 from gpp.optimizers import AbstractOptimizer, LearningRate
+from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Training, check_files, read_manifest
+from gpp.runtime.nonfinite import shown
 from gpp.runtime.run_dir import CHECKPOINTS, EARLIER, Run, run_of, steps_in, under_way
-from gpp.serialization import from_json
 from gpp.settings import Count, Natural, settings
 
 if TYPE_CHECKING:
     from gpp.plan.plan import Plan
     from gpp.runtime.job import Settings
 
-MANIFEST = "checkpoint.json"
 ANEW = "leave resume out to start anew"
 
 
@@ -64,40 +62,6 @@ class Checkpoints:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Properties of a training that stay the same when it goes on, under whatever plan.
-
-    Args:
-        model: its settings; empty for a model in memory.
-        weights: hash over names, shapes and types of all parameters and buffers; empty where not known yet.
-        train_samples: with `seed` and `minibatch_size` they decide which samples a step sees.
-        optimizer: its class.
-    """
-
-    model: dict[str, Any]
-    weights: str = ""
-    dtype: str
-    minibatch_size: int
-    seed: int
-    train_samples: int
-    optimizer: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """State of the pipeline at a checkpoint made while micro-batches were in flight.
-
-    Args:
-        start: steps done when the pipeline was last empty.
-        plan: digest of stages and weight policy; under others what was in flight is forgotten, and the run goes on as
-            after a drain.
-    """
-
-    start: int
-    plan: str
-
-
 def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
     """Digest of the stages and the weight policy, which decide the versions of the weights in flight at each stage."""
     shape = [
@@ -108,27 +72,14 @@ def stream_digest(plan: Plan, weights: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Contents of checkpoint.json.
+class Damage:
+    """A checkpoint from which no run goes on, and why: which file, and what is wrong with it."""
 
-    Args:
-        step: optimizer steps done; the learning rate and the samples of the next one follow from it.
-        epoch, next_sample: the same as a position in the data, for people.
-        steps: those that the run was to do, which a decaying learning rate depends on.
-        run: `Run.id` of the run that wrote it; empty for a job that was run outside a run directory.
-        files: size of each file, bytes.
-        stream: None where the pipeline was empty.
-    """
+    folder: Path
+    what: str
 
-    format: int = 1
-    step: int
-    epoch: int
-    next_sample: int
-    steps: int
-    training: Training
-    files: dict[str, int]
-    run: str = ""
-    stream: Stream | None = None
+    def __str__(self) -> str:
+        return f"the checkpoint {self.folder} is damaged: {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +88,7 @@ class Found:
 
     Args:
         run: the run that wrote it, if its directory says so.
-        damaged: later checkpoints that were passed over, as their files are not as they were written.
+        damaged: later checkpoints that were passed over.
         others: checkpoints of other runs in the directory, passed over likewise.
         ended: a later checkpoint that leaves nothing to do.
     """
@@ -145,7 +96,7 @@ class Found:
     folder: Path
     manifest: Manifest
     run: Run | None = None
-    damaged: tuple[Path, ...] = ()
+    damaged: tuple[Damage, ...] = ()
     others: tuple[Path, ...] = ()
     ended: Path | None = None
 
@@ -158,7 +109,7 @@ class Found:
     def warnings(self, steps: int, rate: LearningRate) -> list[str]:
         """Warnings for the user of a run that goes on from a checkpoint."""
         out = [f"{folder} is another run's: passed over" for folder in self.others]
-        out += [f"the checkpoint {folder} is damaged: going on from {self.folder.name}" for folder in self.damaged]
+        out += [f"{damage}; going on from {self.folder}" for damage in self.damaged]
         if self.ended is not None:
             out.append(
                 f"{self.ended} has done all of steps={steps}: going on from {self.folder.name} to the same end; more steps train on"
@@ -246,57 +197,76 @@ def find(resume: str | Path, steps: int) -> Found:
 
     A run that died before its first checkpoint hands on the one that it had itself gone on from; one that died between
     its last checkpoint and its end, or that has ended, the one before the last. A directory's run decides: checkpoints
-    that others left there are passed over.
+    that others left there are passed over. Every byte of the one that is found has been compared with its digest; damaged
+    ones are passed over, and `Found` says so.
 
     Args:
         steps: total of the training.
 
     Raises:
-        InvalidConfig: no such directory; there is no whole checkpoint; there is none before step `steps`.
+        InvalidConfig: no such directory; there is no whole checkpoint (the message has what is wrong with each); there
+            is none before step `steps`.
     """
-    return _find(resume, Path(resume).expanduser().resolve(), steps, set())
-
-
-def _find(resume: str | Path, path: Path, steps: int, seen: set[Path]) -> Found:
-    if not path.is_dir():
+    path = source = _folder(resume)
+    if path is None:
         raise InvalidConfig("resume", resume, "must be a run directory", "correct the path, or leave resume out")
-    seen.add(path)
-    named = (path / MANIFEST).is_file()
-    owner, last = run_of(path.parent.parent if named else path), None if named else under_way(path)
-    damaged: list[Path] = []
+    damaged: list[Damage] = []
     others: list[Path] = []
-    ended, done, folders = None, 0, [path] if named else [folder for _, folder in sorted(steps_in(path), reverse=True)]
-    before = owner.resume if owner else None
-    if last is not None and last.resume and (owner is None or owner.id != last.id):
-        # It was killed while it planned: the checkpoints here are those of the run before it.
-        others, folders, before = folders, [], last.resume
-    for folder in folders:
-        manifest = _whole(folder)
-        if manifest is None:
-            damaged.append(folder)
-        elif not named and owner is not None and manifest.run != owner.id:
-            others.append(folder)
-        elif manifest.step >= steps:
-            ended, done = folder, manifest.step
-        else:
-            about = {"damaged": tuple(damaged), "others": tuple(others), "ended": ended}
-            return Found(folder=folder, manifest=manifest, run=owner, **about)
+    seen: set[Path] = set()
+    ended: tuple[int, Path] | None = None
+    while source is not None and source not in seen:
+        seen.add(source)
+        owner, folders, before = _contents(source, others)
+        for folder in folders:
+            manifest = _whole(folder, steps)
+            if isinstance(manifest, str):
+                damaged.append(Damage(folder=folder, what=manifest))
+            elif folder != source and owner is not None and manifest.run != owner.id:
+                others.append(folder)
+            elif manifest.step >= steps:
+                ended = manifest.step, folder
+            else:
+                return Found(
+                    folder=folder,
+                    manifest=manifest,
+                    run=owner,
+                    damaged=tuple(damaged),
+                    others=tuple(others),
+                    ended=ended[1] if ended else None,
+                )
+        # Only where the one before the last is damaged does a training that has ended go further back.
+        source = None if ended and not damaged else before
     if ended is not None:
-        raise InvalidConfig(
-            "steps", steps, f"counts all steps of the training, of which {ended} has done {done}", f"set steps={done + 100}"
-        )
-    source = None if before is None else Path(before)
-    if source is not None and not source.is_dir():
-        source = source.parent.parent  # that checkpoint was removed: the run has others
-    if source is not None and source not in seen and source.is_dir():
-        found = _find(resume, source, steps, seen)
-        return replace(found, damaged=(*damaged, *found.damaged), others=(*others, *found.others))
+        rule = f"counts all steps of the training, of which {ended[1]} has done {ended[0]}"
+        raise InvalidConfig("steps", steps, "; ".join([rule, *map(str, damaged)]), f"set steps={ended[0] + 100}")
     raise _nothing(resume, path, damaged, others)
 
 
-def _nothing(resume: str | Path, path: Path, damaged: list[Path], others: list[Path]) -> InvalidConfig:
+def _contents(path: Path, others: list[Path]) -> tuple[Run | None, list[Path], Path | None]:
+    """The run whose files are in a directory, its checkpoints, the latest first, and what it had gone on from itself.
+
+    A directory that is a checkpoint contains itself.
+
+    Args:
+        others: checkpoints of another run are added here.
+    """
+    if (path / MANIFEST).is_file() or (path.parent.name == CHECKPOINTS and path.name.startswith("step_")):
+        return run_of(path.parent.parent), [path], None
+    owner, last = run_of(path), under_way(path)
+    folders, before = [folder for _, folder in sorted(steps_in(path), reverse=True)], owner.resume if owner else None
+    if last is not None and last.resume and (owner is None or owner.id != last.id):
+        # It was killed while it planned: the checkpoints here are those of the run before it.
+        others += folders
+        folders, before = [], last.resume
+    if before is None:
+        return owner, folders, None
+    # Where that checkpoint was removed, its run may have others.
+    return owner, folders, _folder(before) or _folder(Path(before).parent.parent)
+
+
+def _nothing(resume: str | Path, path: Path, damaged: list[Damage], others: list[Path]) -> InvalidConfig:
     """The error for a directory without a checkpoint to go on from; it names those that lie nearby."""
-    rule = "has no whole checkpoint" + (f"; damaged: {', '.join(folder.name for folder in damaged)}" if damaged else "")
+    rule = "; ".join(["has no whole checkpoint", *map(str, damaged)])
     aside = [folder.parent.parent for folder in sorted(path.glob(f"{EARLIER}/*/{CHECKPOINTS}/step_*"))]
     if others:
         rule += f"; {', '.join(folder.name for folder in others)}: another run's"
@@ -306,14 +276,26 @@ def _nothing(resume: str | Path, path: Path, damaged: list[Path], others: list[P
     return InvalidConfig("resume", resume, rule, "name a run that had checkpoint.every above 0, or leave resume out")
 
 
-def _whole(folder: Path) -> Manifest | None:
+def _folder(path: str | Path) -> Path | None:
+    """An existing folder, absolute; None for any other path, or for what can be none."""
     try:
-        manifest = from_json(Manifest, (folder / MANIFEST).read_bytes())
-        sizes = {name: (folder / name).stat().st_size for name in manifest.files}
-    except (OSError, ValidationError):
+        found = Path(path).expanduser().resolve()
+        return found if found.is_dir() else None
+    except (OSError, ValueError, RuntimeError):
         return None
-    # Names from a file never lead out of its folder.
-    return manifest if sizes == manifest.files and all(Path(name).name == name for name in sizes) else None
+
+
+def _whole(folder: Path, steps: int) -> Manifest | str:
+    """The manifest of a checkpoint that a run may go on from; else what is wrong with it.
+
+    The files of one that leaves nothing to do before step `steps` are not read.
+    """
+    manifest = read_manifest(folder)
+    if isinstance(manifest, str) or manifest.step >= steps:
+        return manifest
+    if manifest.nonfinite:
+        return f"it holds weights that are not finite ({shown(manifest.nonfinite)})"
+    return check_files(folder, manifest) or manifest
 
 
 def _refuse_model(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+
+from gpp.errors import CaptureError, InvalidFile
+from gpp.runtime.job_fit import AGAIN
 
 
 def copy_into(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
@@ -60,3 +65,21 @@ class Slices(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+@contextmanager
+def job_weights(run_dir: Path, device: torch.device) -> Iterator[Slices]:
+    """The initial weights of a job, while a stage takes what it needs.
+
+    Raises:
+        InvalidFile: the file cannot be read, or its end is missing.
+        CaptureError: its tensors are not those of the job's model.
+    """
+    path = run_dir / "job" / "weights.safetensors"
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as weights:
+            yield Slices(weights)
+    except (SafetensorError, OSError) as error:
+        raise InvalidFile(path, "", f"is no whole file of weights ({error})", AGAIN) from None
+    except CaptureError as error:
+        raise CaptureError(f"{path} and model.json do not fit: {error}") from error

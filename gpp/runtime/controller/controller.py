@@ -25,6 +25,7 @@ from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.parent import MODULE, PARENT, identity
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
@@ -45,9 +46,10 @@ UNTIMED_STEPS = 2
 
 
 def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Progress, *, processes: int | None = None) -> Follower:
-    """Start `python -m module RUN_DIR` as ranks 0..world-1 and wait until all have ended; returns what they logged.
+    """Start workers of a module as ranks 0..world-1 and wait until all have ended; returns what they logged.
 
     Args:
+        module: its `main` is a worker's whole process; see `gpp.runtime.worker.__main__`.
         processes: how many to start, where they are not one for each rank.
 
     Raises:
@@ -60,6 +62,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
+            PARENT: identity(),
             **environment(job),
         }
         for rank in range(processes or world)
@@ -67,7 +70,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
     # Its log lines about a failure repeat, less clearly, what WorkerFailed says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = DefaultLogsSpecs(log_dir=str(ranks), redirects=Std.ALL)
-    context = start_processes("worker", sys.executable, {rank: ("-m", module, str(run_dir)) for rank in envs}, envs, logs)
+    context = start_processes("worker", sys.executable, {rank: ("-m", MODULE, str(run_dir), module) for rank in envs}, envs, logs)
     follow = Follower(ranks, world, job.settings.minibatch_size, progress, first_step=job.settings.first_step)
     watch = LocalWatch(watch=watch_of(job), ranks=ranks, pids=context.pids() if processes is None else {})
     try:
@@ -114,7 +117,9 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     """
     killed = [rank for rank, code in sorted(codes.items()) if code is not None and code < 0 and -code != signal.SIGTERM]
     if killed:
-        return WorkerFailed(killed[0], f"killed by {signal.Signals(-(codes[killed[0]] or 0)).name}")
+        number = -(codes[killed[0]] or 0)
+        memory = "; that is what the kernel does for want of memory" if number == signal.SIGKILL else ""
+        return WorkerFailed(killed[0], f"killed by {signal.Signals(number).name}{memory}")
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
@@ -185,6 +190,9 @@ class Follower:
             del self._pending[done]
 
     def _take(self, rank: int, record: dict[str, Any]) -> None:
+        if "warning" in record:
+            self.progress.warn(record["warning"])
+            return
         if "evaluated" in record:
             done = record.pop("evaluated")
             self._pending[done] = self._pending.get(done, 0) + 1

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from gpp.errors import InvalidConfig
+from gpp.runtime.worker.parent import MODULE, PARENT, identity
 from gpp.settings import Count, settings
 
 END_S = 15.0
@@ -48,7 +49,7 @@ class Slurm:
         try:
             import submitit  # noqa: F401  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise InvalidConfig("engine.launch", "slurm", "needs submitit", 'pip install "gpp[slurm]"') from error
+            raise InvalidConfig("engine.launch", "slurm", "needs submitit", "pip install -e '.[slurm]'") from error
         if self.executor == "slurm" and not shutil.which("sbatch"):
             fix = "run this on a login node, or set engine.slurm.executor=local to try it here"
             raise InvalidConfig("engine.slurm.executor", "slurm", "needs sbatch, which is not on this machine", fix)
@@ -89,7 +90,7 @@ class Slurm:
             )
         except (ValueError, NameError, TypeError) as error:
             raise InvalidConfig("engine.slurm", dict(self.more), str(error), "see submitit's parameters") from error
-        return executor.submit(task, str(run_dir.resolve()), dict(env))
+        return executor.submit(task, str(run_dir.resolve()), {**env, PARENT: identity()})
 
 
 def task(run_dir: str, env: dict[str, str]) -> None:
@@ -97,11 +98,17 @@ def task(run_dir: str, env: dict[str, str]) -> None:
     import submitit  # pyright: ignore[reportMissingImports]
 
     place = submitit.JobEnvironment()
-    places = {"RANK": place.global_rank, "LOCAL_RANK": place.local_rank, "WORLD_SIZE": place.num_tasks}
+    places = {
+        # It belongs to the controller, where that is on this machine, and to this task, whose child it is.
+        PARENT: f"{env[PARENT]} {identity()}",
+        "RANK": place.global_rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": place.num_tasks,
+    }
     # Whatever launcher the job was submitted under: the workers meet through the run directory.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MASTER_", "TORCHELASTIC_"))}
     code = subprocess.call(
-        [sys.executable, "-m", "gpp.runtime.worker", run_dir],
+        [sys.executable, "-m", MODULE, run_dir],
         env={**kept, **env, **{name: str(value) for name, value in places.items()}},
     )
     if code:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.worker.process import die_with_parent, report
+from gpp.runtime.worker.parent import PARENT, Family, end_with_parent, identity
+from gpp.runtime.worker.process import report
 
 POLL_S = 0.05
 GRACE_S = 2.0
@@ -26,13 +27,14 @@ def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None
     Args:
         worker: called with the rank in the child; does not return.
     """
-    die_with_parent()
+    family, mine = end_with_parent(), identity()
     sys.stdout.flush()
     sys.stderr.flush()
     running: dict[int, int] = {}
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
+            os.environ[PARENT] = mine
             try:
                 worker(rank)
             finally:
@@ -41,16 +43,16 @@ def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     code = 1
     try:
-        code = _watch(running, ranks)
+        code = _watch(running, ranks, family)
     finally:
         _stop(running)
         os._exit(code)
 
 
-def _watch(running: dict[int, int], ranks: Path) -> int:
+def _watch(running: dict[int, int], ranks: Path, family: Family) -> int:
     """Wait until all have ended, one has failed, or whoever started this process is gone; returns the exit code."""
-    parent, code = os.getppid(), 0
-    while running and not code and os.getppid() == parent:
+    code = 0
+    while running and not code and family.alive():
         time.sleep(POLL_S)
         # All that have ended by now: whoever was killed counts, not those who have lost the connection to it.
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,4 +1,4 @@
-"""Emulated devices as processes: `python -m gpp.runtime.emulator.worker RUN_DIR` forks one worker a device.
+"""Emulated devices as processes: one process forks one worker a device.
 
 One process loads torch and the job, and forks before it starts any thread: 32 workers are up in two seconds, where 32
 processes that import torch each take half a minute on two cores. A worker connects, walks its program and writes its
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +195,8 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
     disconnect(status)
 
 
-def _main(run_dir: Path) -> None:
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
     job = Job.load(run_dir)
     # Objects loaded by now are shared with the workers as long as nobody writes to them.
     gc.freeze()
@@ -206,7 +206,3 @@ def _main(run_dir: Path) -> None:
         guarded(run_dir, _run, job)
 
     fork_workers(worker, int(os.environ["WORLD_SIZE"]), run_dir / "ranks")
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
@@ -67,6 +68,10 @@ class Distributed(AbstractEngine):
             "shared_memory": self.shared_memory,
         }
 
+    def devices_here(self, cluster: Cluster) -> int:
+        # Workers that others start count the devices of their own machines.
+        return cluster.num_devices if self.launch == "local" else 0
+
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
         if self.compile is not None:
@@ -97,7 +102,7 @@ class Distributed(AbstractEngine):
         from gpp.runtime.controller.controller import collect, run_workers
 
         if self.launch == "local":
-            logs = run_workers("gpp.runtime.worker", job, run_dir, job.plan.num_devices, progress)
+            logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, final
 
 from pydantic import Field
 
+from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.emulator.pace import Overhead, Pace
@@ -56,6 +57,9 @@ class Emulate(AbstractEngine):
         # A time scale of the user has no budget: nobody gives up before a day.
         timeout_s = 300.0 + self.budget_s if self.time_scale is None else 86400.0
         return {"device_kind": "cpu", "timeout_s": timeout_s, "engine": asdict(self._pace)}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         return ()

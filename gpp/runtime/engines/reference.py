@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
@@ -36,6 +37,9 @@ class Reference(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {"device_kind": "cpu"}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         _refuse(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress
@@ -26,6 +27,9 @@ class Simulate(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {}
+
+    def devices_here(self, cluster: Cluster) -> int:
+        return 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         return ()

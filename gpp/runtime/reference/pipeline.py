@@ -18,8 +18,11 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
+from gpp.errors import NonFinite
+from gpp.graph.captured import is_loss
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
+from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
 from gpp.runtime.reference.stage import FollowedStage, Kept, Table, after_step
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
@@ -44,10 +47,12 @@ class Pipeline:
 
     Args:
         weights: initial ones, by full name.
+        warn: is told once that a loss or weights are not finite, with `on_nonfinite=warn`.
     """
 
-    def __init__(self, job: Job, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, job: Job, weights: Mapping[str, Tensor], warn: Callable[[str], None] = print) -> None:
         self.job, settings, plan = job, job.settings, job.plan
+        self._warn, self._told, self._done = warn, False, settings.first_step
         self.spec = restore(settings.optimizer)
         self.policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
@@ -82,7 +87,8 @@ class Pipeline:
             position = plan.position(s)
             table = Table(self.policy, position, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
             runs_backward = plan.runs_backward(s, self.job.graph)
-            out.append(FollowedStage(replicas, masters, runs_backward=runs_backward, table=table))
+            last = 4 * sum(1 for _ in pieces(plan.stages[s].devices, plan.stages[s].microbatch_size, plan.minibatch_size))
+            out.append(FollowedStage(replicas, masters, runs_backward=runs_backward, table=table, last=last))
         return out
 
     def _sums(self) -> list[tuple[Tensor, list[tuple[int, int, int, int]]]]:
@@ -153,9 +159,10 @@ class Pipeline:
             indices = torch.tensor(minibatch(step, settings.minibatch_size, settings.train_samples, settings.seed))
             rows, results = self._rows("train", indices), defaultdict[int, dict[str, Tensor]](dict)
             for chunk in self.chunks:
-                self._backward(chunk, self._forward(chunk, step, rows, results))
+                self._backward(chunk, step, self._forward(chunk, step, rows, results))
             self._update(step)
             yield self._total(results)
+        self._done = first + count
         for stage in self.stages:
             stage.settle()
 
@@ -192,26 +199,61 @@ class Pipeline:
                 for name, tensor in found.outputs.items():
                     made[name].append((lo, self._batch_first(name, tensor.detach())))
                 kept[-1].append(found)
+                for name, value in values.items():
+                    if is_loss(name) and not math.isfinite(number := value.item()):
+                        place = Place(step=step, sample=lo, end=hi, microbatch=microbatch)
+                        self._nonfinite(Seen(name=name, value=number, stage=s, place=place), chunk, kept, rows, (lo, hi))
         return kept
 
-    def _backward(self, chunk: Chunk, kept: list[list[Kept]]) -> None:
+    def _backward(self, chunk: Chunk, step: int, kept: list[list[Kept]]) -> None:
         """The backwards of all stages, on the tensors that `_forward` kept."""
         made = defaultdict[tuple[int, str], Parts](list)
         for s in reversed(range(len(self.stages))):
             stage = self.stages[s]
             if not stage.runs_backward:
                 continue
-            for (device, _, lo, hi), found in zip(chunk[s], kept[s], strict=True):
+            for (device, microbatch, lo, hi), found in zip(chunk[s], kept[s], strict=True):
                 gradients: dict[str, Tensor] = {}
                 for t, names in self.returning[s]:
                     for name in names:
                         grad = self._placed(name, _cut(made[t, name], lo, hi))
                         gradients[name] = gradients[name] + grad if name in gradients else grad
-                stage.backward(self.job.plan.stages[s].devices.index(device), found, gradients)
+                place = Place(step=step, sample=lo, end=hi, microbatch=microbatch)
+                stage.backward(self.job.plan.stages[s].devices.index(device), found, gradients, place)
                 for name, leaf in found.received.items():
                     if leaf.requires_grad:
                         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                         made[s, name].append((lo, self._batch_first(name, grad)))
+
+    def _nonfinite(self, seen: Seen, chunk: Chunk, kept: list[list[Kept]], rows: Rows, samples: tuple[int, int]) -> None:
+        """A loss is not finite: look at what the stages have kept of its samples."""
+        if self._told:
+            return
+        found = [stage.finding(s) for s, stage in enumerate(self.stages)]
+        for s, own in enumerate(kept):
+            # Of the last stage, only the pieces up to this one.
+            for (_, microbatch, lo, hi), made in zip(chunk[s], own, strict=False):
+                if max(lo, samples[0]) < min(hi, samples[1]):
+                    place = Place(step=seen.place.step, sample=lo, end=hi, microbatch=microbatch)
+                    found.append(self.stages[s].finding(s, place, made, rows(lo, hi, self.stages[s].inputs)))
+        self._end(told(seen, found, first_step=self.job.settings.first_step))
+
+    def check_weights(self) -> None:
+        """Look at the weights after the last step, which no loss has seen.
+
+        Raises:
+            NonFinite: they are not finite, and the run is to stop then.
+        """
+        found = [stage.finding(s) for s, stage in enumerate(self.stages)]
+        if any(finding.weights for finding in found):
+            self._end(told_of_weights(found, step=self.job.settings.steps - 1))
+
+    def _end(self, text: str) -> None:
+        if self.job.settings.on_nonfinite == "stop":
+            raise NonFinite(text)
+        if not self._told:
+            self._told = True
+            self._warn(text)
 
     def _batch_first(self, name: str, tensor: Tensor) -> Tensor:
         dim = self.order[name][0]
@@ -272,10 +314,18 @@ class Pipeline:
                         received = {name: self._placed(name, _cut(made[name], lo, hi)) for name in self.incoming[s]}
                         outputs = module(hi - lo, {**received, **rows(lo, hi, stage.inputs)})
                         shares = {name: outputs.pop(name).double() * ((hi - lo) / size) for name in module.results}
+                        self._check_held_out(shares, s, lo, hi)
                         _add(results[device], shares)
                         for name, tensor in outputs.items():
                             made[name].append((lo, self._batch_first(name, tensor)))
         return self._total(results)
+
+    def _check_held_out(self, results: Mapping[str, Tensor], stage: int, lo: int, hi: int) -> None:
+        for name, value in results.items():
+            if is_loss(name) and not math.isfinite(number := value.item()):
+                microbatch = lo // self.job.plan.stages[stage].microbatch_size
+                place = Place(step=self._done, sample=lo, end=hi, microbatch=microbatch)
+                self._end(Seen(name=name, value=number, stage=stage, place=place).held_out())
 
     @staticmethod
     def _total(results: Mapping[int, Mapping[str, Tensor]]) -> dict[str, float]:

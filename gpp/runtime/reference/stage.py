@@ -8,7 +8,7 @@ until their micro-batch comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from gpp.capture.stage import StageModule
-from gpp.graph.captured import is_loss
+from gpp.graph.captured import LOSS, is_loss
 from gpp.optimizers import AbstractOptimizer
+from gpp.runtime.nonfinite import Finding, Place, Probes, nonfinite
 from gpp.runtime.worker.weights.prediction import keep_direction, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
+
+EMPTY: Mapping[str, Tensor] = {}
 
 Values = list[Tensor]
 """Tensors for the trained parameters of a stage, in one order."""
@@ -131,17 +134,20 @@ class FollowedStage:
         modules: one for each replica, with one set of parameters and each with its own buffers.
         runs_backward: whether gradients flow through it.
         table: says what its trained parameters are in which pass; None where it trains nothing.
+        last: backwards to remember for who asks where gradients stopped being finite.
 
     `sums`: replica -> gradients of the mini-batch so far, in the order of the masters.
     """
 
     def __init__(
-        self, modules: Sequence[StageModule], masters: Sequence[Tensor], *, runs_backward: bool, table: Table | None
+        self, modules: Sequence[StageModule], masters: Sequence[Tensor], *, runs_backward: bool, table: Table | None, last: int
     ) -> None:
         self.modules, self.masters, self.table, self.runs_backward = list(modules), list(masters), table, runs_backward
         self.evaluation = [module.eval_module() for module in modules]
         self.inputs = modules[0].inputs
         self.sums: list[list[Tensor | None]] = []
+        self.names = [name for name, p in modules[0].named_parameters() if p.requires_grad]
+        self.probes = Probes(self.masters, last=last)
         self.clear()
         self._present: tuple[int, Values] = -1, []
         index = {id(master): i for i, master in enumerate(masters)}
@@ -198,11 +204,12 @@ class FollowedStage:
                     loss = value * share if loss is None else loss + value * share
         return Kept(received, outputs, loss, values, leaves), results
 
-    def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor]) -> None:
+    def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor], place: Place) -> None:
         """The backward of a forward's `kept`; the tensors in `received` then hold their gradients.
 
         Args:
             gradients: of its outputs.
+            place: which backward it is.
         """
         pairs = [(kept.outputs[name], grad) for name, grad in gradients.items() if kept.outputs[name].requires_grad]
         roots: list[Tensor] = [output for output, _ in pairs]
@@ -219,6 +226,23 @@ class FollowedStage:
             torch.autograd.backward(roots, seeds)
         for i, leaf in enumerate(kept.leaves):
             sums[i] = leaf.grad
+        if self.probes.index is not None:
+            self.probes.note(place, sums[self.probes.index])
+
+    def finding(
+        self, stage: int, place: Place | None = None, kept: Kept | None = None, rows: Mapping[str, Tensor] = EMPTY
+    ) -> Finding:
+        """What is not finite: of the weights, and of a forward."""
+        made = kept.outputs if kept else {}
+        return Finding(
+            stage=stage,
+            microbatch=place.microbatch if place else -1,
+            received=nonfinite(kept.received) if kept else (),
+            rows=nonfinite(rows),
+            made=nonfinite({**made, LOSS: kept.loss} if kept and kept.loss is not None else made),
+            weights=nonfinite(dict(zip(self.names, self.masters, strict=True))),
+            backward=self.probes.first(),
+        )
 
 
 def after_step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:

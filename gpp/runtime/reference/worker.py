@@ -1,17 +1,15 @@
-"""Process of `engine=reference`: `python -m gpp.runtime.reference.worker RUN_DIR` writes the files of all workers."""
+"""Process of `engine=reference`, which writes the files of all workers."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from gpp.runtime.checkpoint.checkpoint import Checkpointer
-from gpp.runtime.checkpoint.state import save_final
+from gpp.runtime.checkpoint.state import job_weights, save_final
 from gpp.runtime.engine import VERSIONS
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline
@@ -20,13 +18,15 @@ from gpp.runtime.worker.process import guarded, write_line
 
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     settings, ranks = job.settings, run_dir / "ranks"
-    pipeline = Pipeline(job, load_file(run_dir / "job" / "weights.safetensors"))
+    out = open(ranks / f"rank_{rank}.jsonl", "w")  # noqa: SIM115 (closed below)
+    with job_weights(run_dir, device) as weights:
+        pipeline = Pipeline(job, dict(weights), warn=lambda words: write_line(out, {"warning": words}))
     named = pipeline.named()
     checkpoints = Checkpointer(
         job, run_dir, rank=rank, world=world, weights=named, optimizers=pipeline.optimizers, owned=frozenset(named)
     )
     checkpoints.restore()
-    with open(ranks / f"rank_{rank}.jsonl", "w") as out:
+    with out:
         for first, count in pipeline.stretches():
             start = time.perf_counter()
             for step, results in enumerate(pipeline.train(first, count), first):
@@ -39,7 +39,8 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
                 write_line(out, {"evaluated": done, **pipeline.evaluate()})
             if checkpoints.due(done):
                 checkpoints.save(done)
-    checkpoints.wait()
+        checkpoints.wait()
+        pipeline.check_weights()
     tables = {s: stage.table for s, stage in enumerate(pipeline.stages) if stage.table}
     counted = {
         "weight_versions": {s: table.policy.copies(table.position) for s, table in tables.items()},
@@ -51,5 +52,6 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
             save_final(run_dir, stage, state)
 
 
-if __name__ == "__main__":
-    guarded(Path(sys.argv[1]), _run)
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, _run)

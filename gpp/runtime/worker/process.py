@@ -8,7 +8,6 @@ ranks/rank_N.status      what it is doing (gpp/runtime/hang_detection/status.py)
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,7 +24,8 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from gpp.errors import GppError, InvalidConfig, WorkerFailed
+from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
+from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
@@ -33,13 +33,12 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.transport.network import FAR_S, clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
+from gpp.runtime.worker.parent import end_with_parent
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
 
 BEAT_S = 0.25
-
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def write_line(out: TextIO, record: dict[str, Any]) -> None:
@@ -48,20 +47,12 @@ def write_line(out: TextIO, record: dict[str, Any]) -> None:
     out.flush()
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, even if it is stopped."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _keep_alive(status: Status) -> None:
     """Give signs of life, and end this process when its launcher is gone, so that no orphan stays behind."""
-    parent = os.getppid()
-    # Where the kernel cannot be asked, the thread below does the rest.
-    die_with_parent()
+    family = end_with_parent()
 
     def beat() -> None:
-        while os.getppid() == parent:
+        while family.alive():
             status.beat()
             time.sleep(BEAT_S)
         os._exit(1)
@@ -217,7 +208,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         sys.exit(f"error: {run_dir} holds no job. Fix: give the run directory that run.py wrote, or copy it to this machine")
     ranks = run_dir / "ranks"
     ranks.mkdir(exist_ok=True)
-    for name in ("status", "error.json", "clock.json", "end.json"):
+    for name in ("status", "error.json", "clock.json", "end.json", "finite.json"):
         (ranks / f"rank_{rank}.{name}").unlink(missing_ok=True)
     _keep_alive(Status(status_path(ranks, rank)))
     code = 0
@@ -227,16 +218,20 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+            check_devices(job.cluster, (device.index or 0) + 1, "distributed")
             torch.cuda.set_device(device)
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
         (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))
-    except Exception as error:
-        report(ranks, rank, error, _kind(error))
+    except Exception as raised:
+        error = Exhausted.of(raised) or raised
+        # On a full disk the controller has the exit code, and standard error if that goes elsewhere.
+        with suppress(OSError):
+            report(ranks, rank, error, _kind(error))
         if isinstance(error, GppError):
             print(f"error: {error}", file=sys.stderr)
         else:
-            traceback.print_exc()
+            traceback.print_exception(error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

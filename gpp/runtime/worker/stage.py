@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.graph.captured import is_loss
+from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
 
@@ -34,6 +36,10 @@ class _Pass:
     loss: torch.Tensor | None
 
 
+OnNonFinite = Callable[[Seen, int, int], None]
+"""Function that is called with a loss that is not finite, and the samples [lo, hi) of the pass that it is the loss of."""
+
+
 def _no_data(lo: int, hi: int) -> dict[str, torch.Tensor]:
     raise RuntimeError("a pass was started without `begin`")
 
@@ -52,6 +58,8 @@ class StageRunner:
         autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
         synchronize: waits for the accelerator, so that a span's end is the end of its kernels.
         weights: decides which weights a pass uses; None where there is one version.
+        on_nonfinite: called at the end of a forward whose loss is not finite.
+        probes: are told of every backward.
     """
 
     def __init__(
@@ -69,27 +77,38 @@ class StageRunner:
         autocast: torch.dtype | None = None,
         synchronize: Callable[[], None] | None = None,
         weights: AbstractStageWeights | None = None,
+        on_nonfinite: OnNonFinite | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
         self.autocast, self.synchronize = autocast, synchronize
-        self.weights = weights
+        self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
+        self.masters = [p for p in module.parameters() if p.requires_grad]
+        self._probed = self.masters[probes.index] if probes and probes.index is not None else None
         self.meter: MemoryMeter | None = None
         self.results: dict[int, dict[str, torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
+        self._step = 0
         self._passes: dict[int, _Pass] = {}
         self._specs = mailbox.boundary.specs()
 
-    def begin(self, fetch: Fetch, seed: Callable[[int], int]) -> None:
+    def begin(self, fetch: Fetch, seed: Callable[[int], int], step: int) -> None:
         """Start a pass. `results` then fills: mini-batch of the pass -> name -> this device's share.
 
         Args:
             fetch: (lo, hi) -> the user inputs and targets of those samples of the pass.
             seed: micro-batch -> seed of its random operations.
+            step: optimizer steps done before.
         """
-        self._fetch, self._seed, self.results = fetch, seed, {}
+        self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
+
+    def _place(self, microbatch: int, lo: int, hi: int) -> Place:
+        minibatch, within = divmod(microbatch, self.accumulation)
+        before = minibatch * self.num_samples
+        return Place(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""
@@ -124,13 +143,15 @@ class StageRunner:
             self.synchronize()
         end = time.perf_counter()
         share = (hi - lo) / self.num_samples
-        loss = None
+        loss, seen = None, None
         for name in self.module.results:
             if name in outputs:
                 value = outputs.pop(name)
                 self._add_result(microbatch // self.accumulation, name, value.detach().double() * share)
                 if is_loss(name):
                     loss = value * share if loss is None else loss + value * share
+                    if seen is None and not math.isfinite(number := value.item()):
+                        seen = Seen(name=name, value=number, stage=self.stage, place=self._place(microbatch, lo, hi))
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
@@ -140,7 +161,29 @@ class StageRunner:
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
         self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
+        if seen is not None and self.on_nonfinite:
+            self.on_nonfinite(seen, lo, hi)
         return start, end
+
+    def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
+        """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
+        own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        weights, backward = nonfinite(own), self.probes.first() if self.probes else None
+        found = [Finding(stage=self.stage, weights=weights, backward=backward)]
+        for microbatch, kept in list(self._passes.items()):
+            first, end = self._piece(microbatch) or (0, 0)
+            if max(lo, first) < min(hi, end):
+                made = kept.outputs if kept.loss is None else {**kept.outputs, LOSS: kept.loss}
+                found.append(
+                    Finding(
+                        stage=self.stage,
+                        microbatch=microbatch % self.accumulation,
+                        received=nonfinite(kept.leaves),
+                        rows=nonfinite(self._fetch(first, end)) if self.module.inputs else (),
+                        made=nonfinite(made),
+                    )
+                )
+        return tuple(found)
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
         """Context of a forward: autocast, the meter's hooks (in the first step), both, or nothing."""
@@ -187,6 +230,8 @@ class StageRunner:
             torch.autograd.backward(roots, seeds)
         if self.weights:
             self.weights.done(microbatch // self.round_robin_degree)
+        if self.probes and self._probed is not None:
+            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
         if self.synchronize:
             self.synchronize()
         end = time.perf_counter()

@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
-from safetensors import safe_open
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
@@ -23,9 +22,10 @@ from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import Slices, save_final, static_bytes
+from gpp.runtime.checkpoint.state import job_weights, save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
+from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
@@ -34,14 +34,13 @@ from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
-from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, write_line
+from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.runtime.worker.rows import Order, Rows
+from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.runtime.worker.stage import Fetch, StageRunner
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
-
-if TYPE_CHECKING:
-    from gpp.data.base import Samples
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
@@ -76,10 +75,7 @@ class Worker:
         self.spec = restore(settings.optimizer)
         self.optimizers = self._optimizers()
         self.weights = self._weights()
-        # A model in memory has no settings; its data needs none.
-        self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
-        self.samples: dict[str, Samples] = {}
-        self.num_train = settings.train_samples
+        self.rows, self.num_train = Rows(settings, device), settings.train_samples
         self.gradients = Gradients(
             self.params,
             reduce_groups(plan, job.graph),
@@ -87,6 +83,8 @@ class Worker:
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
         )
+        rank = sorted(plan.stage_of_device).index(device_id)
+        self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
         mailboxes = self._mailboxes(self.modules)
         self.training = Interpreter(
             job.program.actions[device_id],
@@ -100,13 +98,14 @@ class Worker:
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
         )
+        self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
         weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
         self.checkpoints = Checkpointer(
             job,
             run_dir,
-            rank=sorted(plan.stage_of_device).index(device_id),
+            rank=rank,
             world=plan.num_devices,
             weights=weights,
             optimizers=list(self.optimizers.values()),
@@ -124,11 +123,11 @@ class Worker:
         """The device's stages with their weights; no other stage's tensors are read."""
         job, settings = self.job, self.job.settings
         modules: dict[int, StageModule] = {}
-        with safe_open(run_dir / "job" / "weights.safetensors", framework="pt", device=str(self.device)) as weights:
+        with job_weights(run_dir, self.device) as weights:
             for s in self.stages:
                 nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
                 module = modules[s] = build_stage(job.captured, nodes, device=self.device)
-                module.load(Slices(weights))
+                module.load(weights)
         tie(modules.values())
         if settings.compile:
             for module in modules.values():
@@ -196,6 +195,11 @@ class Worker:
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
                 synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
                 weights=self.weights.get(s) if train else None,
+                on_nonfinite=self.search.training if train else self.search.held_out,
+                # Those of two steps, and more where the pipeline does not drain.
+                probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
+                if train
+                else None,
             )
         return out
 
@@ -258,7 +262,7 @@ class Worker:
             step = first + minibatch_of_stretch
             return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
 
-        self._begin(self.training, "train", settings.minibatch_size, order)
+        self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
         self.status.begin(TRAINING, first)
         self._since = time.perf_counter()
@@ -317,9 +321,12 @@ class Worker:
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
 
-    def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Callable[[int], torch.Tensor]) -> None:
+    def _warn(self, words: str) -> None:
+        self._log({"warning": words})
+
+    def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Order, step: int) -> None:
         for s, runner in interpreter.runners.items():
-            runner.begin(self._fetch(split, size, order, runner.module.inputs), partial(self._seed, s))
+            runner.begin(self.rows.fetch(split, size, order, runner.module.inputs), partial(self._seed, s), step)
 
     def _seed(self, stage: int, microbatch: int) -> int:
         replicas = self.job.plan.stages[stage].replicas
@@ -341,42 +348,22 @@ class Worker:
         assert self.evaluation is not None and self.job.evaluation is not None
         self.status.enter(STARTING)
         size = self.job.evaluation.num_samples
-        self._begin(self.evaluation, "test", size, lambda _: torch.arange(size))
+        self._begin(self.evaluation, "test", size, lambda _: torch.arange(size), self._stop)
         self.status.begin(EVALUATION, self.step)
         with torch.no_grad():
             self.evaluation.run()
         return self._results(self.evaluation, 0)
 
-    def _fetch(self, split: str, size: int, order: Callable[[int], torch.Tensor], names: tuple[str, ...]) -> Fetch:
-        """Rows of a stretch of mini-batches of `size` samples; `order` gives the indices of one of them."""
-        wanted = set(names)
-
-        if wanted and split not in self.samples:
-            # Only the stages that read user inputs, and only the splits that they come to.
-            settings = self.job.settings
-            self.samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
-
-        def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
-            found = self.samples[split].fetch(indices, wanted)
-            return found if self.device.type == "cpu" else {k: v.to(self.device, non_blocking=True) for k, v in found.items()}
-
-        whole = bool(wanted) and self.samples[split].in_memory
-        # Rows in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
-        held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
-
-        def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
-            nonlocal held
-            number = lo // size
-            if held is None or held[0] != number:
-                indices = order(number)
-                held = number, indices, rows(indices) if whole else {}
-            lo, hi = lo - number * size, hi - number * size
-            return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
-
-        return fetch
-
     def run(self, out: TextIO) -> None:
-        """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`."""
+        """The whole job: every step, every evaluation, the final weights; one JSON line each to `out`.
+
+        Raises:
+            NonFinite: a loss or the final weights are not finite, and the run is to stop then.
+        """
+        with self.search:
+            self._run(out)
+
+    def _run(self, out: TextIO) -> None:
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
         meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
@@ -394,6 +381,7 @@ class Worker:
                 self.checkpoints.save(done)
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
+        self.search.weights(self._stop - 1)
         held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
         peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
@@ -414,3 +402,8 @@ def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) ->
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
         worker.run(out)
     disconnect(status)
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, run)

@@ -1,0 +1,203 @@
+"""The words of the command line (groups, options, settings), and the nearest of them to a word that is none.
+
+It reads folders of YAML files and knows no Hydra.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpp.errors import LONGEST
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+BASE = "base"
+GROUPS = {
+    "model": "Models",
+    "strategy": "Strategies",
+    "cluster": "Clusters",
+    "engine": "Engines",
+    "data": "Data",
+    "cost": "Cost models",
+    "optimizer": "Optimizers",
+    "logger": "Loggers",
+    "experiment": "Presets (+experiment=NAME)",
+}
+EXAMPLES = """\
+Examples:
+  python run.py                                                  plan and train the default model on this machine
+  python run.py model=mmt_small strategy=sequential              pick parts
+  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
+  python run.py model=mmt cluster=summit_8x4 mode=plan           plan the paper's model for 32 devices, and say why; needs none
+  python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
+  python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
+"""
+FAR = 8
+"""Words whose lengths differ by more are not compared letter by letter."""
+ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all options"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What may be written on the command line.
+
+    Args:
+        folders: folders that hold groups of options, ours and the user's own.
+        config: the plain configuration of the words that are right, made when it is asked for.
+    """
+
+    folders: tuple[Path, ...] = (CONF,)
+    config: Callable[[], Any] = dict
+
+    @property
+    def settings(self) -> list[str]:
+        """Dotted names of the settings of the command at hand."""
+        return paths(self.config())
+
+    @property
+    def defaults(self) -> set[str]:
+        """Groups that have a default, so that `GROUP=OPTION` replaces it; any other needs `+GROUP=OPTION`."""
+        chosen = self.config().get("hydra", {}).get("runtime", {}).get("choices") or {}
+        return {str(key).partition("@")[0] for key in chosen}
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """Options by group, as in `strategy/weights`."""
+        out: dict[str, set[str]] = {}
+        for folder in self.folders:
+            for path in folder.rglob("*.yaml"):
+                if path.parent != folder and path.stem != BASE:
+                    out.setdefault(path.parent.relative_to(folder).as_posix(), set()).add(path.stem)
+        return {group: sorted(names) for group, names in sorted(out.items())}
+
+    def options(self, group: str) -> list[str]:
+        """Names of a group's options; `base` holds the settings that options share and is none of them."""
+        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml") if path.stem != BASE})
+
+    def file(self, group: str, name: str) -> Path:
+        """The file of an option; the first folder that has one counts."""
+        return next(path for folder in self.folders if (path := folder / group / f"{name}.yaml").is_file())
+
+    def unreadable(self) -> str | None:
+        """The first file that is no text in UTF-8."""
+        for path in (path for folder in self.folders for path in sorted(folder.rglob("*.yaml"))):
+            try:
+                path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError):
+                return str(path)
+        return None
+
+    def choose(self, group: str, value: str, known: Sequence[str] = ()) -> str:
+        """The fix for an option that a group does not have: the nearest one, and all.
+
+        Args:
+            known: the options, where the folders do not tell, as for groups of Hydra's own.
+        """
+        known = self.options(group) or sorted(known)
+        elsewhere = (path.parents[1] if "/" not in group else path.parents[2] for path in ROOT.glob(f"sweeps/{group}/{value}.yaml"))
+        if folder := next(elsewhere, None):
+            return f"add -cd {folder.name}, which has it"
+        near = nearest(value, known)
+        listed = f"options: {', '.join(known)}" if known else "it has no options"
+        return f"write {self.assigned(group, near)} ({listed})" if near else f"choose one; {listed}"
+
+    def assigned(self, group: str, option: str) -> str:
+        """The word that chooses an option."""
+        return f"{'' if group in self.defaults or group.startswith('hydra/') else '+'}{group}={option}"
+
+    def meant(self, key: str, value: str | None = None) -> str:
+        """The fix for a key that is none: the nearest group or setting with its value, or where to look.
+
+        A group counts as nearer where the value is one of its options; so `modle=mmt` means `model`, not `mode`.
+        """
+        groups = self.groups
+
+        def cost(name: str) -> tuple[float, bool, str]:
+            tails = [name.replace("/", ".").split(".")[i:] for i in range(1, len(name.replace("/", ".").split(".")))]
+            apart = [_distance(key, name)] + [_distance(key.replace("/", "."), ".".join(tail)) + 0.5 for tail in tails]
+            part = 1.0 if any(key in tail[-1].split("_") for tail in tails) else len(key)
+            fits = 0.6 if value is not None and value in groups.get(name, ()) else 0.0
+            return min(*apart, part) - fits, sorted(key) != sorted(name), name
+
+        # A word with + may have made the setting that it names.
+        known = {name for name in (*groups, *self.settings) if name != key or value is None}
+        best = min(known, key=cost, default=None)
+        if best is None or cost(best)[0] > max(1.0, 0.4 * len(re.split(r"[./]", key)[-1])):
+            section = key.rpartition(".")[0]
+            beside = [name for name in self.settings if section and name.rpartition(".")[0] == section]
+            return f"{section} has {', '.join(beside)}" if beside else ALL_SETTINGS
+        if best not in groups:
+            return f"write {best}={brief(value) if value else 'VALUE'}"
+        if value is None or value in groups[best]:
+            return f"write {self.assigned(best, value or groups[best][0])}"
+        return self.choose(best, value)
+
+
+def brief(text: str) -> str:
+    """A text as it is, or its beginning and its length."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}... ({len(text)} characters)"
+
+
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """The known name with the fewest typing errors between it and `word`, or one that contains it; None where all are far."""
+    best = min(known, key=lambda name: (_distance(word, name), sorted(word) != sorted(name), name), default=None)
+    if best is not None and _distance(word, best) <= max(1, 0.4 * max(len(word), len(best))):
+        return best
+    return next((name for name in sorted(known) if len(word) > 2 and word in name), None)
+
+
+def _distance(a: str, b: str) -> int:
+    """Typing errors between two words: letters left out, added, exchanged or swapped with the next (Damerau)."""
+    a, b = a.lower(), b.lower()
+    if abs(len(a) - len(b)) > FAR:
+        return abs(len(a) - len(b))
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, start=1):
+        older, before = before, row
+        row = [i]
+        for j, other in enumerate(b, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, older[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def paths(node: Any, prefix: str = "") -> list[str]:
+    """The settings in a plain configuration, as dotted names, with the sections that hold them."""
+    out: list[str] = []
+    for key, inner in node.items() if isinstance(node, Mapping) else ():
+        if not str(key).startswith("_"):
+            out += [f"{prefix}{key}", *paths(inner, f"{prefix}{key}.")]
+    return out
+
+
+def help_text(vocabulary: Vocabulary) -> str:
+    """The text of `--help`: every option with the first line of its file."""
+    lines = [
+        "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
+        "",
+        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
+        "",
+        EXAMPLES,
+    ]
+    for group, title in GROUPS.items():
+        lines.append(f"{title} ({group}=...)" if group != "experiment" else title)
+        for name in vocabulary.options(group):
+            lines.append(f"  {name:<20} {_headline(vocabulary.file(group, name))}")
+        lines.append("")
+    lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
+    return "\n".join(lines)
+
+
+def _headline(path: Path) -> str:
+    """The first comment line of an option's file that is not Hydra's own."""
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.lstrip("# ")
+    return ""

@@ -1,0 +1,38 @@
+"""The accelerators of this machine, counted before anything starts."""
+
+from __future__ import annotations
+
+from gpp.cluster import Cluster
+from gpp.errors import InvalidConfig
+
+
+def cuda_devices() -> int:
+    """CUDA devices that torch can use here; the driver is asked, and no device is initialised."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def asked_of_cuda(cluster: Cluster) -> bool:
+    """Whether the workers of a cluster compute on CUDA; all of them use the kind of its first device."""
+    return cluster.devices[0].kind == "cuda"
+
+
+def check_devices(cluster: Cluster, count: int, engine: str) -> None:
+    """Refuse to start workers on devices that this machine does not have.
+
+    Args:
+        count: devices of the cluster that workers on this machine take.
+        engine: name of the engine that starts them.
+
+    Raises:
+        InvalidConfig: there are too few; names the cluster and both counts.
+    """
+    if not asked_of_cuda(cluster) or not count:
+        return
+    found = cuda_devices()
+    if found < count:
+        here = "no CUDA device" if not found else f"{found} CUDA device{'s' if found > 1 else ''}"
+        rule = f"engine={engine} needs {count} CUDA device{'s' if count > 1 else ''}, and this machine has {here}"
+        fix = "use engine=simulate or engine=emulate, which need none, or cluster=local"
+        raise InvalidConfig("cluster", cluster.name, rule, fix if not found else f"{fix}, or describe a cluster of {found}")

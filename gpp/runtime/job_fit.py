@@ -1,0 +1,160 @@
+"""Whether the files of a job fit together: what a worker would otherwise find out in the middle of a step, or never.
+
+Every file has been read by itself (`gpp.runtime.job.Job.load`), the plan is one for the graph, and the programs run to their ends.
+Here a program does the plan's work, all of it, once; the captured nodes are there; and the settings speak of this plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpp.errors import InvalidFile, MalformedProgram
+from gpp.graph.captured import Captured, Node
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.action import Action
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
+from gpp.program.lower import communication
+from gpp.program.program import Program, ReduceGroup, reduce_groups
+
+AGAIN = "make the job again, by the command that wrote it"
+"""What helps when a file of a job is wrong."""
+
+LEAVES = ("param", "buffer", "constant")
+MOST_ELEMENTS = 2**40
+ENCODINGS = ("ref", "size", "float", "dtype", "device", "layout", "memory_format")
+
+
+def check_nodes(captured: Captured, path: Path) -> None:
+    """Refuse nodes that read what does not stand above them, or in an unknown encoding.
+
+    Raises:
+        InvalidFile: names the place in `path`, where the model stands.
+    """
+    known: dict[str, Node] = {}
+    for i, node in enumerate(captured.nodes):
+        where = f"nodes[{i}]"
+        if node.name in known:
+            raise InvalidFile(path, f"{where}.name", "is given twice", AGAIN, value=[node.name])
+        for inner, name in _read(node, where, path):
+            if name not in known:
+                raise InvalidFile(path, inner, "must name a node above", AGAIN, value=[name])
+        if node.kind in LEAVES and not _is_shape(node.shape):
+            rule = "must be a list of sizes, which are integers of at least 0"
+            raise InvalidFile(path, f"{where}.shape", rule, AGAIN, value=[node.shape])
+        known[node.name] = node
+    for result, name in captured.results.items():
+        if name not in known:
+            raise InvalidFile(path, f"results.{result}", "must name a node", AGAIN, value=[name])
+    for name in captured.constants:
+        if name not in known or known[name].kind != "constant":
+            raise InvalidFile(path, f"constants.{name}", "must name a node that is a constant", AGAIN)
+
+
+def _is_shape(shape: Any) -> bool:
+    """Whether a shape is that of a tensor that could be there before a batch is."""
+    sizes = shape or ()
+    return all(isinstance(size, int) and size >= 0 for size in sizes) and math.prod(sizes) <= MOST_ELEMENTS
+
+
+def _read(node: Node, where: str, path: Path) -> Iterator[tuple[str, str]]:
+    """(place, name) of every node that a node reads, or must come after.
+
+    Raises:
+        InvalidFile: an argument has an unknown encoding.
+    """
+    yield from ((f"{where}.after", name) for name in node.after)
+    todo: list[tuple[str, Any]] = [(f"{where}.args", node.args)]
+    todo += [(f"{where}.kwargs.{key}", value) for key, value in node.kwargs.items()]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, list):
+            todo += [(f"{place}[{i}]", item) for i, item in enumerate(value)]
+        elif isinstance(value, Mapping):
+            if len(value) != 1 or (kind := next(iter(value))) not in ENCODINGS:
+                raise InvalidFile(path, place, f"must be one of {', '.join(ENCODINGS)}", AGAIN, value=[value])
+            if kind == "ref":
+                yield place, str(value[kind])
+
+
+def check_ops(graph: OpGraph, captured: Captured, path: Path) -> None:
+    """Refuse operators that are not made of the captured nodes. (A profile has none.)
+
+    Raises:
+        InvalidFile: names the place in `path`, where the graph stands.
+    """
+    nodes = captured.node_of
+    for i, op in enumerate(graph.ops if nodes else ()):
+        for name in op.nodes:
+            if name not in nodes:
+                raise InvalidFile(path, f"ops[{i}].nodes", "must name nodes of model.json", AGAIN, value=[name])
+
+
+def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, path: Path) -> None:
+    """Refuse a program that does not do the plan's work on so many samples, all of it and once.
+
+    Raises:
+        MalformedProgram: names the action, and the line of `path`.
+    """
+    if program.num_samples != num_samples:
+        rule = f"is for {program.num_samples} samples, and by settings.json and plan.json there are {num_samples}"
+        raise MalformedProgram(f"{path}: line 1: {rule}")
+    if set(program.actions) != set(plan.stages_of_device):
+        raise MalformedProgram(
+            f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {sorted(plan.stages_of_device)[:8]}"
+        )
+    trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
+    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains)
+    normed = any(action.kind == NORM for own in program.actions.values() for action in own)
+    for number, device in enumerate(sorted(program.actions), start=2):
+        own, due = program.actions[device], expected[device]
+        if normed:
+            due[Action(NORM, plan.stages_of_device[device][0], 0)] = program.minibatches
+        found = Counter(own)
+        if found != due:
+            action = next((a for a in own if found[a] > due[a]), None) or next(iter(due - found))
+            times = f"stands there {found[action]} times, and by plan.json and graph.json it must be {due[action]}"
+            raise MalformedProgram(f"{path}: line {number}: {action.text(device)} {times}")
+        _check_updates(own, plan, device, f"{path}: line {number}")
+
+
+def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool) -> dict[int, Counter[Action]]:
+    """Device -> how often each action must be in its list, sums of the norm left out."""
+    out: dict[int, Counter[Action]] = {device: Counter() for device in plan.stages_of_device}
+    groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
+    for s, stage in enumerate(plan.stages):
+        kinds = [PASS[FORWARD]] + [PASS[BACKWARD]] * (trains and plan.runs_backward(s, graph))
+        replicas = {replica[0]: replica for replica in stage.replicas}
+        for piece in stage.pieces(num_samples):
+            for device in replicas[piece.device]:
+                out[device].update(Action(kind, s, piece.microbatch) for kind in kinds)
+        for device in stage.devices:
+            out[device].update(Action(UPDATE, s, t) for t in range(minibatches if trains else 0))
+    for slots in communication(plan, graph, num_samples):
+        for (device, task), actions in slots.items():
+            if trains or KINDS[task[1]].direction == FORWARD:
+                out[device].update(actions)
+    for g, group in enumerate(groups):
+        for device in group.devices:
+            out[device][Action(REDUCE, plan.stages_of_device[device][0], g)] += minibatches
+    return out
+
+
+def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, where: str) -> None:
+    """A mini-batch's gradients are summed and applied when all of them are there, and before the next ones come."""
+    done: Counter[int] = Counter()
+    whole = Counter(action.stage for action in own if KINDS[action.kind].finishes)
+    count = max(sum(action.kind in UPDATES and action.stage == plan.stages_of_device[device][0] for action in own), 1)
+    times: dict[Action, int] = defaultdict(int)
+    for action in own:
+        if KINDS[action.kind].finishes:
+            done[action.stage] += 1
+        elif action.kind in UPDATES or action.kind in SUMS:
+            minibatch = action.microbatch if action.kind in UPDATES else times[action]
+            times[action] += 1
+            if any(done[s] * count != whole[s] * (minibatch + 1) for s in plan.stages_of_device[device]):
+                raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")

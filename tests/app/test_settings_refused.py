@@ -1,0 +1,54 @@
+"""Every wrong setting of the table in tests/check_settings.py is refused with field, value, rule and fix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from run import story
+from tests.check_settings import CASES, LIMIT_S, Wrong, complaints, write
+from tests.support.cli import ROOT, environment
+from tests.support.one_process import answered
+
+
+@pytest.fixture(scope="module")
+def strays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's wrong files, importable, in one folder for all."""
+    folder = tmp_path_factory.mktemp("settings")
+    write(folder)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+# `python -m tests.check_settings` tries all.
+SAMPLE = [case for i, case in enumerate(CASES) if case.always or i % 6 == 0]
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.words[:60])
+def test_a_wrong_setting_is_refused(case: Wrong, strays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "sweep" if {"-m", "-cn"} & set(case.words.split()) else "run"
+    code, out = answered([*case.listed(strays), f"hydra.{kind}.dir={tmp_path}"], story, monkeypatch)
+    assert not complaints(case, code, out), out
+
+
+def test_there_are_150_of_them() -> None:
+    assert len(CASES) >= 150
+    assert len({case.words for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "exits" in case.words or case.words == "modle=mmt"][:2], ids=str)
+def test_a_process_of_its_own_answers_in_time(case: Wrong, strays: Path, tmp_path: Path) -> None:
+    env = environment(PYTHONPATH=f"{ROOT}:{strays}")
+    words = [sys.executable, "run.py", *case.listed(strays), f"hydra.run.dir={tmp_path}"]
+    before = os.times()
+    done = subprocess.run(words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    after = os.times()
+    # Its own work, not how long it waited for a processor.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < LIMIT_S
+    assert not complaints(case, done.returncode, done.stdout), done.stdout

@@ -1,0 +1,22 @@
+"""Every sweep in sweeps/ means something with every engine, or is refused with a clear sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.check_settings import ENGINES, SWEEPS, first_job, misfit
+from tests.support.one_process import answered, check_only
+
+
+# Each with the engine that needs nothing, and with one of the others; `python -m tests.check_settings --sweeps` tries all.
+@pytest.mark.parametrize(
+    ("sweep", "engine"),
+    [(sweep, engine) for i, sweep in enumerate(SWEEPS) for engine in dict.fromkeys(("simulate", ENGINES[i % len(ENGINES)]))],
+)
+def test_a_sweep_runs_with_an_engine_or_is_refused(
+    sweep: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out = answered([*first_job(sweep, engine), f"hydra.run.dir={tmp_path}"], check_only, monkeypatch)
+    assert not misfit(engine, code, out), out

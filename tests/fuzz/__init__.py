@@ -1,0 +1,1 @@
+"""Files that are wrong in every way: see `tests.check_fuzz`."""

@@ -1,0 +1,134 @@
+"""What docs/trust.md says, held to it: who listens where, what leaves the machine, who may read what, what is never obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpp.app.private import refuse_secrets
+from gpp.errors import InvalidConfig, printable
+from tests.support import machines
+from tests.support.cli import ROOT, run
+from tests.support.island import ADDRESS, island
+from tests.support.long import long
+
+KEY = "0123456789abcdef0123456789abcdefdeadbeef"
+SMALL = ["model=mlp", "cluster.num_devices=2", "steps=3", "cost=analytical", "minibatch_size=16"]
+ALONE = pytest.mark.skipif(machines.why_not() is not None, reason=str(machines.why_not()))
+
+
+def alone(run_dir: Path, *words: str, env: dict[str, str] | None = None) -> tuple[set[str], int]:
+    """A run on a machine of its own: the addresses at which somebody listened, and the packets sent to other machines."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    with island() as here:
+        done = here.run([sys.executable, "run.py", *SMALL, *words, f"hydra.run.dir={run_dir}"], cwd=ROOT, env=environment)
+        assert done.returncode == 0, done.stdout
+        return here.heard, here.sent()
+
+
+@ALONE
+def test_the_island_notices_who_listens_and_who_sends() -> None:
+    """The two tests below are worth nothing if nothing could be found."""
+    script = (
+        "import socket, time; l = socket.socket(); l.bind(('0.0.0.0', 0)); l.listen(); time.sleep(0.3)\n"
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('8.8.8.8', 53)); time.sleep(0.3)"
+    )
+    with island() as here:
+        here.run([sys.executable, "-c", script])
+        assert here.heard == {"0.0.0.0"} and here.sent() > 0
+
+
+@ALONE
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_run_with_its_tracker_listens_on_loopback_sends_nothing_and_keeps_secrets(tmp_path: Path) -> None:
+    secrets = {"WANDB_API_KEY": KEY, "HF_TOKEN": "hf_" + "x" * 30, "WANDB_MODE": "offline"}
+    heard, sent = alone(tmp_path / "run", "logger=wandb", env=secrets)
+    assert heard <= {"127.0.0.1"} and sent == 0
+    assert (tmp_path / "run" / "wandb").is_dir()
+    for path in (tmp_path / "run").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(secret.encode() in content for secret in (KEY, secrets["HF_TOKEN"])), path
+        # Others may read as the umask lets them; nobody else may write.
+        assert path.is_symlink() or not path.lstat().st_mode & ~_umask() & (stat.S_IWGRP | stat.S_IWOTH), path
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return 0o777 & found
+
+
+FORMS = {
+    "messages through gloo": ["engine.shared_memory=false"],
+    "emulate": ["engine=emulate"],
+    "reference": ["engine=reference"],
+    "single": ["engine=single"],
+    "data_parallel": ["engine=data_parallel"],
+    "slurm": ["engine.launch=slurm", "engine.slurm.executor=local"],
+}
+
+
+@ALONE
+@long
+@pytest.mark.dist
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_run_listens_on_loopback_and_sends_nothing(tmp_path: Path, form: str) -> None:
+    heard, sent = alone(tmp_path / "run", "logger=none", *FORMS[form])
+    assert heard <= {"127.0.0.1"}
+    # torch's store, which only workers of other launchers use, asks for the name of every address, 127.0.0.1 too.
+    assert sent == 0 or form == "slurm"
+
+
+@ALONE
+@long
+@pytest.mark.dist
+def test_a_named_interface_is_the_only_one(tmp_path: Path) -> None:
+    heard, sent = alone(tmp_path / "run", "logger=none", "engine.shared_memory=false", "engine.interface=gpp-out")
+    assert heard == {ADDRESS} and sent == 0
+
+
+EVIL = "\x1b[2J\x1b[31mred\x1b]0;title\x07<script>alert(1)</script>\u202e"
+
+
+@pytest.mark.dist
+def test_names_are_shown_and_never_obeyed(tmp_path: Path) -> None:
+    """Operators' names with sequences that a terminal obeys, and with markup that a browser runs, from a stranger's profile."""
+    node = {"fwd_ms": 1.0, "bwd_ms": 2.0, "param_bytes": 10, "activation_bytes": 10}
+    nodes = [{"id": i, "name": f"{EVIL}.{i}", **node} for i in range(6)]
+    profile = {"nodes": nodes, "edges": [[i, i + 1, 5] for i in range(5)]}
+    (tmp_path / "evil.json").write_text(json.dumps(profile))
+    words = ("model=profile", f"model.path={tmp_path / 'evil.json'}", "cluster=flat", "cluster.num_devices=2", "logger=none")
+    done = run(tmp_path / "run", *words, "mode=plan", "explain_s=0")
+    assert done.code == 0, done.out
+    assert printable(done.out) == done.out and "\\x1b" in done.out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert printable(page) == page and "<script>alert" not in page and "&lt;script&gt;" in page
+    (tmp_path / "evil.json").write_text(json.dumps({**profile, "edges": [[0, EVIL, 1]]}))
+    refused = run(tmp_path / "refused", *words, "mode=plan")
+    assert refused.code == 2 and printable(refused.out) == refused.out
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"logger": {"api_key": KEY}},
+        {"model": {"arguments": {"hf_token": "x"}}},
+        {"model": {"arguments": {"name": ["hf_" + "a" * 34]}}},
+        {"data": {"url": "https://me:ghp_" + "a" * 36 + "@github.com"}},
+        {"data": {"password": "hunter2"}},
+    ],
+)
+def test_secrets_are_no_settings(setting: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig, match="looks like a secret") as caught:
+        refuse_secrets(setting)
+    assert KEY not in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+def test_ordinary_words_are_no_secrets() -> None:
+    refuse_secrets({"model": {"num_tokens": "4", "pad_token": "<pad>", "arguments": {"key": "k", "tokens": "t"}}, "password": None})
