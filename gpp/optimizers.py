@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 from pydantic import Field
 
 from gpp.settings import Decay, Natural, NotNegative, Share, settings
+from gpp.weights.base import COPY, Extrapolation, Predictor
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,7 @@ class AbstractOptimizer(ABC):
     """
 
     lr: float
+    weight_decay: float
     learning_rate: LearningRate
     clip_norm: float | None
     clip_scope: ClipScope
@@ -58,15 +60,9 @@ class AbstractOptimizer(ABC):
         """Whether all devices meet before the update, to clip by the norm over all stages."""
         return self.clip_norm is not None and self.clip_scope == "model"
 
-    @property
     @abstractmethod
-    def keeps_direction(self) -> bool:
-        """Whether its state holds the direction of the last step, which a prediction of the weights needs."""
-
-    @property
-    @abstractmethod
-    def prediction_traffic(self) -> float:
-        """Bytes moved through memory to extrapolate a byte of weights (`gpp.runtime.worker.weights.prediction`)."""
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        """The cost of predicting weights by a rule (`gpp.runtime.worker.weights.prediction`): reads and writes of its operators."""
 
     @property
     @abstractmethod
@@ -94,13 +90,13 @@ class SGD(AbstractOptimizer):
     def state_factor(self) -> float:
         return 1.0 if self.momentum else 0.0
 
-    @property
-    def keeps_direction(self) -> bool:
-        return self.momentum > 0
-
-    @property
-    def prediction_traffic(self) -> float:
-        return 3.0  # weights and momentum are read, the prediction is written
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        keeping = COPY + bool(self.weight_decay)
+        if rule.future == "zero":
+            return Extrapolation(COPY + (0.0 if not self.momentum else 3.0 if self.weight_decay else 1.0))
+        if self.momentum and not rule.nesterov:
+            return Extrapolation()
+        return Extrapolation(once=6.0 if self.momentum else 3.0, kept=1.0, update=keeping)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -126,15 +122,14 @@ class Adam(AbstractOptimizer):
     def state_factor(self) -> float:
         return 2.0
 
-    @property
-    def keeps_direction(self) -> bool:
-        return True
-
-    @property
-    def prediction_traffic(self) -> float:
-        # The root of the second moment goes into scratch, is scaled and shifted there; then weights, mean and scratch
-        # become one tensor.
-        return 9.0
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
+        step, shrinks = 8.0, bool(rule.decay and self.decoupled and self.weight_decay)
+        if rule.future == "same":
+            return Extrapolation(once=step + COPY * shrinks)
+        if self.weight_decay and not self.decoupled:
+            return Extrapolation(once=2 * COPY, each=step + 5.0)
+        return Extrapolation(once=COPY, each=step)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -162,13 +157,15 @@ class RMSprop(AbstractOptimizer):
     def state_factor(self) -> float:
         return 2.0 if self.momentum else 1.0
 
-    @property
-    def keeps_direction(self) -> bool:
-        return self.momentum > 0
-
-    @property
-    def prediction_traffic(self) -> float:
-        return 3.0  # weights and the last direction are read, the prediction is written
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        if rule.future == "zero":
+            if self.weight_decay:
+                return Extrapolation(once=8.0 if self.momentum else 7.0, each=9.0)
+            return Extrapolation() if self.momentum else Extrapolation(COPY)
+        if self.momentum:
+            return Extrapolation()
+        # At the update the gradient is copied, with its decay, and divided by the root of the mean square.
+        return Extrapolation(kept=1.0, update=COPY + bool(self.weight_decay) + 7.0)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

@@ -92,7 +92,7 @@ def problem(
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
         global_norm=optimizer.clips_model,
-        prediction_traffic=optimizer.prediction_traffic,
+        extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,
     )
 
@@ -164,6 +164,7 @@ def train(
         seed=seed,
         train_samples=sizes["train"],
         held_out=sizes["test"],
+        overwrites=engine.overwrites,
         evaluate_every=evaluate_every,
         on_nonfinite=on_nonfinite,
         **(checkpoint or Checkpoints()).settings(resumed),

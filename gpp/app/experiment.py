@@ -291,16 +291,11 @@ class Experiment:
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
-            optimizer_state_factor=self.optimizer.state_factor + self._kept_directions,
+            optimizer_state_factor=self.optimizer.state_factor,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.clips_model,
-            prediction_traffic=self.optimizer.prediction_traffic,
+            extrapolation=self.optimizer.extrapolation,
         )
-
-    @property
-    def _kept_directions(self) -> float:
-        """Bytes per parameter byte to keep the last step's direction, if predictions need it and the state lacks it."""
-        return float(self.strategy.weights.predictor is not None and not self.optimizer.keeps_direction)
 
     @property
     def _imposed(self) -> int | None:
@@ -408,6 +403,7 @@ class Experiment:
             seed=self.seed,
             train_samples=sizes["train"],
             held_out=held_out,
+            overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,

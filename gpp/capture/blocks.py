@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpp.capture.build import MEASURED_BATCH, assemble
 from gpp.capture.codec import GETITEM
+from gpp.capture.derived import Derivations
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
 from gpp.capture.measure import Facts, measure
@@ -296,18 +297,24 @@ def _run(block: Block, module: nn.Module, values: list[Tensor], grads: list[bool
         copy = torch.empty(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().clone()
         copies.setdefault(id(tensor), copy.requires_grad_(tensor.requires_grad))
     known = {t.untyped_storage()._cdata for t in (*copies.values(), *args)}
-    facts, kept = Facts(), []
+    facts, kept, derivations = Facts(), [], Derivations()
+    for argument in args:
+        derivations.add_input(argument)
+    for name, tensor in state.items():
+        if tensor.requires_grad:
+            derivations.add_parameter(f"{block.name}.{name}", copies[id(tensor)])
 
     def pack(tensor: Tensor) -> Tensor:
         kept.append(tensor)
         storage = tensor.untyped_storage()
+        facts.derived |= derivations.derived_from(tensor)
         if storage._cdata not in known:
             known.add(storage._cdata)
             facts.saved.append((0, storage.nbytes(), storage.nbytes()))
         return tensor
 
     with sdpa_kernel(SDPBackend.MATH):
-        with saved_tensors_hooks(pack, lambda tensor: tensor), FlopCounterMode(display=False) as forward:
+        with saved_tensors_hooks(pack, lambda tensor: tensor), FlopCounterMode(display=False) as forward, derivations:
             result = torch.func.functional_call(module, {key: copies[id(t)] for key, t in state.items()}, tuple(args))
         outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple | list) else []
         if not outputs or not all(isinstance(item, Tensor) for item in outputs):

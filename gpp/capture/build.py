@@ -16,13 +16,13 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from gpp.capture.coupling import couples_samples
+from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
 from gpp.errors import InvalidConfig
-from gpp.graph.captured import Captured, Node, is_loss, loss_nodes
+from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes
 from gpp.graph.op_graph import Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.models.losses import Loss, Measure
@@ -115,8 +115,13 @@ def assemble(
         aliases=drafts.aliases,
         warnings=(*warnings, *dict.fromkeys(notes)),
         loss_ops=_loss_ops(graph, groups, drafts, known),
+        derived=tuple(
+            Derived(node=draft.name, params=tuple(sorted(known[draft.name].derived)), where=draft.where)
+            for draft in kept
+            if known[draft.name].derived
+        ),
     )
-    return replace(captured, coupled=couples_samples(captured))
+    return replace(captured, **cut_loss(captured)._asdict())
 
 
 def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -1,18 +1,20 @@
-"""A check whether a loss couples the samples of a batch, by computing the loss.
+"""A check whether a loss is a mean over the samples of a batch, by computing the loss.
 
-If a loss is a mean over samples, its value on a batch is the mean of its values on the two halves, whatever the
-samples. A contrastive loss is different: cutting its batch changes the samples that each sample is compared with.
+If it is one, its value on a batch is the mean of its values on the two halves, whatever the samples. A contrastive loss
+is different: cutting its batch changes the samples that each sample is compared with. A sum over samples is different,
+too: its values on the halves add up.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from gpp.capture.codec import dtype_of
 from gpp.capture.stage import StageModule, build_stage
-from gpp.graph.captured import Captured, evaluate, is_loss
+from gpp.graph.captured import Captured, evaluate, is_loss, loss_nodes
 
 MOST_BYTES = 64 << 20
 """The most bytes of the loss's inputs: above it (logits over a large vocabulary) the check costs too much."""
@@ -21,29 +23,50 @@ _BATCH = 4
 _TOLERANCE = 1e-6
 
 
-def couples_samples(captured: Captured) -> bool | None:
-    """Whether the loss of random outputs differs from the mean of the losses of their halves.
+class Cut(NamedTuple):
+    """What becomes of a loss if its batch is cut.
 
-    The result is None where the loss draws random numbers, does not run on made-up values, reads more than
-    `MOST_BYTES`, or was captured at one batch size.
+    Args:
+        coupled: whether it differs from the mean over the parts; None where that is unknown.
+        summed: whether it, or a term of it, is the sum over the parts.
     """
-    nodes = [node for op in captured.graph.ops if op.name in captured.loss_ops for node in op.nodes]
+
+    coupled: bool | None = None
+    summed: bool = False
+
+
+def cut_loss(captured: Captured) -> Cut:
+    """The loss of random outputs, beside the losses of their halves.
+
+    Nothing is known where the loss draws random numbers, does not run on made-up values, reads more than `MOST_BYTES`,
+    or was captured at one batch size. Where the network computes the loss itself, only the operator that makes it is
+    looked at, which shows a sum.
+    """
+    ends = set(loss_nodes(captured.results))
+    alone = [op for op in captured.graph.ops if op.name in captured.loss_ops]
+    nodes = [node for op in alone or (op for op in captured.graph.ops if ends & set(op.nodes)) for node in op.nodes]
     if not nodes or captured.batch is not None:
-        return None
+        return Cut()
     try:
         module = build_stage(captured, nodes, device="cpu", dtype_of_floats=torch.float64)
         values = None if module.has_random else _values(captured, module)
         if values is None:
-            return None
+            return Cut()
         with torch.no_grad():
             whole = _losses(module, values, 0, _BATCH)
             halves = [_losses(module, values, lo, lo + _BATCH // 2) for lo in (0, _BATCH // 2)]
     except (RuntimeError, IndexError, ValueError):
-        return None
-    known = {name: (value, sum(half[name] for half in halves) / 2) for name, value in whole.items()}
+        return Cut()
+    known = {name: (value, sum(half[name] for half in halves)) for name, value in whole.items()}
     if not all(math.isfinite(number) for pair in known.values() for number in pair):
-        return None
-    return any(abs(a - b) > _TOLERANCE * (1 + abs(a)) for a, b in known.values())
+        return Cut()
+    means = [_near(value, total / 2) for value, total in known.values()]
+    summed = any(not mean and _near(*pair) for mean, pair in zip(means, known.values(), strict=True))
+    return Cut(not all(means) if alone else summed or None, summed)
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= _TOLERANCE * (1 + abs(a))
 
 
 def _values(captured: Captured, module: StageModule) -> dict[str, tuple[torch.Tensor, int]] | None:

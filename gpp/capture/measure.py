@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, is_random, operator_of, writes
+from gpp.capture.derived import Derivations
 from gpp.capture.draft import Draft
 from gpp.errors import CaptureError
 from gpp.graph.captured import evaluate, references
@@ -36,6 +37,7 @@ class Facts:
         view: whether it makes no new data.
         parts: number of outputs when they come as a tuple, else None.
         saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
+        derived: trained parameters from which alone it keeps a tensor that is computed.
     """
 
     storages: tuple[int, ...] = ()
@@ -50,6 +52,7 @@ class Facts:
     backward_flops: float = 0.0
     traffic_bytes: int = 0
     saved: list[tuple[int, int, int]] = field(default_factory=list)
+    derived: set[str] = field(default_factory=set)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -96,6 +99,7 @@ class _Run:
         self.kept: list[Tensor] = []
         self.flops: dict[Any, tuple[float, float]] = {}
         self.weights: set[int] = set()
+        self.derivations = Derivations()
 
     def run(self) -> dict[str, Facts]:
         """See `measure`."""
@@ -116,6 +120,10 @@ class _Run:
         self.facts[draft.name] = Facts(storages=(storage_of(value),), num_bytes=_bytes([value]))
         if draft.kind in ("param", "buffer"):
             self.weights.add(storage_of(value))
+        if draft.kind == "input":
+            self.derivations.add_input(value)
+        if draft.kind == "param" and draft.requires_grad:
+            self.derivations.add_parameter(draft.target, value)
 
     def _call(self, draft: Draft) -> None:
         operator = operator_of(draft.target)
@@ -131,13 +139,14 @@ class _Run:
         def pack(tensor: Tensor) -> Tensor:
             self.kept.append(tensor)
             storage = tensor.untyped_storage()
+            facts.derived |= self.derivations.derived_from(tensor)
             if storage._cdata not in self.weights:
                 facts.saved.append((storage._cdata, _bytes([tensor]), storage.nbytes()))
             return tensor
 
         grad = not draft.no_grad and draft.name in self.needed
         try:
-            with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor):
+            with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor), self.derivations:
                 value = operator(*args, **kwargs)
         except Exception as error:
             raise CaptureError(

@@ -48,6 +48,7 @@ class StageModule(nn.Module):
         receives: tensors from other stages, named after the nodes that make them.
         sends: own tensors that other stages need.
         results: names of the stage's results (`loss` or `loss:NAME`, `metric:NAME`); metrics in evaluation only.
+        makes: names of all that a pass returns, in order.
         has_random: whether the training pass draws random numbers.
     """
 
@@ -55,6 +56,7 @@ class StageModule(nn.Module):
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     results: tuple[str, ...]
+    makes: tuple[str, ...]
     has_random: bool
     _root: Root
 
@@ -65,7 +67,7 @@ class StageModule(nn.Module):
         self._cut = cut
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
         self.has_random = training and cut.has_random
-        self._run, self._reads, self._makes = cut.compile(root, training=training)
+        self._run, self._reads, self.makes = cut.compile(root, training=training)
         self._keeps_mode = training and cut.has_no_grad
         self._blocks = tuple(root.block(name) for name in cut.blocks)
         self.training = training
@@ -88,7 +90,7 @@ class StageModule(nn.Module):
             block.train(self.training)
         with torch.set_grad_enabled(torch.is_grad_enabled()) if self._keeps_mode else nullcontext():
             made = self._run(self._root, batch, *[values[name] for name in self._reads])
-        return dict(zip(self._makes, made, strict=True))
+        return dict(zip(self.makes, made, strict=True))
 
     def eval_module(self) -> StageModule:
         """The stage in evaluation, with the same parameters: dropout off, running statistics used, metrics made."""

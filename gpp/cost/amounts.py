@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpp.cluster import Link
-
 
 class StageBytes(NamedTuple):
     """Bytes on one device of a stage; numbers, or arrays of one element for each stage.
@@ -77,15 +75,6 @@ class Amounts(NamedTuple):
         return Amounts(self.trainable[index], self.static[index], self.kept[index], self.once[index])
 
 
-def static_bytes(trainable: Any, frozen: Any, optimizer_state_factor: float) -> Any:
+def static_bytes(trainable: Any, frozen: Any, state_factor: float) -> Any:
     """Bytes that do not depend on the batch: weights, a gradient for each trained one, and the optimizer's state."""
-    return trainable * (2.0 + optimizer_state_factor) + frozen
-
-
-def all_reduce_share_s(trainable: Any, replicas: int, accumulation: int, link: Link) -> Any:
-    """The share of one micro-batch in the gradient all-reduce, as the published planners of chains price it.
-
-    Each of `replicas` devices sends and receives 2 (r - 1) / r of the bytes, one after the other, once in `accumulation`
-    micro-batches, at the full bandwidth of `link`: neither its latency nor `Cluster.collective_efficiency` counts.
-    """
-    return 4 * (replicas - 1) * trainable / (replicas * accumulation) / link.bandwidth_bytes_per_s
+    return trainable * (2.0 + state_factor) + frozen

@@ -6,7 +6,7 @@ Planners and the simulator ask every time and every byte here, so they cannot di
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,13 @@ from gpp.cost.variants import boundary_bytes, held, passes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
+from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
+
+
+def divisors(number: int) -> list[int]:
+    """Those of a positive integer, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
@@ -37,9 +44,7 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
         raise InvalidConfig("minibatch_size", minibatch_size, "must be an integer of at least 1", "set minibatch_size=64")
     b = microbatch_size
     if b is not None and not (whole(b) and minibatch_size % b == 0):
-        small = [d for d in range(1, math.isqrt(minibatch_size) + 1) if minibatch_size % d == 0]
-        divisors = {*small, *(minibatch_size // d for d in small)}
-        near = min(divisors, key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
+        near = min(divisors(minibatch_size), key=lambda d: (abs(d - b), d)) if isinstance(b, int) else 1
         raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 
 
@@ -53,7 +58,7 @@ class Problem:
         optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
         global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
-        prediction_traffic: bytes moved to extrapolate a byte of weights (`gpp.optimizers`).
+        extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
     """
@@ -67,7 +72,7 @@ class Problem:
     max_replicas: int | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
-    prediction_traffic: float = 3.0
+    extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
     _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -79,8 +84,9 @@ class Problem:
         check_batch(self.minibatch_size, self.microbatch_size)
 
     def microbatch_sizes(self, depth: int | None = None) -> tuple[int, ...]:
-        """Sizes that a planner may try, ascending: powers of two that divide the mini-batch, or the imposed one.
+        """Sizes that a planner tries, ascending: every divisor of the mini-batch, or the imposed one.
 
+        Powers of two alone would leave out most numbers of replicas, since replicas divide a micro-batch.
         A weight policy may ask for a number of micro-batches that grows with the depth.
 
         Args:
@@ -89,13 +95,8 @@ class Problem:
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
         minibatch = self.minibatch_size // self.regime.minibatches
-        sizes = [1]
-        while minibatch % (2 * sizes[-1]) == 0:
-            sizes.append(2 * sizes[-1])
-        if sizes[-1] != minibatch:
-            sizes.append(minibatch)
         least = self.regime.weights.least_accumulation(depth or self.cluster.num_devices)
-        return tuple(b for b in sizes if minibatch // b >= least) or (1,)
+        return tuple(b for b in divisors(minibatch) if minibatch // b >= least) or (1,)
 
     def accumulation(self, microbatch_size: int) -> int:
         """Micro-batches between two updates."""
@@ -166,7 +167,7 @@ class Problem:
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
-            static = static_bytes(sums.trainable, sums.frozen, self.optimizer_state_factor)
+            static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
             kept, once = sums.saved + sums.kept, sums.grads
             if not mask & self.graph.differentiated:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
@@ -184,6 +185,17 @@ class Problem:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""
         graph = self.graph
         return tuple(graph.tensors[i] for i in graph.made_by(src) if graph.consumer_masks[i] & dst)
+
+    @property
+    def prediction(self) -> Extrapolation:
+        """The cost of the regime's predictions; nothing where none are made."""
+        rule = self.regime.weights.predictor
+        return Extrapolation(once=0.0) if rule is None else self.extrapolation(rule)
+
+    @property
+    def state_factor(self) -> float:
+        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions."""
+        return self.optimizer_state_factor + self.prediction.kept
 
     @property
     def memory_limit_bytes(self) -> float:

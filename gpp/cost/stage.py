@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import held
@@ -94,7 +96,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     own = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel)
     return Amounts(
         trainable=own.trainable,
-        static=static_bytes(own.trainable, own.frozen, problem.optimizer_state_factor),
+        static=static_bytes(own.trainable, own.frozen, problem.state_factor),
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
     )
@@ -115,6 +117,17 @@ def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...])
     return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
 
 
+def finish_array_s(problem: Problem, trainable_bytes: np.ndarray, devices: tuple[int, ...]) -> np.ndarray:
+    """`finish_s` of many stages on the same devices: both parts grow in proportion to the bytes, apart from the ring's latency.
+
+    Planners of chains add a micro-batch's share of it to the time of a stage, whose devices are not known yet: they
+    take neighbours, as `Placer` gives them.
+    """
+    most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
+    low, high = finish_s(problem, 1.0, devices), finish_s(problem, most, devices)
+    return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
+
+
 def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosition:
     accumulation = max(problem.accumulation(stage.microbatch_size) // stage.round_robin_degree, 1)
     return PipelinePosition(warmup=max(stage.ahead, 1) - 1, depth=depth or max(stage.ahead, 1), accumulation=accumulation)
@@ -131,6 +144,6 @@ def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tu
     if problem.regime.weights.flushes:
         return 0.0, 0.0, 0.0
     trainable, device = problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
-    traffic = problem.regime.weights.traffic(position, problem.prediction_traffic)
+    traffic = problem.regime.weights.traffic(position, problem.prediction)
     forward, backward, update = (problem.cost.move_s(amount * trainable, device) for amount in traffic)
     return forward, backward, update

@@ -78,6 +78,23 @@ class Node:
     persistent: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A tensor that an operator keeps for its backward, and that follows from trained parameters alone.
+
+    It is none of the parameters, nor a view of one: after an update it still holds the values of before.
+
+    Args:
+        node: the operator's node.
+        params: full names of the parameters.
+        where: the user's line.
+    """
+
+    node: str
+    params: tuple[str, ...]
+    where: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """A model, its loss and its metrics, as nodes and as an operator graph.
@@ -96,6 +113,8 @@ class Captured:
         warnings: messages for the user, one line each.
         loss_ops: names of the operators that make up the loss function; none lies before an operator of the network.
         coupled: whether the loss of a batch differs from the mean of the losses of its parts; None where it is unknown.
+        summed: whether it, or a term of it, is the sum of those of its parts.
+        derived: tensors kept for a backward that are computed from parameters alone.
     """
 
     name: str
@@ -109,6 +128,8 @@ class Captured:
     warnings: tuple[str, ...] = ()
     loss_ops: tuple[str, ...] = ()
     coupled: bool | None = None
+    summed: bool = False
+    derived: tuple[Derived, ...] = ()
 
     @cached_property
     def node_of(self) -> dict[str, Node]:

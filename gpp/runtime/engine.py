@@ -99,6 +99,8 @@ class AbstractEngine(ABC):
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
+    overwrites: ClassVar[bool] = True
+    """Whether a backward that is to use other weights than its forward finds them in the forward's memory."""
     planner: ClassVar[AbstractPlanner | None]
     """Planner in place of the strategy's, for an engine that runs the user's own module whole; None for all others."""
 

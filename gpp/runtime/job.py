@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
-from gpp.graph.captured import Captured
+from gpp.graph.captured import Captured, Derived, node_references
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
@@ -234,6 +234,7 @@ def assemble(
     seed: int,
     train_samples: int,
     held_out: int = 0,
+    overwrites: bool = True,
     **settings: Any,
 ) -> Job:
     """The job of a plan: its programs lowered and proved free of deadlock, its settings as plain data.
@@ -241,11 +242,14 @@ def assemble(
     Args:
         model: None for a model that the caller holds in memory.
         train_samples, held_out: sizes of the two splits; without held-out samples nothing is evaluated.
+        overwrites: see `gpp.runtime.engine.AbstractEngine`.
         settings: further fields of `Settings`.
     """
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
     _check_weights(strategy.weights, settings)
     _check_clipping(optimizer, plan, problem.graph)
+    if overwrites:
+        _check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(
         settings=Settings(
             steps=steps,
@@ -287,6 +291,51 @@ def _check_weights(weights: AbstractWeights, settings: Mapping[str, Any]) -> Non
     if settings.get("compile") and not weights.flushes:
         rule = f"a compiled stage is bound to its parameters, and strategy.weights={weights.name} exchanges them"
         raise InvalidConfig("engine.compile", settings["compile"], rule, "set engine.compile=null, or strategy/weights=flush")
+
+
+def _check_derived(captured: Captured, plan: Plan, graph: OpGraph, weights: AbstractWeights, kind: str) -> None:
+    """Refuse a tensor computed from parameters that a backward would find as the forward left it.
+
+    Args:
+        kind: of the devices.
+
+    Raises:
+        InvalidConfig: names the stage, the operator and the parameter.
+    """
+    for s, stage in enumerate(plan.stages):
+        if weights.changes(plan.position(s)):
+            own = _closure(captured, [node for op in stage.ops for node in graph.ops[op].nodes])
+            for derived in (*captured.derived, *(_packed(captured) if kind == "cuda" else ())):
+                if derived.node in own:
+                    target, params = captured.node_of[derived.node].target, ", ".join(derived.params)
+                    rule = (
+                        f"its backwards use other weights than the forwards did, and {target} of stage {s} ({derived.where}) keeps "
+                        f"a tensor that the forward has computed from {params}"
+                    )
+                    fix = "let the operator read the parameter itself, or set strategy/weights=stash, or engine=reference"
+                    raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+
+
+def _closure(captured: Captured, nodes: Iterable[str]) -> set[str]:
+    """A stage's nodes, with those that belong to no operator and that it computes for itself."""
+    seen: set[str] = set()
+    todo = list(nodes)
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            node = captured.node_of[name]
+            todo += [name for name in (*node_references(node), *node.after) if captured.node_of[name].free]
+    return seen
+
+
+def _packed(captured: Captured) -> Iterator[Derived]:
+    """Recurrent layers, whose weights cuDNN packs into memory of its own and keeps in this form."""
+    for node in captured.nodes:
+        if node.kind == "call" and any(part in node.target for part in ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")):
+            own = [captured.node_of[name] for name in node_references(node)]
+            yield Derived(
+                node=node.name, params=tuple(n.target for n in own if n.kind == "param" and n.requires_grad), where=node.module
+            )
 
 
 def _check_clipping(optimizer: AbstractOptimizer, plan: Plan, graph: OpGraph) -> None:

@@ -59,11 +59,38 @@ class Predictor:
 
     Args:
         future: gradients to come: `same`: steps go on as the last one did; `zero`: momentum decays without new gradients.
-        decay: whether decoupled weight decay is part of the prediction.
+        decay: whether decoupled weight decay is part of the prediction; coupled decay (L2), a part of every gradient, always is.
+        nesterov: whether SGD's steps go on along u v + g, momentum u times its buffer plus the last gradient, instead of v.
     """
 
     future: str = "same"
     decay: bool = False
+    nesterov: bool = False
+
+
+class Extrapolation(NamedTuple):
+    """What predictions by an optimizer's rule cost, for each byte of the stage's weights.
+
+    Args:
+        once: bytes moved by every prediction.
+        each: bytes moved by it for each update that it looks ahead.
+        kept: bytes kept beside the optimizer's own state.
+        update: bytes moved at every update to keep them.
+    """
+
+    once: float = 3.0
+    each: float = 0.0
+    kept: float = 0.0
+    update: float = 0.0
+
+    def moved(self, horizon: int) -> float:
+        """Bytes moved by one prediction of so many updates."""
+        return self.once + self.each * horizon
+
+
+def along_a_momentum(rule: Predictor) -> Extrapolation:
+    """The cost under an optimizer that keeps its last direction: this and the weights are read, the prediction is written."""
+    return Extrapolation()
 
 
 class Traffic(NamedTuple):
@@ -135,6 +162,10 @@ class AbstractWeights(ABC):
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
         return self.forward_version(position, microbatch, start) if self.backward == "same" else position.batch(microbatch)
 
+    def changes(self, position: PipelinePosition) -> bool:
+        """Whether some backward of the stage uses other weights than its forward did."""
+        return self.backward != "same" and _changes(self, position)
+
     def copies(self, position: PipelinePosition) -> int:
         """Copies of the weights that the stage holds at most, the latest one included."""
         return _copies(self, position)
@@ -149,15 +180,18 @@ class AbstractWeights(ABC):
         """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
         return _staleness(self, position)
 
-    def traffic(self, position: PipelinePosition, prediction: float) -> Traffic:
+    def traffic(self, position: PipelinePosition, prediction: Extrapolation) -> Traffic:
         """What the policy moves through memory, beyond passes and updates of one version.
 
         Args:
-            prediction: bytes moved to extrapolate a byte of weights, by the optimizer's rule.
+            prediction: the cost of the optimizer's rule.
         """
         moves = _moves(self, position)
-        forward, backward = (extrapolated * prediction + copied * COPY for extrapolated, copied in (moves.forward, moves.backward))
-        return Traffic(forward, backward, moves.update * COPY)
+        forward, backward = (
+            way.extrapolations * prediction.once + way.updates_ahead * prediction.each + way.copies * COPY
+            for way in (moves.forward, moves.backward)
+        )
+        return Traffic(forward, backward, moves.update * COPY + (prediction.update if self.predictor else 0.0))
 
     def check(self, position: PipelinePosition) -> None:
         """Refuse a pipeline in which the policy cannot hold.
@@ -226,6 +260,15 @@ def _extrapolates(policy: AbstractWeights, position: PipelinePosition) -> bool:
 
 
 @lru_cache(KNOWN)
+def _changes(policy: AbstractWeights, position: PipelinePosition) -> bool:
+    first, behind = _steady(position) * position.accumulation, policy.backward_horizon(position)
+    return any(
+        (policy.forward_version(position, j), policy.horizon(position, j)) != (policy.backward_version(position, j), behind)
+        for j in range(first, first + position.accumulation)
+    )
+
+
+@lru_cache(KNOWN)
 def _copies(policy: AbstractWeights, position: PipelinePosition) -> int:
     if policy.predictor is not None:
         if not _extrapolates(policy, position):
@@ -250,11 +293,25 @@ def _staleness(policy: AbstractWeights, position: PipelinePosition) -> int:
 FORWARD, BACKWARD = "forward", "backward"
 
 
-class _Moves(NamedTuple):
-    """(extrapolations, copies) of the weights for each forward and for each backward; copies for each update."""
+class _Way(NamedTuple):
+    """What each forward, or each backward, does to the weights: a mean over some of them."""
 
-    forward: tuple[float, float] = (0.0, 0.0)
-    backward: tuple[float, float] = (0.0, 0.0)
+    extrapolations: float = 0.0
+    updates_ahead: float = 0.0
+    copies: float = 0.0
+
+    @classmethod
+    def of(cls, horizons: list[int], copies: int) -> _Way:
+        """The mean over passes with these horizons, of which some copy."""
+        m = len(horizons)
+        return cls(sum(h > 0 for h in horizons) / m, sum(horizons) / m, copies / m)
+
+
+class _Moves(NamedTuple):
+    """What is done to the weights for each forward and for each backward; copies for each update."""
+
+    forward: _Way = _Way()
+    backward: _Way = _Way()
     update: float = 0.0
 
 
@@ -269,17 +326,16 @@ def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
         return _Moves(update=1.0)
     first = _steady(position) * m
     if policy.backward == "same":
-        ahead = sum(policy.horizon(position, j) > 0 for j in range(first, first + m))
-        return _Moves(forward=(ahead / m, (m - ahead) / m))
+        ahead = [policy.horizon(position, j) for j in range(first, first + m)]
+        return _Moves(forward=_Way.of(ahead, ahead.count(0)))
     # One scratch copy: it is extrapolated for a pass, or copied where it does not hold the latest weights already.
-    done = {FORWARD: [0, 0], BACKWARD: [0, 0]}
-    latest = False
+    horizons: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
+    copies, latest = {FORWARD: 0, BACKWARD: 0}, False
     for j in range(first - m, first + m):
         for way, horizon in ((FORWARD, policy.horizon(position, j + warmup)), (BACKWARD, policy.backward_horizon(position))):
             if j >= first:
-                done[way][0] += horizon > 0
-                done[way][1] += horizon == 0 and not latest
+                horizons[way].append(horizon)
+                copies[way] += horizon == 0 and not latest
             latest = horizon == 0
         latest = latest and (j + 1) % m > 0
-    (forwards, first_copies), (backwards, copies) = done[FORWARD], done[BACKWARD]
-    return _Moves((forwards / m, first_copies / m), (backwards / m, copies / m))
+    return _Moves(_Way.of(horizons[FORWARD], copies[FORWARD]), _Way.of(horizons[BACKWARD], copies[BACKWARD]))

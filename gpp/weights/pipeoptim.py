@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, final
 
+from gpp.errors import InvalidConfig
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
 
@@ -21,6 +22,7 @@ class PipeOptim(AbstractWeights):
         horizon_from: `schedule`: s is the number of updates that the schedule really makes between forward and backward;
             `constant`: as published, W(k) always, also while the pipeline fills.
         offset: added to s: 0 as in the paper, 1 as in the authors' code, where the last stage predicts one update ahead too.
+        nesterov: SGD's momentum u v + g in place of v, as in the authors' code, which has the last gradient g twice.
         future: gradients to come: `same`: steps go on as the last one did, as published; `zero`: momentum decays without new
             gradients (exact for SGD with momentum if there are none).
         decay: whether decoupled weight decay is part of the prediction (exact); False as published.
@@ -32,10 +34,16 @@ class PipeOptim(AbstractWeights):
     offset: Literal[0, 1] = 0
     future: Literal["same", "zero"] = "same"
     decay: bool = False
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.future == "zero":
+            rule = "adds the last gradient, and strategy.weights.future=zero has no gradients to come"
+            raise InvalidConfig("strategy.weights.nesterov", True, rule, "set strategy.weights.future=same")
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(future=self.future, decay=self.decay)
+        return Predictor(future=self.future, decay=self.decay, nesterov=self.nesterov)
 
     @property
     def backward(self) -> Backward:

@@ -20,15 +20,17 @@ class SpecTrain(AbstractWeights):
 
     Args:
         form: 1 as in the paper, 2 as in the authors' code.
+        nesterov: SGD's momentum u v + g in place of v, as in the authors' code, which has the last gradient g twice.
     """
 
     name: ClassVar[str] = "spectrain"
     accumulation: Count | None = 1
     form: Literal[1, 2] = 1
+    nesterov: bool = False
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor()
+        return Predictor(nesterov=self.nesterov)
 
     @property
     def backward(self) -> Backward:

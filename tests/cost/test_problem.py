@@ -79,7 +79,7 @@ def test_crossing_tensors():
 
 
 @pytest.mark.parametrize(
-    ("minibatch", "imposed", "sizes"), [(8, None, (1, 2, 4, 8)), (12, None, (1, 2, 4, 12)), (7, None, (1, 7)), (12, 3, (3,))]
+    ("minibatch", "imposed", "sizes"), [(8, None, (1, 2, 4, 8)), (12, None, (1, 2, 3, 4, 6, 12)), (7, None, (1, 7)), (12, 3, (3,))]
 )
 def test_microbatch_sizes(minibatch, imposed, sizes):
     assert problem(chain(2), 2, minibatch, microbatch_size=imposed).microbatch_sizes() == sizes

@@ -44,7 +44,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
 from gpp.settings import Count, settings
-from tests.oracle.exhaustive_bounds import Masks, OptionTables, Shape
+from tests.oracle.exhaustive_bounds import Masks, OptionTables, Shape, sizes
 
 Ops = frozenset[int]
 
@@ -124,9 +124,9 @@ class Exhaustive(AbstractPlanner):
 
 def _ascending(bounds: list[np.ndarray]) -> Iterator[tuple[float, int, int]]:
     """(bound, partition, row) by ascending bound, without those that cannot be."""
-    sizes = [len(bound) for bound in bounds]
+    lengths = [len(bound) for bound in bounds]
     every = np.concatenate(bounds) if bounds else np.empty(0)
-    starts = np.cumsum([0, *sizes])
+    starts = np.cumsum([0, *lengths])
     order = np.argsort(every, kind="stable")
     for at in order[: int(np.isfinite(every).sum())].tolist():
         shape = int(np.searchsorted(starts, at, side="right")) - 1
@@ -136,15 +136,15 @@ def _ascending(bounds: list[np.ndarray]) -> Iterator[tuple[float, int, int]]:
 def _plans(problem: Problem, shape: Shape, options: list[tuple[int, int]]) -> Iterator[Plan]:
     """The plan of a shape; if its micro-batches differ also the one whose stages turn over as many samples at a time."""
     parts = [(mask, r) for mask, (_, r) in zip(shape.masks, options, strict=True)]
-    sizes = [b for b, _ in options]
+    every = [b for b, _ in options]
     try:
-        plan = make_plan(problem, "exhaustive", parts, sizes, chain=shape.chain, ordered=True)
+        plan = make_plan(problem, "exhaustive", parts, every, chain=shape.chain, ordered=True)
     except InvalidPlan:
         return
     yield plan
-    if len(set(sizes)) > 1:
-        ks = [max(sizes) // b if max(sizes) % b == 0 else 1 for b in sizes]
-        yield make_plan(problem, "exhaustive", parts, sizes, k=ks, chain=shape.chain, ordered=True)
+    if len(set(every)) > 1:
+        ks = [max(every) // b if max(every) % b == 0 else 1 for b in every]
+        yield make_plan(problem, "exhaustive", parts, every, k=ks, chain=shape.chain, ordered=True)
 
 
 def convex_partitions(graph: OpGraph, most: int | None = None, alike: tuple[tuple[int, int], ...] = ()) -> Iterator[Masks]:
@@ -181,8 +181,8 @@ def exchangeable(problem: Problem) -> tuple[tuple[int, int], ...]:
     graph, cluster = problem.graph, problem.cluster
     if not cluster.homogeneous or len(set(cluster.nodes)) > 1:
         return ()
-    sizes = sorted({b // r for b in problem.microbatch_sizes() for r in range(1, cluster.num_devices + 1) if b % r == 0})
-    times = [problem.op_times(q, 0) for q in sizes]
+    shares = sorted({b // r for b in sizes(problem) for r in range(1, cluster.num_devices + 1) if b % r == 0})
+    times = [problem.op_times(q, 0) for q in shares]
     seen: dict[object, list[int]] = {}
     for op, spec in enumerate(graph.ops):
         if any(graph.readers[name].bit_count() > 1 for name in spec.params):
@@ -207,8 +207,8 @@ class _Alignment:
     """Whether a partition can be had by the planner's splits alone."""
 
     def __init__(self, problem: Problem, most_replicas: int, barrier: Barrier) -> None:
-        graph, sizes = problem.graph, problem.microbatch_sizes()
-        smallest = min(b // r for b in sizes for r in range(1, min(most_replicas, b) + 1) if b % r == 0)
+        graph = problem.graph
+        smallest = min(b // r for b in sizes(problem) for r in range(1, min(most_replicas, b) + 1) if b % r == 0)
         times = problem.op_times(smallest, 0)
         _, added, _ = series_parallel_order(graph, (times.forward_s + times.backward_s).tolist(), barrier)
         self.converted = bool(added)

@@ -19,6 +19,13 @@ SURELY = 1 - 1e-9
 """Bounds are lowered by more than rounding."""
 
 
+def sizes(problem: Problem) -> list[int]:
+    """Every micro-batch size that can be asked for, whatever planners try: the divisors of the mini-batch, or the imposed one."""
+    if problem.microbatch_size is not None:
+        return [problem.microbatch_size]
+    return [b for b in range(1, problem.minibatch_size + 1) if problem.minibatch_size % b == 0]
+
+
 class Shape(NamedTuple):
     """A partition in stage order; `nexts` and `depth` with the chain's order edges, `gradients` the edges that return some."""
 
@@ -114,7 +121,7 @@ class OptionTables:
     @classmethod
     def of(cls, problem: Problem, most_replicas: int, mixed: bool) -> OptionTables:
         most = min(most_replicas, problem.cluster.num_devices)
-        return cls(problem, [(b, r) for b in problem.microbatch_sizes() for r in range(1, min(most, b) + 1) if b % r == 0], mixed)
+        return cls(problem, [(b, r) for b in sizes(problem) for r in range(1, min(most, b) + 1) if b % r == 0], mixed)
 
     def combinations(self, count: int, num_devices: int) -> np.ndarray:
         """Rows of options, one for each of `count` stages, that the devices suffice for."""

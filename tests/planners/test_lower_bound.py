@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from dataclasses import replace
 
 import pytest
 
+from gpp.cluster import Link
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Op, OpGraph, Tensor
-from gpp.graph.random_graphs import random_dag
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -21,7 +23,7 @@ from gpp.schedules.gpipe import GPipe
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
-from tests.support.graphs import chain
+from tests.support.graphs import chain, graph, with_weights
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, uneven
 
@@ -98,6 +100,59 @@ def test_packing_counts():
     assert bound.iteration_s == pytest.approx(6.0, rel=3e-3)
     assert bound.terms["work"] == pytest.approx(4.5)
     assert "packed" in bound.binding
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_below_the_optimum_where_links_are_slow(seed):
+    """Every stage with a micro-batch size of its own: messages, channels and memory bind."""
+    rng = random.Random(f"slow {seed}")
+    make = random_dag if rng.random() < 0.5 else random_series_parallel
+    link = Link(latency_s=rng.choice([0.0, 1e-3]), bandwidth_bytes_per_s=10 ** rng.uniform(6, 8.5))
+    problem = Problem(
+        graph=make(rng.randint(2, 4), seed, skew=rng.choice([0.0, 1.0])),
+        cost=Rate(fixed_s=rng.choice([0.0, 2e-4])),
+        minibatch_size=rng.choice([4, 6, 8, 9]),
+        optimizer_state_factor=rng.choice([0.0, 2.0]),
+        cluster=cluster(rng.randint(2, 3), 10 ** rng.uniform(6.9, 7.6), link),
+    )
+    check(problem, (Exhaustive(per_stage_microbatch=True), GraphPipe(), Sequential()))
+
+
+def test_a_cut_that_memory_forces_costs_its_messages():
+    """Two operators that no device holds together; their tensor takes longer than they do, forwards and backwards."""
+    two = chain(2, saved=0.0)
+    two = replace(
+        two,
+        tensors=tuple(replace(tensor, bytes_per_sample=1000.0) for tensor in two.tensors),
+        ops=tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(two.ops)),
+        params=tuple(Param(name=f"w{i}", num_bytes=60_000) for i in range(2)),
+    )
+    slow = Link(latency_s=0.5, bandwidth_bytes_per_s=100.0)
+    problem = Problem(graph=two, cluster=cluster(2, 200_000.0, slow), cost=Constant(), minibatch_size=8, microbatch_size=1)
+    bound, best = lower_bound(problem), run(Exhaustive(), problem)[1]
+    # The channel has 8 messages of 1,000 bytes in a step: 10 s each, and their latency.
+    assert 80.0 * 0.98 <= bound.iteration_s <= best
+    assert "cut" in bound.binding
+    fast = replace(problem, cluster=cluster(2, 200_000.0, Link(latency_s=0.0, bandwidth_bytes_per_s=1e9)))
+    assert lower_bound(fast).iteration_s < 40.0
+
+
+def test_a_detour_is_cut_with_the_path():
+    """Two operators to a device: the middle cut has a small tensor on the path and a large one that skips two operators."""
+    line = with_weights(graph(4, [(0, 1), (1, 2), (2, 3)]))
+    line = replace(line, params=tuple(replace(param, num_bytes=400_000) for param in line.params))
+    beside = Tensor(name="beside", producer=0, consumers=(3,), bytes_per_sample=80_000.0)
+    problem = Problem(
+        graph=replace(line, tensors=(*line.tensors, beside)),
+        cluster=cluster(2, 1.9e6, Link(latency_s=0.0, bandwidth_bytes_per_s=1e4)),
+        cost=Constant(),
+        minibatch_size=8,
+        microbatch_size=1,
+    )
+    best = run(Exhaustive(), problem)[1]
+    # 8 messages of 80,000 bytes on one channel.
+    assert 64.0 * 0.98 <= lower_bound(problem).iteration_s <= best
+    assert lower_bound(replace(problem, graph=line)).iteration_s < 64.0
 
 
 def test_gradients_do_not_return_where_none_flow():

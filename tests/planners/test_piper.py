@@ -18,6 +18,7 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
+from tests.support.chain_objectives import ring_s
 from tests.support.graphs import chain
 from tests.support.long import long
 from tests.support.problems import cluster, random_problem, run, towers
@@ -155,8 +156,10 @@ def _value(problem, graph, parts, counts, b, count, link):
             made, read = tensor.producer in ops, set(tensor.consumers) & set(ops)
             if (made and set(tensor.consumers) - set(ops)) or (not made and read):
                 moved += tensor.bytes_per_sample * (1 + tensor.differentiable)
-        sync = 4 * (r - 1) * problem.trainable_bytes(ops) / (r * count)
-        worst = max(worst, forward + backward + (moved * b / r + sync) / link.bandwidth_bytes_per_s)
+        finish = ring_s(problem, problem.trainable_bytes(ops), r) + problem.cost.update_s(
+            problem.trainable_bytes(ops), problem.cluster.devices[0]
+        )
+        worst = max(worst, forward + backward + moved * b / r / link.bandwidth_bytes_per_s + finish / count)
     return worst
 
 

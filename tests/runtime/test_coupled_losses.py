@@ -17,6 +17,7 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import coarsen_for, loss_mask, with_loss_apart
 from gpp.plan.plan import Plan
+from gpp.runtime.cut_batches import cut_warnings
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -83,6 +84,49 @@ def test_cut_micro_batches_make_it_another_loss(tmp_path: Path) -> None:
     losses, _, _ = inprocess.run(job, tmp_path, weights)
     expected, _ = inprocess.reference(model, DATA, OPTIMIZER, weights, steps=1, minibatch_size=16, dtype="float64")
     assert abs(losses[0] - expected[0]) > 0.1
+
+
+MEAN, SUM = torch.nn.functional.mse_loss, torch.nn.MSELoss(reduction="sum")
+LOSSES = {
+    "mean": (lambda y, t: MEAN(y, t), False, False),
+    "mean over a part": (lambda y, t: (y - t).square().sum(1).mean(), False, False),
+    "sum": (lambda y, t: SUM(y, t), True, True),
+    "sum by hand, divided by a number": (lambda y, t: (y - t).square().sum() / 4, True, True),
+    "one term of two": (lambda y, t: {"a": MEAN(y, t), "b": 0.1 * SUM(y, t)}, True, True),
+    "compared with each other": (lambda y, t: (y - y.mean(0)).square().mean() + 0.0 * t.mean(), True, False),
+}
+
+
+class _OwnLoss(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).square().sum()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str) -> None:
+    from gpp.capture import capture
+
+    measure, coupled, summed = LOSSES[name]
+    network = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    found = capture(network, {"input": torch.zeros(2, 5)}, torch.zeros(2, 3), measure, name="small")
+    assert (found.coupled, found.summed) == (coupled, summed)
+    problem = inprocess.problem_of(found, 2, 16)
+    plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 4)
+    warnings = cut_warnings(found, plan, whole_loss=False, whole_model=False)
+    assert ["sum over the samples" in line for line in warnings] == [summed] * coupled
+    assert not coupled or "loss.scope=minibatch" in warnings[0]
+    assert not cut_warnings(found, plan, whole_loss=True, whole_model=False)
+    assert not cut_warnings(found, replace(plan, minibatch_size=4), whole_loss=False, whole_model=False)
+
+
+def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
+    from gpp.capture import capture
+
+    found = capture(_OwnLoss(5, 4), {"input": torch.zeros(2, 5)}, torch.zeros(2), lambda loss, target: loss, name="own")
+    assert found.summed and found.coupled and not found.loss_ops
+    plan = make_plan(inprocess.problem_of(found, 1, 16), "test", [(found.graph.all_mask, 1)], 4)
+    (warning,) = cut_warnings(found, plan, whole_loss=False, whole_model=False)
+    assert warning.endswith("Fix: reduce by the mean")
 
 
 def test_logits_that_the_network_makes_belong_to_the_loss() -> None:

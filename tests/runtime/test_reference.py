@@ -101,15 +101,18 @@ def test_a_loop_over_the_whole_model_with_all_its_versions(name: str, optimizer:
         torch.testing.assert_close(state[key], tensor.detach(), rtol=0, atol=1e-13)
 
 
-def by_hand(policy: AbstractWeights, ahead: Callable[[int, int], int], back: Callable[[int], int]) -> tuple[list[float], Tensor]:
+def by_hand(
+    network: str, ahead: Callable[[int, int], int], back: Callable[[int], int], factor: float = 1.0
+) -> tuple[list[float], Tensor]:
     """Backpropagation through four tanh layers in formulas, SGD with momentum in formulas: gradients of weights from what the
     forward saw, gradients of inputs through other weights.
 
     Args:
         ahead: (stage, mini-batch) -> updates that a forward looks ahead; `back`: the same of a backward, by stage.
+        factor: by which layers multiply their weights.
     """
     lr, keeps = SGDM.lr, SGDM.momentum
-    _, _, initial = captured("Chain4")
+    _, _, initial = captured(network)
     W = [initial[f"s{k}.0.weight"].clone() for k in range(DEPTH)]
     b = [initial[f"s{k}.0.bias"].clone() for k in range(DEPTH)]
     v = [(torch.zeros_like(W[k]), torch.zeros_like(b[k])) for k in range(DEPTH)]
@@ -120,15 +123,15 @@ def by_hand(policy: AbstractWeights, ahead: Callable[[int, int], int], back: Cal
         for k in range(DEPTH):
             w0, b0, vw, vb = history[k][max(0, i - (DEPTH - 1 - k))]
             s = ahead(k, i) * lr
-            h = torch.tanh(h @ (w0 - s * vw).T + (b0 - s * vb))
+            h = torch.tanh(h @ (factor * (w0 - s * vw)).T + (b0 - s * vb))
             seen.append(h)
         losses.append((h - y).square().mean().item())
         grad = 2 * (h - y) / h.numel()
         for k in reversed(range(DEPTH)):
             local = grad * (1 - seen[k + 1] ** 2)
             w, bias, vw, vb = history[k][i]
-            grad = local @ (w - back(k) * lr * vw)
-            vw, vb = keeps * vw + local.T @ seen[k], keeps * vb + local.sum(0)
+            grad = local @ (factor * (w - back(k) * lr * vw))
+            vw, vb = keeps * vw + factor * local.T @ seen[k], keeps * vb + local.sum(0)
             history[k].append((w - lr * vw, bias - lr * vb, vw, vb))
     return losses, torch.cat([t.flatten() for k in range(DEPTH) for t in history[k][-1][:2]])
 
@@ -141,11 +144,13 @@ MIXED: dict[str, tuple[AbstractWeights, Callable[[int, int], int], Callable[[int
 }
 
 
+@pytest.mark.parametrize(("network", "factor"), [("Chain4", 1.0), ("Halved4", 0.5)])
 @pytest.mark.parametrize("name", MIXED)
-def test_backpropagation_by_hand_through_other_weights(name: str) -> None:
+def test_backpropagation_by_hand_through_other_weights(name: str, network: str, factor: float) -> None:
+    """Also where layers compute with half their weights: a backward then has half of its own weights to go through."""
     policy, ahead, back = MIXED[name]
-    found, state = run_reference(*make_job("Chain4", policy, SGDM))
-    losses, end = by_hand(policy, ahead, back)
+    found, state = run_reference(*make_job(network, policy, SGDM, overwrites=False))
+    losses, end = by_hand(network, ahead, back, factor)
     assert found == pytest.approx(losses, rel=1e-12)
     mine = torch.cat([state[f"s{k}.0.{what}"].flatten() for k in range(DEPTH) for what in ("weight", "bias")])
     torch.testing.assert_close(mine, end, rtol=0, atol=1e-12)

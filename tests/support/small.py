@@ -7,6 +7,7 @@ Shapes: B micro-batch, D = 6 everywhere; the target y is [B, D].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpp.models.base import AbstractModel, TensorSpec
+from tests.support.weight_uses import CURRENT, DERIVED, UsingStages
 
 D = 6
 
@@ -47,6 +49,22 @@ class Chain4(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.s0, self.s1, self.s2, self.s3 = layer(), layer(), layer(), layer()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.s3(self.s2(self.s1(self.s0(x))))
+
+
+class Halved(nn.Linear):
+    """A layer that computes with half its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * 0.5, self.bias)
+
+
+class Halved4(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.s0, self.s1, self.s2, self.s3 = (nn.Sequential(Halved(D, D), nn.Tanh()) for _ in range(4))
 
     def forward(self, x: Tensor) -> Any:
         return self.s3(self.s2(self.s1(self.s0(x))))
@@ -291,9 +309,9 @@ NETWORKS = {
     kind.__name__: kind
     for kind in (
         *(Chain, Chain4, Fork, Skip, TwoSources, TwoSinks, TwoLosses, Tied, Frozen, FrozenSkip, Integers, Masking, Dropping),
-        *(NormedBatch, Turned, ThreeOutputs, Springs),
+        *(NormedBatch, Turned, ThreeOutputs, Springs, Halved4),
     )
-}
+} | {f"uses: {use}": partial(UsingStages, use) for use in CURRENT | DERIVED}
 INPUTS = {
     "TwoSources": {name: TensorSpec(shape=(D,)) for name in ("x", "other", "late")},
     "Frozen": {name: TensorSpec(shape=(D,)) for name in ("x", "other")},

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, PipelinePosition
+from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
@@ -147,11 +147,14 @@ def test_settings_out_of_range_are_named(make, field: str) -> None:
     assert caught.value.field == field
 
 
+PREDICTION = Extrapolation(once=3.0, each=0.7, update=0.2)
+
+
 def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[float]]:
     """Copies, staleness and bytes moved (by forwards, backwards, updates of one mini-batch) of a stage that runs its order, with
     memory handled as the runtime does: every version, or prediction, that a backward will need again has memory of its own; else
     there is one scratch copy, written before a pass that needs other weights than it holds."""
-    m, mean = position.accumulation, 3.0
+    m, cost = position.accumulation, PREDICTION
     total = (2 * position.depth + 2 * position.warmup + 12) * m
     measured = range(total // m // 2 * m, (total // m // 2 + 1) * m)
     own = policy.backward == "same"
@@ -176,15 +179,15 @@ def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, in
         if policy.predictor is not None and ever:
             if own:
                 copies = max(copies, 1 + len(used))
-                moved[kind] += counted * (0.0 if kind == "B" else mean if ahead else 2.0)
+                moved[kind] += counted * (0.0 if kind == "B" else cost.moved(ahead) if ahead else 2.0)
             else:
                 copies = 2
                 wanted = (updates, ahead)
-                moved[kind] += counted * (mean if ahead else 0.0 if scratch == wanted else 2.0)
+                moved[kind] += counted * (cost.moved(ahead) if ahead else 0.0 if scratch == wanted else 2.0)
                 scratch = wanted
         if kind == "B":
             staleness = max(staleness, updates - used.pop(i))
-    return copies, staleness, [moved["F"] / m, moved["B"] / m, moved["U"]]
+    return copies, staleness, [moved["F"] / m, moved["B"] / m, moved["U"] + cost.update * (policy.predictor is not None)]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
@@ -196,4 +199,4 @@ def test_copies_staleness_and_traffic_are_those_of_a_walk_along_the_order(policy
         for position in places(depth, accumulation):
             copies, staleness, moved = walked(policy, position)
             assert (policy.copies(position), policy.staleness(position)) == (copies, staleness)
-            assert list(policy.traffic(position, 3.0)) == pytest.approx(moved)
+            assert list(policy.traffic(position, PREDICTION)) == pytest.approx(moved)

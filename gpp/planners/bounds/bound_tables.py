@@ -24,6 +24,7 @@ class Tables(NamedTuple):
     backward: np.ndarray
     finish: np.ndarray
     memory: StageBytes
+    amounts: Amounts
     in_flight: np.ndarray
     held: np.ndarray
     fits: np.ndarray
@@ -42,19 +43,18 @@ class Tables(NamedTuple):
         back = {q: np.min([t.backward_s for t in times], axis=0) for q, times in passes.items()}
         slowness = _slowness(passes, first, back, len(kinds))
         trainable, frozen, every = _param_bytes(graph)
-        state = problem.optimizer_state_factor
+        state = problem.state_factor
         update = np.array(
             [min(problem.cost.update_s(size, cluster.devices[kind]) for kind in kinds) for size in trainable.tolist()]
         )
         reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
         samples = np.array([[b // r] for b, r in choices])
         # Boundaries are left out. What an operator holds alone counts every parameter it reads; in a sum each counts once.
-        alone, each = (
-            Amounts(params[0], static_bytes(*params, state), graph.amounts.saved_bytes, 0.0).held(
-                samples, problem.regime.assumed_copies
-            )
+        alone, amounts = (
+            Amounts(params[0], static_bytes(*params, state), graph.amounts.saved_bytes, 0.0)
             for params in (every, (trainable, frozen))
         )
+        alone, each = (of.held(samples, problem.regime.assumed_copies) for of in (alone, amounts))
         micro = np.array([[total // b] for b, _ in choices], dtype=float)
         largest = max(device.memory_bytes for device in cluster.devices)
         held = micro if problem.regime.keeps_all else np.ones_like(micro)
@@ -73,6 +73,7 @@ class Tables(NamedTuple):
             backward=np.array([back[b // r] for b, r in choices]),
             finish=np.array([update + trainable * reduce_s[r] for _, r in choices]),
             memory=each,
+            amounts=amounts,
             in_flight=np.maximum(in_flight, 1.0),
             held=held,
             fits=fits,

@@ -3,7 +3,7 @@
 Objective: the largest T for which the arguments below prove that no valid plan has a predicted iteration time under T.
 
 Space: every partition into convex stages with an acyclic stage graph (and order edges, as in a chain), every
-placement on disjoint devices, every stage with its own micro-batch size b out of `Problem.microbatch_sizes()`, its
+placement on disjoint devices, every stage with its own micro-batch size b, which divides the mini-batch (or the imposed one), its
 own number of replicas r dividing b, any k and any samples in flight; every synchronous order of the passes.
 
 A step is a period: each device begins its next step as soon as its own part of the last is over (`gpp.simulate.period`). So devices
@@ -40,6 +40,8 @@ Arguments (each is a necessary condition for a plan whose period is T seconds, s
 7. Division: the stage of one large operator has r devices, under one of its choices. The others join it, with the same choice, or
    share the N - r devices left: two resources as in 2 or 3. If that is impossible for each of its choices, so is T.
 
+8. A path: what `gpp.planners.bounds.line` says of the stages that a path is cut into, their messages, and their devices.
+
 2 to 6 are sums over operators of what each one's choice takes, each <= 1 in units of its resource; so is every mean of
 them. Minimising a mean operator by operator is a Lagrangian bound: if that minimum is above 1, T is impossible. The
 weights are sought by a few multiplicative steps; any weights are sound.
@@ -49,11 +51,12 @@ device that it reaches with any operator.
 
 Complexity: O(C n) for each T tried (about 15), with n operators and C choices (b, r); bisection to 0.2 %.
 
-Departures: none; there is no publication. Transfers are taken as free: a stage may hold both of their ends.
+Departures: none; there is no publication. Transfers are taken as free but in 8: elsewhere a stage may hold both of their ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -64,9 +67,16 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.bound_tables import ROUNDING, Tables
+from gpp.planners.bounds.line import CELLS, Line
 
 PRECISION = 1.002
 """The bisection ends when its ends are this close."""
+
+LINE_STEP = 1.02
+"""The same for the arguments on a path, each of which takes longer: where they do not raise the bound by so much, one is enough."""
+
+FOREVER = 1e9
+"""Times the bound: what is impossible in so long a time is impossible."""
 
 IMPOSSIBLE = 1e18
 """What a choice takes that is struck out."""
@@ -96,6 +106,7 @@ WORDS = {
     "path_forward": "the longest way through the graph and back, and the other forwards of one operator on it",
     "path_backward": "the longest way through the graph and back, and the other backwards of one operator on it",
     "memory": "the memory of all devices, which limits replicas",
+    "cuts": "every way to cut the longest path into stages: their transfers, memory and devices",
     "work_packed": "how operators can be packed onto devices",
     "around_packed": "how operators can be packed onto devices that wait for the way to them and back",
 }
@@ -106,7 +117,8 @@ WORDS = {
 class Bound:
     """A certificate.
 
-    It speaks of plans that keep all activations and leave operators whole, as all planners but `piper` make them.
+    It speaks of plans that keep all activations and leave operators whole, as all planners but `piper` make them, whose
+    micro-batches divide the mini-batch and whose replicas have equal shares.
 
     Args:
         iteration_s: no such plan is predicted to take less.
@@ -120,7 +132,14 @@ class Bound:
 
     def covers(self, plan: Plan) -> bool:
         """Whether it speaks of the plan."""
-        return all(not stage.recompute and stage.tensor_parallel == 1 and stage.round_robin_degree == 1 for stage in plan.stages)
+        return all(
+            not stage.recompute
+            and stage.tensor_parallel == 1
+            and stage.round_robin_degree == 1
+            and plan.minibatch_size % stage.microbatch_size == 0
+            and stage.microbatch_size % len(stage.devices) == 0
+            for stage in plan.stages
+        )
 
     def gap(self, iteration_s: float) -> float:
         """By how much a plan of `iteration_s` exceeds the bound at most: 0.1 for ten percent."""
@@ -136,22 +155,61 @@ def lower_bound(problem: Problem) -> Bound:
     """The best bound that the module's arguments give.
 
     Raises:
-        Infeasible: an operator fits no device, or all of them together do not fit the cluster.
+        Infeasible: an operator fits no device, all of them together do not fit the cluster, or no cuts do.
     """
     tables = Tables.of(problem)
     low, terms = _simple(tables, problem)
     before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
     if low <= 0:
         return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms)
-    high, factor = None, 1.02
-    while high is None or high > low * PRECISION:
+    low, binding = _raised(low, binding, lambda seconds: _impossible(tables, before, seconds))
+    for line in _lines(problem, tables, before):
+        if _on_line(tables, before, line, FOREVER * low) is not None:
+            raise Infeasible(
+                "whatever the cuts, some stage of the longest path through the graph does not fit the memory of a device",
+                "devices with more memory",
+            )
+        low, binding = _raised(low, binding, lambda seconds, line=line: _on_line(tables, before, line, seconds), LINE_STEP)
+    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
+
+
+def _raised(low: float, binding: str, impossible: Callable[[float], str | None], step: float = PRECISION) -> tuple[float, str]:
+    """The largest time found for which `impossible` names an argument, and the argument; what is given if there is none.
+
+    Args:
+        step: factor by which the result may be short.
+    """
+    high, factor = None, max(step, 1.02)
+    while high is None or high > low * step:
         middle = low * factor if high is None else (low * high) ** 0.5
-        reason = _impossible(tables, before, middle)
+        reason = impossible(middle)
         if reason is None:
             high = middle
         else:
             low, binding, factor = middle, reason, min(2.0, factor**2)
-    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
+    return low, binding
+
+
+def _lines(problem: Problem, t: Tables, before: list[list[int]]) -> list[Line]:
+    """The path that has most of the work and of the memory, if its stages are not too many."""
+    work = np.where(t.fits, t.replicas * t.micro * (t.forward + t.backward), np.inf).min(axis=0)
+    held = t.amounts.static + t.amounts.kept
+    weights = work / max(work.sum(), 1e-300) + held / max(held.sum(), 1e-300)
+    longest = _longest(before, weights)
+    path = [int(longest.argmax())]
+    while before[path[-1]]:
+        path.append(max(before[path[-1]], key=lambda p: longest[p]))
+    path.reverse()
+    return [Line(problem, t, path)] if len(t.micro) * len(path) ** 2 / 2 <= CELLS else []
+
+
+def _on_line(t: Tables, before: list[list[int]], line: Line, seconds: float) -> str | None:
+    """The argument on a path by which no plan takes less than `seconds`; None if there is none."""
+    found = _allowed(t, before, seconds)
+    if found is None:
+        return "operator"
+    allowed, ways = found
+    return line.impossible(seconds, ways.around, allowed)
 
 
 def _impossible(t: Tables, before: list[list[int]], seconds: float) -> str | None:

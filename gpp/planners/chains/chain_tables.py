@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, all_reduce_share_s, static_bytes
+from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import stage_bytes
+from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
@@ -110,7 +110,7 @@ class Tables:
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
             once[part] = across @ self._back
             boundary[part] = across @ (self._bytes + self._back)
-        static = static_bytes(trainable, frozen, self.problem.optimizer_state_factor)
+        static = static_bytes(trainable, frozen, self.problem.state_factor)
         return Pairs(Amounts(trainable, static, kept, once), boundary)
 
 
@@ -254,10 +254,9 @@ class Best:
         problem, ops = self.problem, tuple(range(self.problem.graph.num_ops))
         r = max(replicas(problem, b)) if self.replication else 1
         if fits(problem, [Part(problem.graph.all_mask, r)], b):
-            cluster, count = problem.cluster, problem.accumulation(b)
-            link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
-            sync_s = all_reduce_share_s(problem.trainable_bytes(ops), r, count, link)
-            self.offer(sum(problem.stage_times(ops, b, tuple(range(r)))) + sync_s, [Part(problem.graph.all_mask, r)], b)
+            devices = tuple(range(r))
+            finish = finish_s(problem, problem.trainable_bytes(ops), devices) / problem.accumulation(b)
+            self.offer(sum(problem.stage_times(ops, b, devices)) + finish, [Part(problem.graph.all_mask, r)], b)
 
     def offer(self, value_s: float, parts: list[Part], microbatch_size: int) -> None:
         """Keep a chain if it is predicted faster."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.amounts import all_reduce_share_s
 from gpp.cost.problem import Problem
+from gpp.cost.stage import finish_array_s
 from gpp.planners.chains.bottleneck import Room, Way, best_chain
 from gpp.planners.chains.chain_tables import Part, Seconds, Tables, replicas
 from gpp.planners.chains.downsets import Budget
@@ -77,7 +77,7 @@ class Servers:
         family, tables, last = self.family, self.tables, self.family.num_states - 1
         nodes = [m for m in (replicas(self.problem, b) if self.replication else [1]) if m <= len(self.servers)]
         count = self.problem.accumulation(b)
-        inside = {m: self._inside(b // m, count, depth) for m in nodes}
+        inside = {m: self._inside(b // m, m, count, depth) for m in nodes}
         # Least device seconds of a stretch: nothing runs it faster than without boundaries or reductions.
         samples = sorted({b // m // r for m in nodes for r in inside[m].whole})
         least = np.min([b // s * np.sum(self.seconds.of(s), axis=0) for s in samples], axis=0)
@@ -89,8 +89,7 @@ class Servers:
                 pairs = room.pairs(m)
                 start, end = family.start[pairs], family.end[pairs]
                 wire = b // m / self.outer.bandwidth_bytes_per_s
-                time_s = inside[m].best[-1][start, end] + all_reduce_share_s(self.amounts.trainable[pairs], m, count, self.outer)
-                time_s = np.maximum(time_s, np.where(start != last, tables.live[start], 0.0) * wire)
+                time_s = np.maximum(inside[m].best[-1][start, end], np.where(start != last, tables.live[start], 0.0) * wire)
                 time_s = np.maximum(time_s, tables.live[end] * wire)
                 keep = np.flatnonzero(time_s <= room.cap_s)
                 out.append(Way(m, m, 0, pairs[keep], time_s[None, keep]))
@@ -111,8 +110,11 @@ class Servers:
             node += m
         return chain.value_s, parts
 
-    def _inside(self, b: int, count: int, depth: int) -> _Inside:
-        """All stretches on one node, for `b` samples and `count` micro-batches between two updates."""
+    def _inside(self, b: int, nodes: int, count: int, depth: int) -> _Inside:
+        """All stretches on each of `nodes` nodes, for `b` samples on a node and `count` micro-batches between two updates.
+
+        A stage with r replicas on every node sums its gradients over all of them.
+        """
         family, tables = self.family, self.tables
         n, last = family.num_states, family.num_states - 1
         whole, tail = {}, {}
@@ -120,7 +122,8 @@ class Servers:
             samples = b // r
             sums = family.sums(np.sum(self.seconds.of(samples), axis=0))
             time_s = sums[family.start] - sums[family.end]
-            time_s = time_s + all_reduce_share_s(self.amounts.trainable, r, count, self.inner)
+            devices = tuple(d for server in self.servers[:nodes] for d in server[:r])
+            time_s = time_s + finish_array_s(self.problem, self.amounts.trainable, devices) / count
             need = self.amounts.held(samples, self.copies).peak(depth)
             dense = np.full((n, n), np.inf)
             dense[family.start, family.end] = np.where(need <= self.limit, time_s, np.inf)

@@ -3,16 +3,13 @@
 Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
 
     A[j][m] = min over the cut k before the last stage, and its replicas r, of max(A[k][m - r], T(k..j, r))
-    T(k..j, r) = max(compute(b / r) + 4 (r - 1) w / (r bandwidth N),   bytes over cut k / (bandwidth r),   bytes over cut j /
-    (bandwidth r))
+    T(k..j, r) = max(compute(b / r) + finish(r) / N,   bytes over cut k / (bandwidth r),   bytes over cut j / (bandwidth r))
 
-with w the stage's trainable bytes and N the micro-batches of a mini-batch. Cuts are the graph's downsets, which are its
-antichains (`states: antichain`),
-or the prefixes of one depth-first order (`states: linear`); `auto` takes the first where they are few. Where links inside a node
-differ from
-those between nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes
-whole ones. For every
-micro-batch size the best chain is found so; the best prediction wins.
+with N the micro-batches of a mini-batch, and finish the gradients' all-reduce and the update as the bill of a stage has
+them. Cuts are the graph's downsets, which are its antichains (`states: antichain`), or the prefixes of one depth-first
+order (`states: linear`); `auto` takes the first where they are few. Where links inside a node differ from those between
+nodes, the program runs twice: every stretch on the devices of one node, then on nodes, of which a stretch takes whole
+ones. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
 1. Stages are differences of nested cuts: `Family`. They run as a chain.
@@ -24,6 +21,9 @@ Complexity: O(devices x replicas x pairs of nested cuts) numpy operations for ea
 off; over nodes O(cuts^3 x devices of a node^2).
 
 Departures from the released optimizer, which `compatible: true` repeats (`published.pipedream` lists its traps):
+* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
+  must be those that it is judged by; the update counts too. Over nodes it is the ring over all of a stage's devices,
+  where the paper adds one inside a node and one between nodes;
 * gradients are synchronised once a mini-batch, as a synchronous pipeline does: 1/N of the cost falls on a micro-batch, not 1/r;
 * memory is this project's, not `stash x stages behind`, which lets the last stage have any size;
 * a tensor counts for a cut if a reader is behind it; every source is searched; devices may stay idle;
@@ -38,8 +38,9 @@ from typing import Literal, final
 
 import numpy as np
 
-from gpp.cost.amounts import StageBytes, all_reduce_share_s
+from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
+from gpp.cost.stage import finish_array_s
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import mask_of
 from gpp.plan.plan import Objective, Plan
@@ -243,7 +244,7 @@ class _Flat:
             pairs, start, end, compute = (a[compute <= room.cap_s] for a in (pairs, start, end, compute))
             amounts = self.tables.of(pairs).amounts
             wire = b // r / self.link.bandwidth_bytes_per_s
-            time_s = compute + all_reduce_share_s(amounts.trainable, r, between_updates, self.link)
+            time_s = compute + finish_array_s(self.problem, amounts.trainable, tuple(range(r))) / between_updates
             time_s = np.maximum(time_s, np.where(start != last, self.tables.live[start], 0.0) * wire)
             time_s = np.maximum(time_s, self.tables.live[end] * wire)
             rows = self._rows(time_s, amounts.held(b // r, self.problem.regime.assumed_copies), count)

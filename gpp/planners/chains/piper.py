@@ -4,12 +4,12 @@ al., NeurIPS '21).
 Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
 
     dp[state][k][p] = min over the stage behind which `state'` is left, its tensor-parallel degree t and its replicas r, of
-                      max(dp[state'][k - t r][p - 1], compute_t(b / r) + (boundary + 2 sync_t) (b / r) / bandwidth + 4 (r - 1) w_t
-                      / (r N bandwidth))
+                      max(dp[state'][k - t r][p - 1],
+                          compute_t(b / r) + (boundary + 2 sync_t) (b / r) / bandwidth + finish_t(r) / N)
 
-with k devices, p stages to the end, w_t the trainable bytes on one device, N the micro-batches of a mini-batch; terms are added,
-both ends of a cut
-pay, there is one bandwidth, the slowest link's. For every micro-batch size the best chain is found so; the best prediction wins.
+with k devices, p stages to the end, N the micro-batches of a mini-batch, finish the gradients' all-reduce and the
+update as the bill of a stage has them; terms are added, both ends of a cut pay, there is one bandwidth, the slowest
+link's. For every micro-batch size the best chain is found so; the best prediction wins.
 
 Constraints:
 1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
@@ -25,6 +25,8 @@ Complexity: O(devices x ways x pairs of nested states x positions) numpy operati
 Departures from the released planner, which `compatible: true` repeats (`gpp.planners.chains.published.piper`):
 * a tensor with several readers outside crosses a stage's boundary once, not once for each edge;
 * micro-batches in flight are those of a synchronous 1F1B chain, not the sum of data-parallel degrees over the stage's own;
+* the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
+  must be those that it is judged by; the update counts too;
 * memory is this project's: optimizer state, the boundary's tensors and their gradients count;
 * operators that declare nothing can be recomputed (`gpp.cost.variants` has the rule);
 * where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
@@ -38,8 +40,9 @@ from typing import Literal, NamedTuple, final
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, all_reduce_share_s, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
+from gpp.cost.stage import finish_array_s
 from gpp.cost.variants import running
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits, mask_of
@@ -282,7 +285,8 @@ class _Search:
                 wire = b // r / self.link.bandwidth_bytes_per_s
                 moved = boundary + (2 * self._sync(t, Stages(family, start, end)) if t > 1 else 0.0)
                 time_s = compute + moved * wire
-                time_s = time_s + all_reduce_share_s(amounts.trainable, r, self.problem.accumulation(b), self.link)
+                finish = finish_array_s(self.problem, amounts.trainable, tuple(range(0, r * t, t)))
+                time_s = time_s + finish / self.problem.accumulation(b)
                 small = np.flatnonzero(time_s <= room.cap_s)
                 found = (Stages(family, start[small], end[small]), amounts.take(small), time_s[small])
                 rows = self._remembered((b, t, r), pairs[small], menu, *found)
@@ -323,7 +327,7 @@ class _Search:
         less = stages.family.sums((1 - menu.share) * trainable)
         less_frozen = stages.family.sums((1 - menu.share) * frozen)
         less, less_frozen = (a[stages.start] - a[stages.end] for a in (less, less_frozen))
-        static = amounts.static - static_bytes(less, less_frozen, self.problem.optimizer_state_factor)
+        static = amounts.static - static_bytes(less, less_frozen, self.problem.state_factor)
         return amounts._replace(static=static, trainable=amounts.trainable - less)
 
     def _sync(self, t: int, stages: Stages) -> np.ndarray:

@@ -87,7 +87,7 @@ class Intervals:
             table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, kept, grads, entering)
         )
         self.trainable = trainable
-        self.amounts = Amounts(trainable, static_bytes(trainable, frozen, problem.optimizer_state_factor), kept, self.grads)
+        self.amounts = Amounts(trainable, static_bytes(trainable, frozen, problem.state_factor), kept, self.grads)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1

@@ -88,11 +88,12 @@ Move = Callable[[Around, Point], Iterator[Point]]
 
 
 def sizes(around: Around, point: Point) -> Iterator[Point]:
-    """All stages with the next smaller or larger micro-batch size."""
-    every, b = around.assessor.costs.microbatch_sizes, point.sizes[0]
+    """All stages with the next smaller or larger micro-batch size that their replicas divide."""
+    b = point.sizes[0]
+    every = [b for b in around.assessor.costs.microbatch_sizes if all(b % count == 0 for _, count in point.parts)]
     at = every.index(b)
     for size in every[max(0, at - 1) : at + 2]:
-        if size != b and all(size % count == 0 for _, count in point.parts):
+        if size != b:
             yield replace(point, sizes=(size,) * len(point.sizes))
 
 

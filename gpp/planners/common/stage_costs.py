@@ -13,7 +13,7 @@ import numpy as np
 
 from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
-from gpp.cost.stage import finish_s
+from gpp.cost.stage import finish_array_s, finish_s
 from gpp.graph.op_graph import bits
 
 UNLIMITED = 1 << 30
@@ -137,10 +137,9 @@ class StageCosts:
         return self._finish[key]
 
     def finish_array_s(self, trainable_bytes: np.ndarray, num_replicas: int) -> np.ndarray:
-        """`finish_s` of many stages: both parts grow in proportion to the bytes, apart from their latency."""
-        most = max(float(trainable_bytes.max(initial=0.0)), 2.0)
-        low, high = self.finish_s(1.0, num_replicas), self.finish_s(most, num_replicas)
-        return np.where(trainable_bytes > 0, low + (high - low) * (trainable_bytes - 1) / (most - 1), 0.0)
+        """`finish_s` of many stages."""
+        once = finish_array_s(self.problem, trainable_bytes, tuple(range(num_replicas)))
+        return once * self.problem.regime.minibatches
 
     def options(self, mask: int, microbatch_size: int) -> tuple[Option, ...]:
         """A stage's numbers of replicas that fit at least at the end of the pipeline, ascending."""

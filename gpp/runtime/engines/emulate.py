@@ -40,6 +40,7 @@ class Emulate(AbstractEngine):
     runs: ClassVar[bool] = True
     own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = False
+    overwrites: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "emulate"
     max_steps: Annotated[int, Field(ge=2)] | None = 4

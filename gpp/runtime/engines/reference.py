@@ -31,6 +31,7 @@ class Reference(AbstractEngine):
 
     own_runtime: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
+    overwrites: ClassVar[bool] = False
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "reference"
 

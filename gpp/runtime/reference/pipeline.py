@@ -23,7 +23,7 @@ from gpp.graph.captured import is_loss
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
-from gpp.runtime.reference.stage import FollowedStage, Kept, Table, after_step
+from gpp.runtime.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights
@@ -111,7 +111,9 @@ class Pipeline:
                 self.differentiable |= {name} if spec.differentiable else set()
             self.incoming[t] += names
             if (s, t) in returning:
-                self.returning[s].append((t, [name for name in names if name in self.differentiable]))
+                returned = [name for name in names if name in self.differentiable]
+                self.returning[s].append((t, returned))
+                self.stages[s].seeded.update(returned)
 
     def _chunks(self, total: int) -> list[Chunk]:
         """Cut samples where all stages' micro-batches begin anew, so that no more than needed is held at a time."""
@@ -281,8 +283,7 @@ class Pipeline:
                 group["lr"] = self.rate(step)
             if self.spec.clip_norm is not None and not self.spec.clips_model:
                 clip_grad_norm_(params, self.spec.clip_norm)
-            optimizer.step()
-            after_step(self.policy, self.spec, optimizer)
+            advance(self.policy, self.spec, optimizer)
             optimizer.zero_grad(set_to_none=True)
         for stage in self.stages:
             stage.clear()

@@ -1,7 +1,8 @@
 """One stage of a pipeline that is followed in one process: its replicas, and its weights by the policy's version table.
 
 This code shares nothing with the workers' weight versions (`gpp.runtime.worker.weights`) but the formulas of
-`prediction`, so each checks the other. When the stage has made v updates, the table tells which coming forwards use
+`prediction`, so each checks the other: a backward through other weights than its forward's is a function of its own
+here (`explicit`). When the stage has made v updates, the table tells which coming forwards use
 version v or a prediction from it; those values are made there and then, from the optimizer's state as it is, and kept
 until their micro-batch comes.
 """
@@ -9,17 +10,19 @@ until their micro-batch comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from gpp.capture.stage import StageModule
-from gpp.graph.captured import LOSS, is_loss
+from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.nonfinite import Finding, Place, Probes, nonfinite
-from gpp.runtime.worker.weights.prediction import keep_direction, predictor
+from gpp.runtime.reference.explicit import Explicit, explicit
+from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 EMPTY: Mapping[str, Tensor] = {}
@@ -98,32 +101,35 @@ class Table:
 
     def forward(self, number: int) -> Values:
         """What the forward of a micro-batch, counted from the start of the run, computes with; called once for each."""
-        values = self._of.pop(number)
         self.staleness = max(
             self.staleness, self.position.batch(number) - self.policy.forward_version(self.position, number, self.start)
         )
-        if self.policy.backward == "same" or values is self._own:
-            return values
-        # The backward writes into this memory, and other micro-batches may use the same values.
-        return [tensor.clone() for tensor in values]
+        return self._of.pop(number)
 
-    def backward(self, values: Values) -> None:
-        """Write weights for the gradients of inputs into the memory of a forward's weights, unseen by autograd."""
-        if self.policy.backward == "predicted" and (horizon := self.policy.backward_horizon(self.position)):
-            self._write(values, horizon)
-        elif self.policy.backward != "same" and values is not self._own:
-            self._write(values, 0)
+    def backward(self) -> Values:
+        """What the next backward computes with, where that is not what its forward used."""
+        return self._extrapolated(self.policy.backward_horizon(self.position)) if self.policy.backward == "predicted" else self._own
 
 
 @dataclass(slots=True)
 class Kept:
-    """Tensors that a forward leaves for its backward."""
+    """Tensors that a forward leaves for its backward.
+
+    Args:
+        received: from other stages.
+        outputs: for other stages.
+        losses: terms of the loss that end here, by name.
+        share: of the samples in the mini-batch, by which those count.
+        leaves: the weights, as autograd knows them; none where the pass is explicit.
+        explicit: the functions of the pass, and what the backward needs, where it may use other weights than its forward.
+    """
 
     received: dict[str, Tensor]
     outputs: dict[str, Tensor]
-    loss: Tensor | None
-    values: Values
+    losses: dict[str, Tensor]
+    share: float
     leaves: Values
+    explicit: tuple[Explicit, list[Tensor]] | None
 
 
 @final
@@ -136,7 +142,8 @@ class FollowedStage:
         table: says what its trained parameters are in which pass; None where it trains nothing.
         last: backwards to remember for who asks where gradients stopped being finite.
 
-    `sums`: replica -> gradients of the mini-batch so far, in the order of the masters.
+    `sums`: replica -> gradients of the mini-batch so far, in the order of the masters. `seeded`: outputs whose gradients come back
+    from other stages.
     """
 
     def __init__(
@@ -148,18 +155,11 @@ class FollowedStage:
         self.sums: list[list[Tensor | None]] = []
         self.names = [name for name, p in modules[0].named_parameters() if p.requires_grad]
         self.probes = Probes(self.masters, last=last)
+        self.seeded: set[str] = set()
         self.clear()
         self._present: tuple[int, Values] = -1, []
-        index = {id(master): i for i, master in enumerate(masters)}
-        self._places = [
-            [
-                (owner._parameters, name, index[id(p)])
-                for owner in module.modules()
-                for name, p in owner._parameters.items()
-                if id(p) in index
-            ]
-            for module in modules
-        ]
+        self._explicit: dict[int, Explicit] = {}
+        self._places = [_places(module, "_parameters", masters) for module in modules]
 
     def clear(self) -> None:
         """No gradients so far."""
@@ -171,8 +171,7 @@ class FollowedStage:
             self._install(replica, self.masters)
 
     def _install(self, replica: int, tensors: Sequence[Tensor]) -> None:
-        for holder, name, i in self._places[replica]:
-            holder[name] = tensors[i]  # type: ignore[assignment]
+        _put(self._places[replica], tensors)
 
     def forward(
         self, replica: int, number: int, size: int, received: dict[str, Tensor], rows: dict[str, Tensor], share: float
@@ -191,18 +190,40 @@ class FollowedStage:
         if self.table and self._present[0] != number:
             # Once for all replicas, which come one after the other.
             self._present = number, self.table.forward(number)
-        values = self._present[1]
-        leaves = [tensor.data.requires_grad_() for tensor in values]
-        if leaves:
-            self._install(replica, leaves)
-        outputs, loss, results = module(size, {**received, **rows}), None, dict[str, Tensor]()
-        for name in module.results:
-            if name in outputs:
-                value = outputs.pop(name)
-                results[name] = value.detach().double() * share
-                if is_loss(name):
-                    loss = value * share if loss is None else loss + value * share
-        return Kept(received, outputs, loss, values, leaves), results
+        values, given = self._present[1], {**received, **rows}
+        leaves, explicit = Values(), None
+        if self.table and self.table.policy.backward != "same":
+            functions = self._functions(replica, size, given)
+            made, kept = functions.forward(values, list(module.buffers()), list(given.values()))
+            outputs, explicit = dict(zip(module.makes, made, strict=True)), (functions, kept)
+        else:
+            leaves = [tensor.data.requires_grad_() for tensor in values]
+            if leaves:
+                self._install(replica, leaves)
+            outputs = module(size, given)
+        ends = {name: outputs.pop(name) for name in module.results if name in outputs}
+        losses = {name: value for name, value in ends.items() if is_loss(name)}
+        results = {name: value.detach().double() * share for name, value in ends.items()}
+        return Kept(received, outputs, losses, share, leaves, explicit), results
+
+    def _functions(self, replica: int, size: int, given: dict[str, Tensor]) -> Explicit:
+        """The functions of a pass over so many samples; `given` are examples of its inputs."""
+        if size not in self._explicit:
+            module, buffers = self.modules[replica], list(self.modules[replica].buffers())
+            places = _places(module, "_buffers", buffers)
+
+            def run(weights: Sequence[Tensor], own: Sequence[Tensor], inputs: Sequence[Tensor]) -> Values:
+                self._install(replica, weights)
+                _put(places, own)
+                return list(module(size, dict(zip(given, inputs, strict=True))).values())
+
+            seeded = [name in self.seeded or is_loss(name) for name in module.makes]
+            try:
+                self._explicit[size] = explicit(run, self.masters, buffers, list(given.values()), seeded.__getitem__)
+            finally:
+                self._install(replica, self.masters)
+                _put(places, buffers)
+        return self._explicit[size]
 
     def backward(self, replica: int, kept: Kept, gradients: dict[str, Tensor], place: Place) -> None:
         """The backward of a forward's `kept`; the tensors in `received` then hold their gradients.
@@ -211,14 +232,18 @@ class FollowedStage:
             gradients: of its outputs.
             place: which backward it is.
         """
+        if kept.explicit:
+            self._backward_explicitly(replica, kept, gradients)
+            self._probe(replica, place)
+            return
         pairs = [(kept.outputs[name], grad) for name, grad in gradients.items() if kept.outputs[name].requires_grad]
         roots: list[Tensor] = [output for output, _ in pairs]
         seeds: list[Tensor | None] = [grad for _, grad in pairs]
-        if kept.loss is not None and kept.loss.requires_grad:
-            roots.append(kept.loss)
+        terms = [value * kept.share for value in kept.losses.values()]
+        loss = sum(terms[1:], terms[0]) if terms else None
+        if loss is not None and loss.requires_grad:
+            roots.append(loss)
             seeds.append(None)
-        if self.table:
-            self.table.backward(kept.values)
         sums = self.sums[replica]
         for leaf, grad in zip(kept.leaves, sums, strict=True):
             leaf.grad = grad
@@ -226,8 +251,11 @@ class FollowedStage:
             torch.autograd.backward(roots, seeds)
         for i, leaf in enumerate(kept.leaves):
             sums[i] = leaf.grad
+        self._probe(replica, place)
+
+    def _probe(self, replica: int, place: Place) -> None:
         if self.probes.index is not None:
-            self.probes.note(place, sums[self.probes.index])
+            self.probes.note(place, self.sums[replica][self.probes.index])
 
     def finding(
         self, stage: int, place: Place | None = None, kept: Kept | None = None, rows: Mapping[str, Tensor] = EMPTY
@@ -239,13 +267,40 @@ class FollowedStage:
             microbatch=place.microbatch if place else -1,
             received=nonfinite(kept.received) if kept else (),
             rows=nonfinite(rows),
-            made=nonfinite({**made, LOSS: kept.loss} if kept and kept.loss is not None else made),
+            made=nonfinite({**made, **(kept.losses if kept else {})}),
             weights=nonfinite(dict(zip(self.names, self.masters, strict=True))),
             backward=self.probes.first(),
         )
 
+    def _backward_explicitly(self, replica: int, kept: Kept, gradients: dict[str, Tensor]) -> None:
+        assert kept.explicit and self.table
+        functions, saved = kept.explicit
+        seeds = {**gradients, **{name: torch.full_like(value, kept.share) for name, value in kept.losses.items()}}
+        made = functions.backward(self.table.backward(), saved, [seeds[self.modules[replica].makes[i]] for i in functions.roots])
+        sums, received = self.sums[replica], [tensor for tensor in kept.received.values() if tensor.requires_grad]
+        for i, grad in enumerate(made[: len(sums)]):
+            if grad is not None:
+                before = sums[i]
+                sums[i] = torch.empty_like(self.masters[i]).copy_(grad) if before is None else before.add_(grad)
+        for tensor, grad in zip(received, made[len(sums) :], strict=True):
+            tensor.grad = grad
 
-def after_step(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
-    """Keep where the step went, where a policy that predicts would not find it in the optimizer's state."""
-    if policy.predictor and not spec.keeps_direction:
-        keep_direction(spec, optimizer, [p for group in optimizer.param_groups for p in group["params"]])
+
+def _places(module: StageModule, kind: str, tensors: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, int]]:
+    """Where a module holds `tensors`: (holder, name, place in the list); tied ones are held at several places."""
+    index = {id(tensor): i for i, tensor in enumerate(tensors)}
+    holders = [getattr(owner, kind) for owner in module.modules()]
+    return [(holder, name, index[id(t)]) for holder in holders for name, t in holder.items() if id(t) in index]
+
+
+def _put(places: list[tuple[dict[str, Any], str, int]], tensors: Sequence[Tensor]) -> None:
+    for holder, name, i in places:
+        holder[name] = tensors[i]
+
+
+def advance(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step; keeps where it goes, where a policy that predicts would not find it in the optimizer's state."""
+    keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    with direction_kept(spec, optimizer, params) if keeps else nullcontext():
+        optimizer.step()

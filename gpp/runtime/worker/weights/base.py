@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.runtime.worker.weights.prediction import keep_direction, predictor
+from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
@@ -92,7 +93,7 @@ class AbstractStageWeights(ABC):
         self.remembered: dict[str, list[Tensor]] = {}
         self.log: list[tuple[str, int, int]] | None = None
         self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
-        self._keeps_direction = policy.predictor and not spec.keeps_direction
+        self._keeps_direction = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
         self._predict = predictor(spec, optimizer, policy.predictor) if policy.predictor else None
 
     @property
@@ -157,9 +158,8 @@ class AbstractStageWeights(ABC):
     def update(self) -> None:
         """The optimizer's step."""
         self.make_room()
-        self.optimizer.step()
-        if self._keeps_direction:
-            keep_direction(self.spec, self.optimizer, self.masters)
+        with direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext():
+            self.optimizer.step()
         self.version += 1
 
     def forward(self, microbatch: int) -> None:

@@ -1,0 +1,110 @@
+"""Bytes that weight policies move in a real run, against those that the bill of a stage charges."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gpp.cost.stage import StageCost
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
+from gpp.runtime.worker.weights.base import AbstractStageWeights
+from gpp.weights.base import AbstractWeights
+from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.naive import Naive
+from gpp.weights.pipeoptim import PipeOptim
+from gpp.weights.spectrain import SpecTrain
+from gpp.weights.stash import Stash
+from gpp.weights.vertical_sync import VerticalSync
+from tests.support import inprocess
+from tests.support.asynchronous import MINIBATCH, make_job
+from tests.support.moved import Moved
+
+SGDM = SGD(lr=0.05, weight_decay=0.1)
+CASES: dict[str, tuple[AbstractWeights, AbstractOptimizer]] = {
+    "naive": (Naive(), SGDM),
+    "stash": (Stash(), SGDM),
+    "vertical sync": (VerticalSync(), SGDM),
+    "double buffer": (DoubleBuffer(), SGDM),
+    "spectrain 1": (SpecTrain(), SGDM),
+    "spectrain 2": (SpecTrain(form=2), SGDM),
+    "spectrain 2, authors": (SpecTrain(form=2, nesterov=True), SGDM),
+    "pipeoptim": (PipeOptim(), Adam(lr=0.01)),
+    "pipeoptim, plain rmsprop": (PipeOptim(), RMSprop(lr=0.01)),
+    "pipeoptim, offset": (PipeOptim(offset=1), Adam(lr=0.01)),
+    "pipeoptim, zero": (PipeOptim(future="zero"), Adam(lr=0.01)),
+    "pipeoptim, constant, decay": (
+        PipeOptim(horizon_from="constant", decay=True),
+        Adam(lr=0.01, weight_decay=0.1, decoupled=True),
+    ),
+}
+STEPS = 14
+"""Of these the pipeline of four stages is full from the fifth on."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, int], int]:
+    """(stage's memory, F, B or U, micro-batch or update) -> bytes moved there; filled while workers run."""
+    found: dict[tuple[int, str, int], int] = defaultdict(int)
+
+    def noted(kind: str, original: Callable[..., None], number: Callable[..., int]) -> Callable[..., None]:
+        def run(self: AbstractStageWeights, *args: Any) -> None:
+            with Moved() as moved:
+                key = id(self), kind, number(self, *args)
+                original(self, *args)
+            found[key] += moved.bytes
+
+        return run
+
+    for kind, name in (("F", "forward"), ("B", "backward")):
+        original = getattr(AbstractStageWeights, name)
+        monkeypatch.setattr(AbstractStageWeights, name, noted(kind, original, AbstractStageWeights.number))
+    begin, update = AbstractStageWeights.begin, AbstractStageWeights.update
+
+    def begun(self: AbstractStageWeights, *args: Any) -> None:
+        step = self.optimizer.step
+
+        def uncounted() -> None:
+            with _disable_current_modes():
+                step()
+
+        self.optimizer.step = uncounted  # type: ignore[method-assign]
+        begin(self, *args)
+
+    monkeypatch.setattr(AbstractStageWeights, "begin", begun)
+    monkeypatch.setattr(AbstractStageWeights, "update", noted("U", update, lambda self: self.version))
+    return found
+
+
+@pytest.mark.parametrize("accumulation", [1, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
+    name: str, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, optimizer = CASES[name]
+    if accumulation < policy.least_accumulation(4):
+        accumulation = 4
+    job, weights = make_job("Chain4", policy, optimizer, sizes=MINIBATCH // accumulation, steps=STEPS)
+    problem = replace(inprocess.problem_of(job.captured, 4, MINIBATCH), graph=job.graph, extrapolation=optimizer.extrapolation)
+    charging, free = (replace(problem, regime=replace(problem.regime, weights=weights)) for weights in (policy, Naive()))
+    found, whole = counted(monkeypatch), 0.0
+    _, _, workers = inprocess.run(job, tmp_path, weights)
+    last = STEPS - 4
+    for worker in workers:
+        for s, held in worker.weights.items():
+            size, stage = sum(m.numel() * m.element_size() for m in held.masters), job.plan.stages[s]
+            batch = range(last * accumulation, (last + 1) * accumulation)
+            moved = [sum(found[id(held), kind, j] for j in batch) / accumulation for kind in ("F", "B")]
+            moved.append(found[id(held), "U", last])
+            bill, plain = (StageCost.of(of, stage, job.plan.depth) for of in (charging, free))
+            charged = [bill.forward_s - plain.forward_s, bill.backward_s - plain.backward_s, bill.update_s - plain.update_s]
+            device = problem.cluster.devices[stage.devices[0]]
+            assert charged == pytest.approx([problem.cost.move_s(amount, device) for amount in moved], rel=1e-9, abs=1e-15), s
+            assert bill.static_bytes == plain.static_bytes + charging.prediction.kept * size
+            assert bill.version_bytes == held.scratch_bytes
+            whole += sum(moved)
+    assert (whole > 0) == (policy != Naive())
