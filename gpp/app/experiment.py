@@ -118,9 +118,8 @@ class Experiment:
             if not self.strategies:
                 raise InvalidConfig("strategies", [], "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
             if self.engine.planner is not None:
-                raise InvalidConfig(
-                    "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
-                )
+                rule = "runs one stage whatever the strategy: nothing to compare"
+                raise InvalidConfig("engine", self.engine.name, rule, "leave engine out")
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
@@ -195,12 +194,8 @@ class Experiment:
                 self.model.refuse_training()
             return
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
-            raise InvalidConfig(
-                "cluster",
-                self.cluster.name,
-                "has devices without a speed, for profiles, which bring their times",
-                "use cluster=summit_1x4, or model=profile",
-            )
+            rule = "has devices without a speed, for profiles, which bring their times"
+            raise InvalidConfig("cluster", self.cluster.name, rule, "use cluster=summit_1x4, or model=profile")
         if self.runs:
             check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
         if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
@@ -210,12 +205,11 @@ class Experiment:
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                raise InvalidConfig(
-                    "minibatch_size",
-                    self.minibatch_size,
+                rule, fix = (
                     f"must be at most the number of training samples, {num_train}",
-                    f"set minibatch_size={num_train} or less, or use more data",
+                    f"set minibatch_size={num_train} or less",
                 )
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"{fix}, or use more data")
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))

@@ -42,14 +42,15 @@ def digest_of(config: Any) -> str:
         settings: Any = OmegaConf.to_container(chosen, resolve=True)
     except OmegaConfBaseException:
         settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
-    files = [settings.get("plan"), (settings.get("model") or {}).get("path")]
+    model = settings.get("model")
+    named = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
+    files = [Path(name) for name in named if isinstance(name, str) and os.path.isfile(name)]
     if config.get("mode") == "compare":
         # The strategies are composed when the job runs.
         files += sorted((CONF / "strategy").rglob("*.yaml"))
     said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for file in files:
-        # A file that a setting names is part of it.
-        said.update(Path(file).read_bytes() if file is not None and os.path.isfile(file) else b"")
+        said.update(file.read_bytes())
     return said.hexdigest()[:16]
 
 
