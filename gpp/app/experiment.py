@@ -123,22 +123,11 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
-        if not self.engine.own_runtime:
-            self._refuse_own()
+        self.engine.refuse_settings(self.strategy.weights, self.optimizer)
         if self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
-
-    def _refuse_own(self) -> None:
-        """Refuse settings that only the project's own runtime supports."""
-        weights, engine = self.strategy.weights, self.engine.name
-        if not weights.flushes:
-            rule = f"engine={engine} drains its pipeline before every update"
-            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
-        if self.optimizer.clip_norm is not None and self.optimizer.clip_scope == "stage":
-            rule = f"engine={engine} clips by the norm of the whole model"
-            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
     @property
     def max_ops(self) -> int:

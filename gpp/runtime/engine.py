@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpp.errors import UnsupportedPlan
+from gpp.errors import InvalidConfig, UnsupportedPlan
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
+    from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
     from gpp.timeline import Emulation, Timeline, Versions
+    from gpp.weights.base import AbstractWeights
 
 OnStep = Callable[[int, float | None, float | None], None]
 """(steps done, loss, samples per second); None for a value that is unknown."""
@@ -112,6 +114,21 @@ class AbstractEngine(ABC):
     @abstractmethod
     def devices_here(self, cluster: Cluster) -> int:
         """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
+
+    def refuse_settings(self, weights: AbstractWeights, optimizer: AbstractOptimizer) -> None:
+        """Refuse what only the project's own runtime supports, in any other.
+
+        Raises:
+            InvalidConfig: names the setting.
+        """
+        if self.own_runtime:
+            return
+        if not weights.flushes:
+            rule = f"engine={self.name} drains its pipeline before every update"
+            raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
+            rule = f"engine={self.name} clips by the norm of the whole model"
+            raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")
 
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
