@@ -274,7 +274,7 @@ class RunDir:
 
 def _read(path: Path) -> Run | None:
     try:
-        return from_json(Run, path.read_bytes())
+        return from_json(Run, path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -262,7 +262,7 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
 def begun(run_dir: Path, resume: Path | None = None) -> Run:
     """A run that has begun in a directory, and ended at once."""
     with RunDir(run_dir) as directory:
-        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_bytes()).step if resume else 0)
+        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_text()).step if resume else 0)
         directory.begin()
         assert directory.run is not None
         return directory.run
