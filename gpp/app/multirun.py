@@ -43,14 +43,14 @@ def digest_of(config: Any) -> str:
     except OmegaConfBaseException:
         settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
     model = settings.get("model")
-    named = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
-    files = [Path(name) for name in named if isinstance(name, str) and os.path.isfile(name)]
+    files = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
     if config.get("mode") == "compare":
         # The strategies are composed when the job runs.
         files += sorted((CONF / "strategy").rglob("*.yaml"))
     said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for file in files:
-        said.update(file.read_bytes())
+        # A file that a setting names is part of it.
+        said.update(Path(file).read_bytes() if isinstance(file, str | Path) and os.path.isfile(file) else b"")
     return said.hexdigest()[:16]
 
 
