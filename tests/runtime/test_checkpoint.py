@@ -262,7 +262,7 @@ def test_damaged_and_finished_ones_are_passed_over_and_said(tmp_path: Path) -> N
 def begun(run_dir: Path, resume: Path | None = None) -> Run:
     """A run that has begun in a directory, and ended at once."""
     with RunDir(run_dir) as directory:
-        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_bytes()).step if resume else 0)
+        directory.claim(resume, from_json(Manifest, (resume / "checkpoint.json").read_text()).step if resume else 0)
         directory.begin()
         assert directory.run is not None
         return directory.run
@@ -303,6 +303,7 @@ def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
     assert f"{strange} is another run's: passed over" in found.warnings(STEPS, LearningRate())
     assert find(strange, STEPS).manifest.step == 4
     begun(tmp_path / "a")
+    (tmp_path / "a" / "checkpoints").mkdir()
     (tmp_path / "b" / "checkpoints" / "step_1").rename(tmp_path / "a" / "checkpoints" / "step_1")
     with pytest.raises(InvalidConfig, match="step_1: another run's") as caught:
         find(tmp_path / "a", STEPS)
