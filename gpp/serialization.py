@@ -68,7 +68,7 @@ def to_json(value: object) -> str:
     return _adapter(type(value)).dump_json(value, indent=1).decode()
 
 
-def from_json(cls: type[T], text: str, source: object = "JSON", fix: str = CORRECT) -> T:
+def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT) -> T:
     """The value of class `cls` that `text` describes.
 
     Args:
@@ -78,6 +78,7 @@ def from_json(cls: type[T], text: str, source: object = "JSON", fix: str = CORRE
     Raises:
         InvalidFile: the text is no JSON, or does not describe a `cls`.
     """
+    text = text if isinstance(text, str) else _decoded(text, source)
     content = _content(text, source, fix)
     try:
         return _reader(cls).validate_json(text)
@@ -106,13 +107,16 @@ def read_text(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYT
         InvalidFile: there is no such file, it is no regular file (a pipe is never waited for), it may not be read, it is larger
             than `most_bytes`, or it is no text.
     """
-    content = read_bytes(path, setting=setting, most_bytes=most_bytes)
+    return _decoded(read_bytes(path, setting=setting, most_bytes=most_bytes), path, setting)
+
+
+def _decoded(content: bytes, source: object, setting: str = "") -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, column = content.count(b"\n", 0, error.start) + 1, error.start - content.rfind(b"\n", 0, error.start)
         place = f":{line}:{column}"
-        raise InvalidFile(path, place, f"is no UTF-8 text ({error.reason})", "name a text file", setting=setting) from None
+        raise InvalidFile(source, place, f"is no UTF-8 text ({error.reason})", "name a text file", setting=setting) from None
 
 
 def read_bytes(path: str | Path, *, setting: str = "", most_bytes: int = MOST_BYTES) -> bytes:
@@ -155,62 +159,6 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _unreadable(path: object, reason: str, setting: str) -> InvalidFile:
     return InvalidFile(path, "", f"cannot be read: {reason}", "name a file that can be read", setting=setting)
-
-
-def read_yaml(path: str | Path, *, setting: str = "", fix: str = CORRECT) -> Any:
-    """The plain content of a YAML file: what JSON could hold, too, without a key that is given twice.
-
-    Raises:
-        InvalidFile: the file cannot be read, or is no such YAML; with line and column.
-    """
-    import yaml
-
-    text, loader = read_text(path, setting=setting), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        depth, aliases = 0, 0
-        for event in yaml.parse(text, Loader=loader):
-            opens, closes = isinstance(event, yaml.CollectionStartEvent), isinstance(event, yaml.CollectionEndEvent)
-            depth, aliases = depth + opens - closes, aliases + isinstance(event, yaml.AliasEvent)
-            if depth > DEEPEST or aliases > DEEPEST:
-                rule = f"has more than {DEEPEST} levels, or as many aliases"
-                raise InvalidFile(path, f":{event.start_mark.line + 1}:{event.start_mark.column + 1}", rule, fix)
-        node = yaml.compose(text, Loader=loader)
-        if node is None:
-            return None
-        _check_yaml(node, path, fix)
-        return loader("").construct_document(node)
-    except InvalidFile:
-        raise
-    except yaml.MarkedYAMLError as error:
-        mark, words = error.problem_mark or error.context_mark, error.problem or error.context or "it has no form"
-    except yaml.YAMLError as error:
-        mark, words = None, str(error).split("\n")[0]
-    except (ValueError, TypeError, OverflowError) as error:
-        mark, words = None, str(error)
-    raise InvalidFile(path, f":{mark.line + 1}:{mark.column + 1}" if mark else "", f"is no YAML: {words}", fix)
-
-
-def _check_yaml(root: Any, path: object, fix: str) -> None:
-    """Refuse keys that are given twice, and numbers that no setting can have."""
-    todo, seen = [root], set[int]()
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        place, rule = f":{node.start_mark.line + 1}:{node.start_mark.column + 1}", ""
-        if node.id == "mapping":
-            keys = [key.value if key.id == "scalar" else None for key, _ in node.value]
-            again = next((key for n, key in enumerate(keys) if key in keys[:n]), None)
-            rule = f"has the key {again} twice" if again is not None else ""
-            rule = "has a key that is no word" if None in keys else rule
-            todo += [item for pair in node.value for item in pair]
-        elif node.id == "sequence":
-            todo += node.value
-        elif node.tag == "tag:yaml.org,2002:int" and len(node.value) > 20:
-            rule = f"has {len(node.value)} digits: an integer is at most {MOST_INTEGER}"
-        if rule:
-            raise InvalidFile(path, place, rule, fix)
 
 
 def seal(path: Path, value: object, purpose: str) -> None:

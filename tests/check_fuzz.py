@@ -54,17 +54,17 @@ class Outcome:
 
 
 @cache
-def known(name: str) -> tuple[AbstractFormat, dict[str, bytes]]:
-    """A format, and its files as they should be."""
+def known(name: str) -> tuple[AbstractFormat, dict[str, bytes], list[str]]:
+    """A format, its files as they should be, and those to damage."""
     kind = FORMATS[name]()
-    return kind, dict(kind.files())
+    return kind, dict(kind.files()), kind.victims()
 
 
 def check(name: str, seed: int, number: int, folder: Path, out: Outcome) -> None:
     """One case: one damaged file in an empty folder."""
-    (kind, whole), rng = known(name), random.Random(f"{name}:{seed}:{number}")
+    (kind, whole, victims), rng = known(name), random.Random(f"{name}:{seed}:{number}")
     files = dict(whole)
-    victim = rng.choice(sorted(files))
+    victim = rng.choice(victims)
     files[victim] = mutated(files[victim], rng)
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -285,12 +285,11 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         # The link is set at the first step, so that a run whose controller is killed is found under outputs/latest too.
         on_start=lambda: None if multirun else latest(run_dir),
     )
-    try:
-        with recorder:
+    with recorder:
+        try:
             story(experiment, recorder)
-    except SystemExit as end:  # the recorder has written that the run failed
-        print(f"error: {ended(end.code)}", file=sys.stderr)
-        return InvalidConfig.exit_code
+        except SystemExit as end:
+            raise ended(end.code) from end
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)

@@ -36,7 +36,7 @@ from gpp.planners.chains.data_parallel import DataParallel
 from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
-from gpp.runtime.devices import asked_of_cuda, check_devices, cuda_devices
+from gpp.runtime.devices import check_devices, check_measurable
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -184,27 +184,19 @@ class Experiment:
                 self.model.refuse_training()
             return
         if isinstance(self.cost, Analytical) and any(max(d.peak_flop_per_s.values()) <= 1.0 for d in self.cluster.devices):
-            raise InvalidConfig(
-                "cluster",
-                self.cluster.name,
-                "has devices without a speed, for profiles, which bring their times",
-                "use cluster=summit_1x4, or model=profile",
-            )
+            rule = "has devices without a speed, for profiles, which bring their times"
+            raise InvalidConfig("cluster", self.cluster.name, rule, "use cluster=summit_1x4, or model=profile")
         if self.runs:
             check_devices(self.cluster, self.engine.devices_here(self.cluster), self.engine.name)
-        if isinstance(self.cost, Profiled) and asked_of_cuda(self.cluster) and not cuda_devices():
-            rule = f"measures on a device of cluster={self.cluster.name}, and this machine has no CUDA device"
-            raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")
+        if isinstance(self.cost, Profiled):
+            check_measurable(self.cluster)
         self.data.check(self.model)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                raise InvalidConfig(
-                    "minibatch_size",
-                    self.minibatch_size,
-                    f"must be at most the number of training samples, {num_train}",
-                    f"set minibatch_size={num_train} or less, or use more data",
-                )
+                rule = f"must be at most the number of training samples, {num_train}"
+                fix = f"set minibatch_size={num_train} or less, or use more data"
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))

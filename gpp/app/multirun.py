@@ -25,8 +25,10 @@ from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from gpp.app.stopping import Stopped, held_back
-from gpp.report.sweep.jobs import Asked
+from gpp.errors import InvalidFile
+from gpp.report.sweep.jobs import Asked, ResultFile
 from gpp.runtime.run_dir import RunDir
+from gpp.serialization import read_json
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -42,25 +44,25 @@ def digest_of(config: Any) -> str:
         settings: Any = OmegaConf.to_container(chosen, resolve=True)
     except OmegaConfBaseException:
         settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
-    files = [settings.get("plan"), (settings.get("model") or {}).get("path")]
+    model = settings.get("model")
+    files = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
     if config.get("mode") == "compare":
         # The strategies are composed when the job runs.
         files += sorted((CONF / "strategy").rglob("*.yaml"))
     said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for file in files:
         # A file that a setting names is part of it.
-        said.update(Path(file).read_bytes() if file is not None and os.path.isfile(file) else b"")
+        said.update(Path(file).read_bytes() if isinstance(file, str | Path) and os.path.isfile(file) else b"")
     return said.hexdigest()[:16]
 
 
 def done(folder: Path, digest: str) -> str | None:
     """The status of a job that need not run again: its result is there."""
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        status = result["status"] if result["configuration"] == digest else None
-    except (OSError, ValueError, KeyError, TypeError):
+        result = read_json(ResultFile, folder / "result.json")
+    except InvalidFile:
         return None
-    return status if status in ("ok", "infeasible") else None
+    return result["status"] if result.get("configuration") == digest and result["status"] != "failed" else None
 
 
 def sweep_id(*, _root_: Any) -> str:

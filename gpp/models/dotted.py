@@ -70,9 +70,9 @@ def users_code(field: str, path: str) -> Iterator[None]:
     """
     try:
         yield
-    except (GppError, KeyboardInterrupt, ModuleNotFoundError):
+    except (GppError, ModuleNotFoundError):
         raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:  # no signal: that ends the run, whoever's code it finds at work
         raise raised_by(error, field=field, path=path) from error
 
 

@@ -13,11 +13,6 @@ def cuda_devices() -> int:
     return torch.cuda.device_count()
 
 
-def asked_of_cuda(cluster: Cluster) -> bool:
-    """Whether the workers of a cluster compute on CUDA; all of them use the kind of its first device."""
-    return cluster.devices[0].kind == "cuda"
-
-
 def check_devices(cluster: Cluster, count: int, engine: str) -> None:
     """Refuse to start workers on devices that this machine does not have.
 
@@ -28,7 +23,7 @@ def check_devices(cluster: Cluster, count: int, engine: str) -> None:
     Raises:
         InvalidConfig: there are too few; names the cluster and both counts.
     """
-    if not asked_of_cuda(cluster) or not count:
+    if cluster.devices[0].kind != "cuda" or not count:  # all workers use the kind of the first device
         return
     found = cuda_devices()
     if found < count:
@@ -36,3 +31,14 @@ def check_devices(cluster: Cluster, count: int, engine: str) -> None:
         rule = f"engine={engine} needs {count} CUDA device{'s' if count > 1 else ''}, and this machine has {here}"
         fix = "use engine=simulate or engine=emulate, which need none, or cluster=local"
         raise InvalidConfig("cluster", cluster.name, rule, fix if not found else f"{fix}, or describe a cluster of {found}")
+
+
+def check_measurable(cluster: Cluster) -> None:
+    """Refuse to measure operators on a device that this machine does not have.
+
+    Raises:
+        InvalidConfig: there is no such device here.
+    """
+    if cluster.devices[0].kind == "cuda" and not cuda_devices():
+        rule = f"measures on a device of cluster={cluster.name}, and this machine has no CUDA device"
+        raise InvalidConfig("cost", "profiled", rule, "use cost=analytical")

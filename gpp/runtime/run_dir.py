@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 import socket
@@ -20,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
-from gpp.errors import InvalidConfig
-from gpp.serialization import from_json, to_json
+from gpp.errors import InvalidConfig, InvalidFile
+from gpp.serialization import read_json, to_json
 
 LOCK, RUN, EARLIER = ".lock", "run.json", "earlier"
 CHECKPOINTS = "checkpoints"
@@ -274,13 +273,13 @@ class RunDir:
 
 def _read(path: Path) -> Run | None:
     try:
-        return from_json(Run, path.read_text())
-    except (OSError, ValueError):
+        return read_json(Run, path)
+    except InvalidFile:
         return None
 
 
 def _is_ok(path: Path) -> bool:
     try:
-        return json.loads((path / "result.json").read_text(encoding="utf-8"))["status"] == "ok"
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(dict[str, Any], path / "result.json").get("status") == "ok"
+    except InvalidFile:
         return False

@@ -8,14 +8,16 @@ project's errors.
 from __future__ import annotations
 
 import json
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import final
 
 from gpp.app.experiment import Experiment
-from gpp.cluster import Cluster
+from gpp.cluster import Cluster, flat
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profile, Profiled, cpu_setting, sample_counts
 from gpp.cost.models.tabulated import Tabulated
@@ -31,14 +33,19 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, check_program
 from gpp.report.sweep.files import write_sweep
+from gpp.report.sweep.jobs import Asked
+from gpp.runtime.checkpoint.resume import find, training_of
 from gpp.runtime.engines.simulate import Simulate
 from gpp.runtime.job import Job, restore
+from gpp.runtime.worker.worker import Worker
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_text, to_json
 from gpp.strategy import Strategy
 from gpp.weights.stash import Stash
-from tests.support.inprocess import captured_named, make_job, problem_of, workers_of
+from tests.support.cli import run
+from tests.support.conf import CONF
+from tests.support.inprocess import captured_named, in_threads, make_job, problem_of, workers_of
 from tests.support.published import PROFILES
 
 FLUSHING = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB())
@@ -56,6 +63,10 @@ class AbstractFormat(ABC):
     @abstractmethod
     def files(self) -> Mapping[str, bytes]:
         """Relative path -> content, of all files that a use needs; every one of them is damaged in turn."""
+
+    def victims(self) -> list[str]:
+        """The files that are damaged."""
+        return sorted(self.files())
 
     @abstractmethod
     def use(self, folder: Path) -> bool:
@@ -149,8 +160,6 @@ class Profiles(AbstractFormat):
 
 @cache
 def _nominal() -> Cluster:
-    from gpp.cluster import flat
-
     return flat(num_devices=3, bandwidth_bytes_per_s=1e9, memory_bytes=1e11)
 
 
@@ -159,8 +168,6 @@ class Jobs(AbstractFormat):
     """RUN_DIR/job: what is accepted is what workers can be made of, as far as to their first step."""
 
     def files(self) -> Mapping[str, bytes]:
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             small_job().save(Path(folder), captured_named(MODEL)[2])
             return {f"job/{path.name}": path.read_bytes() for path in sorted((Path(folder) / "job").iterdir())}
@@ -181,8 +188,6 @@ class GraphCache(AbstractFormat):
     named = False
 
     def files(self) -> Mapping[str, bytes]:
-        import tempfile
-
         _, captured, _ = captured_named("mlp")
         with tempfile.TemporaryDirectory() as folder:
             return {"key.json": store("key", captured, folder).read_bytes()}
@@ -211,8 +216,6 @@ class ProfileCache(AbstractFormat):
         )
 
     def files(self) -> Mapping[str, bytes]:
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             path = Profiled(cache_dir=folder).store(self._graph, self._profile)
             return {path.name: path.read_bytes()}
@@ -242,6 +245,9 @@ class Programs(AbstractFormat):
         return True
 
 
+CONFIGURATION = "0123456789abcdef"
+
+
 @final
 class Sweeps(AbstractFormat):
     """A folder of results: the sweep's table and page are made, whatever one of them holds."""
@@ -266,24 +272,80 @@ class Sweeps(AbstractFormat):
             "loss": [2.0, 1.5],
             "final_metric": {"loss": 1.0},
             "planning_peak_bytes": 1000,
+            "configuration": CONFIGURATION,
         }
-        compared = [{**result, "strategy": name, "compared": None} for name in ("graphpipe", "sequential")]
-        for one in compared:
-            del one["compared"]
+        compared = [{**result, "strategy": name} for name in ("graphpipe", "sequential")]
         return {
             "0/result.json": json.dumps(result, indent=1).encode(),
-            "0/.hydra/overrides.yaml": b"- strategy=graphpipe\n- model=mlp\n- seed=0\n",
             "1/result.json": json.dumps({**result, "strategy": "sequential", "seed": 1}, indent=1).encode(),
-            "1/.hydra/overrides.yaml": b"- strategy=sequential\n- model=mlp\n- seed=1\n",
             "2/result.json": json.dumps({**result, "compared": compared}, indent=1).encode(),
         }
 
     def use(self, folder: Path) -> bool:
-        jobs = write_sweep(folder)
-        assert len(jobs) >= 2 and (folder / "report.html").stat().st_size > 0
+        words = ("strategy=graphpipe", "model=mlp", "seed=0")
+        jobs = write_sweep(folder, [Asked(folder=str(i), overrides=words, configuration=CONFIGURATION) for i in range(3)])
+        assert len(jobs) == 3 and (folder / "report.html").stat().st_size > 0
         wrong = [job for job in jobs if job.result["status"] == "failed" and "result.json" in str(job.result.get("reason"))]
         return not wrong
 
+
+@final
+class Checkpoints(AbstractFormat):
+    """`resume=RUN_DIR`: a checkpoint whose manifest is damaged is passed over for the one before, or refused by name.
+
+    The name is the folder's: a checkpoint is one to its user.
+    """
+
+    named = False
+
+    def files(self) -> Mapping[str, bytes]:
+        job = replace(small_job(), settings=replace(small_job().settings, checkpoint_every=1))
+        with tempfile.TemporaryDirectory() as folder:
+            run_dir = Path(folder)
+            job.save(run_dir, captured_named(MODEL)[2])
+
+            def save(worker: Worker) -> None:
+                for step in (1, 2):
+                    worker.checkpoints.save(step)
+                    worker.checkpoints.wait()
+
+            in_threads([partial(save, worker) for worker in workers_of(job, run_dir)])
+            found = {str(path.relative_to(run_dir)): path for path in sorted((run_dir / "checkpoints").rglob("*.*"))}
+            # The tensors are read by nobody here, and digests of them are the business of tests/runtime.
+            return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+
+    def victims(self) -> list[str]:
+        return ["checkpoints/step_1/checkpoint.json", "checkpoints/step_2/checkpoint.json"]
+
+    def use(self, folder: Path) -> bool:
+        found = find(folder, 3)
+        settings = small_job().settings
+        found.refuse_another(training_of(settings, small_job().captured))
+        assert all(isinstance(line, str) for line in found.warnings(3, SGD(lr=0.1).learning_rate))
+        return found.folder.name == "step_2"
+
+
+@final
+class Clusters(AbstractFormat):
+    """A cluster of the user's own, as YAML in a folder given with `-cd`: the command plans, or says what is wrong in it."""
+
+    named = False
+
+    def files(self) -> Mapping[str, bytes]:
+        text = (CONF / "cluster" / "summit_1x4.yaml").read_bytes()
+        return {"cluster/mine.yaml": text.replace(b"# @package cluster\n", b"")}
+
+    def use(self, folder: Path) -> bool:
+        words = ("-cd", str(folder), "cluster=mine", "model=mlp", "mode=plan", "explain_s=0", "logger=none", "cost=analytical")
+        done = run(folder / "run", *words, "engine=simulate", "minibatch_size=16", "strategy=even")
+        assert done.code in (0, 2, 3), f"ends with {done.code}: {done.out[-300:]}"
+        assert "Traceback" not in done.out, done.out[-600:]
+        assert done.code == 0 or "Fix:" in done.out or "Smallest change" in done.out, f"says no fix: {done.out[-300:]}"
+        return done.code == 0
+
+
+SLOW = ("cluster",)
+"""Formats that are used by a command of their own for every case: the ordinary tests leave them out."""
 
 FORMATS: dict[str, Callable[[], AbstractFormat]] = {
     "plan": lambda: Plans(FLUSHING),
@@ -296,4 +358,6 @@ FORMATS: dict[str, Callable[[], AbstractFormat]] = {
     "profile_cache": ProfileCache,
     "program": Programs,
     "sweep": Sweeps,
+    "checkpoint": Checkpoints,
+    "cluster": Clusters,
 }

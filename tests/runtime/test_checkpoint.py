@@ -303,6 +303,7 @@ def test_checkpoints_of_another_run_are_passed_over(tmp_path: Path) -> None:
     assert f"{strange} is another run's: passed over" in found.warnings(STEPS, LearningRate())
     assert find(strange, STEPS).manifest.step == 4
     begun(tmp_path / "a")
+    (tmp_path / "a" / "checkpoints").mkdir()
     (tmp_path / "b" / "checkpoints" / "step_1").rename(tmp_path / "a" / "checkpoints" / "step_1")
     with pytest.raises(InvalidConfig, match="step_1: another run's") as caught:
         find(tmp_path / "a", STEPS)

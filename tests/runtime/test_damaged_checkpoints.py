@@ -17,8 +17,6 @@ from gpp.errors import InvalidConfig, NonFinite
 from gpp.optimizers import LearningRate
 from gpp.runtime.checkpoint.manifest import Manifest, read_manifest
 from gpp.runtime.checkpoint.resume import find
-from gpp.runtime.run_dir import RUN, Run
-from gpp.serialization import to_json
 from tests.support.checkpoints import STEPS, Rank, made
 
 FILE, MANIFEST = "rank_1.safetensors", "checkpoint.json"
@@ -67,7 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "gone": (lambda at: (at / FILE).unlink(), f"{FILE} is missing"),
     "a folder": (lambda at: ((at / FILE).unlink(), (at / FILE).mkdir()), f"{FILE} is missing"),
     "one more": (lambda at: shutil.copy(at / FILE, at / "rank_2.safetensors"), "does not name its file rank_2.safetensors"),
-    "no manifest": (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} is not as it was written (cannot be read: no such file"),
+    "no manifest": (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} cannot be read: no such file or directory"),
     "not JSON": (lambda at: changed(at / MANIFEST, lambda data: data[:-20]), f"{MANIFEST} is not as it was written"),
     "not text": (lambda at: changed(at / MANIFEST, lambda data: b"\xff\xfe" + data), f"{MANIFEST} is not as it was written"),
     "a list": (lambda at: (at / MANIFEST).write_text("[1]"), f"{MANIFEST} is not as it was written"),
@@ -126,9 +124,8 @@ def test_a_run_that_went_on_from_itself_ends_the_search(run_dir: Path) -> None:
         (folder / FILE).unlink()
     other = run_dir.parent / "other"
     for here, there in ((run_dir, other), (other, run_dir)):
-        here.mkdir(exist_ok=True)
-        run = Run(id=here.name, started="", command="", pid=1, host="", resume=str(there))
-        (here / RUN).write_text(to_json(run))
+        (here / "job").mkdir(parents=True)
+        (here / "job" / "settings.json").write_text(json.dumps({"resume": str(there)}))
     with pytest.raises(InvalidConfig, match=r"step_2 is damaged: rank_1.safetensors is missing; .*step_1 is damaged"):
         find(other, STEPS)
 

@@ -53,7 +53,7 @@ def test_nothing_starts_without_the_devices(engine: str, tmp_path: Path, monkeyp
 
 
 def test_a_measured_cost_needs_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpp.app.experiment.cuda_devices", lambda: 0)
+    monkeypatch.setattr(devices, "cuda_devices", lambda: 0)
     words = ["cluster=dgx_h100", "cost=profiled", "logger=none", f"hydra.run.dir={tmp_path}"]
     code, out = answered(words, check_only, monkeypatch)
     assert code == 2 and "cost=profiled: measures on a device of cluster=dgx_h100" in " ".join(out.split()), out

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,6 @@ from gpp.runtime.checkpoint.resume import find
 from gpp.runtime.run_dir import run_of, under_way
 from tests.check_kills import WORDS, Attempt, run
 from tests.support.cli import run as run_command
-from tests.support.cli import start
 
 STEPS, EVERY = 20, 5
 
@@ -60,12 +62,13 @@ def test_four_workers_of_a_graph_go_on_as_two_of_a_chain(undisturbed: Attempt, t
 
 def test_a_resumed_run_that_is_killed_while_it_plans_can_be_resumed(undisturbed: Attempt, tmp_path: Path) -> None:
     """In a new directory: it has no checkpoint of its own, and not even a job."""
-    process = start(tmp_path / "new", *WORDS, f"steps={STEPS}", f"resume={undisturbed.run_dir}")
-    while under_way(tmp_path / "new") is None:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.kill()
-    process.communicate()
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(run_command, tmp_path / "new", *WORDS, f"steps={STEPS}", f"resume={undisturbed.run_dir}")
+        while (here := under_way(tmp_path / "new")) is None:
+            assert not done.done()
+            time.sleep(0.001)
+        os.kill(here.pid, signal.SIGKILL)
+        assert done.result().code == -signal.SIGKILL
     assert not (tmp_path / "new" / "job").exists()
     assert find(tmp_path / "new", STEPS).folder == find(undisturbed.run_dir, STEPS).folder
 

@@ -33,6 +33,14 @@ class Ending(Towers):
             time.sleep(60)
 
 
+class Leaving(Towers):
+    """Ends the process that builds it, as if all were well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        raise SystemExit(0)
+
+
 class FixedBatch(nn.Module):
     """Two layers whose code holds the batch size as a number."""
 

@@ -21,7 +21,6 @@ from gpp.serialization import read_json
 SETUP = ("model", "strategy", "cluster", "engine")
 RESULT = "result.json"
 KEPT = ConfigDict(extra="allow")
-NO_RESULT = "no result: the job did not come to an end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,7 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
 
 def _read_job(directory: Path, asked: Asked, why: str) -> Job:
     path, overrides = directory / asked.folder, parse_overrides(asked.overrides)
-    missing = f"{NO_RESULT}: {why}" if why else NO_RESULT
+    missing = f"no result: {why or 'the job did not come to an end'}"
     try:
         result: dict[str, Any] = {**read_json(ResultFile, path / RESULT)}
         if result.get("configuration") != asked.configuration:

@@ -128,8 +128,10 @@ def read_manifest(folder: Path) -> Manifest | str:
             return f"{MANIFEST} has the format {str(written)[:20]}, and this version reads format {FORMAT} only"
         manifest = from_json(Manifest, text)
     except InvalidFile as error:
-        place = error.place.lstrip(":")[:80]
-        return f"{MANIFEST} is not as it was written ({f'{place}: ' if place else ''}{error.rule})"
+        if error.rule.startswith("cannot be read"):
+            return f"{MANIFEST} {error.rule}"
+        where = f"{error.place.removeprefix(':')}: " if error.place else ""
+        return f"{MANIFEST} is not as it was written ({where}{error.rule})"
     if manifest.altered():
         return f"{MANIFEST} is not as it was written (its SHA-256 is another)"
     named = re.fullmatch(r"step_(\d{1,18})", folder.name)
