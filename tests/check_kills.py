@@ -112,6 +112,19 @@ def attempt(run_dir: Path, *words: str, kill: Kill | None = None) -> Attempt:
     return Attempt(run_dir, process.returncode, out, killed, left_s)
 
 
+def parts_of(run_dir: Path) -> list[Path]:
+    """Checkpoints that are being written."""
+    return sorted(path for path in (run_dir / "checkpoints").glob(".step_*") if path.is_dir())
+
+
+def files_of(folder: Path) -> list[str]:
+    """Names of the files in a folder; none if it has got another name meanwhile."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def steps_done(run_dir: Path) -> list[int]:
     """How many steps of the training each rank has done, of those that have done any."""
     logs = [path.read_text().rpartition("\n")[0].splitlines() for path in sorted((run_dir / "ranks").glob("rank_*.jsonl"))]
@@ -140,7 +153,7 @@ class Kill:
             while process.poll() is None and max(steps_done(run_dir), default=0) <= self.after:
                 time.sleep(0.002)
             if self.phase == "writing":
-                while process.poll() is None and not list((run_dir / "checkpoints").glob(".step_*")):
+                while process.poll() is None and not parts_of(run_dir):
                     time.sleep(0.0005)
             if self.phase == "renaming":
                 self._stop_before_the_name(process, run_dir)
@@ -149,7 +162,7 @@ class Kill:
         workers = workers_of(run_dir)
         if process.poll() is not None or (self.victim == "worker" and not workers):
             return None
-        steps, parts = steps_done(run_dir), sorted(path.name for path in (run_dir / "checkpoints").glob(".step_*"))
+        steps, parts = steps_done(run_dir), [path.name for path in parts_of(run_dir)]
         # Between writing and renaming it is the first rank whose death counts.
         rank = 0 if self.phase == "renaming" else self.rng.choice(sorted(workers)) if workers else 0
         try:
@@ -173,12 +186,13 @@ class Kill:
         """Stop the first rank between checkpoint.json and the new name, by as many looks as it takes."""
         first = workers_of(run_dir).get(0)
         while first is not None and process.poll() is None:
-            if not any(len(list(part.glob("rank_*.json"))) >= WORKERS - 1 for part in (run_dir / "checkpoints").glob(".step_*")):
+            written = {name for part in parts_of(run_dir) for name in files_of(part)}
+            if sum(name.endswith(".json") for name in written) < WORKERS - 1:
                 time.sleep(0.0002)
                 continue
             try:
                 os.kill(first, signal.SIGSTOP)
-                if list((run_dir / "checkpoints").glob(".step_*/checkpoint.json")):
+                if any("checkpoint.json" in files_of(part) for part in parts_of(run_dir)):
                     return
                 os.kill(first, signal.SIGCONT)
             except ProcessLookupError:

@@ -17,6 +17,8 @@ from gpp.errors import InvalidConfig, NonFinite
 from gpp.optimizers import LearningRate
 from gpp.runtime.checkpoint.manifest import Manifest, read_manifest
 from gpp.runtime.checkpoint.resume import find
+from gpp.runtime.run_dir import RUN, Run
+from gpp.serialization import to_json
 from tests.support.checkpoints import STEPS, Rank, made
 
 FILE, MANIFEST = "rank_1.safetensors", "checkpoint.json"
@@ -124,8 +126,9 @@ def test_a_run_that_went_on_from_itself_ends_the_search(run_dir: Path) -> None:
         (folder / FILE).unlink()
     other = run_dir.parent / "other"
     for here, there in ((run_dir, other), (other, run_dir)):
-        (here / "job").mkdir(parents=True)
-        (here / "job" / "settings.json").write_text(json.dumps({"resume": str(there)}))
+        here.mkdir(exist_ok=True)
+        run = Run(id=here.name, started="", command="", pid=1, host="", resume=str(there))
+        (here / RUN).write_text(to_json(run))
     with pytest.raises(InvalidConfig, match=r"step_2 is damaged: rank_1.safetensors is missing; .*step_1 is damaged"):
         find(other, STEPS)
 

@@ -303,7 +303,7 @@ class Checkpointer:
                         f"rank {rank} did not write its part within {settings.startup_timeout_s} s; do all ranks share {part}?"
                     )
                 time.sleep(POLL_S)
-            said.append(from_json(Note, note.read_bytes()))
+            said.append(from_json(Note, note.read_text()))
         run = run_of(self._root.parent)
         epoch, next_sample = position(done, settings.minibatch_size, settings.train_samples)
         manifest = Manifest(

@@ -106,7 +106,7 @@ class Search:
             for rank in list(silent):
                 path = self._path(rank)
                 if path.exists():
-                    found += from_json(tuple[Finding, ...], path.read_bytes())
+                    found += from_json(tuple[Finding, ...], path.read_text())
                     silent.remove(rank)
             time.sleep(0.01)
         return tuple(found), tuple(silent)
