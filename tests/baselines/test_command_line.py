@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -30,6 +31,12 @@ def test_a_strategy_brings_its_engine(name: str) -> None:
 
 @pytest.mark.dist
 @pytest.mark.slow
+def results_of(sweep: Path) -> list[dict[str, Any]]:
+    """The results of a sweep's jobs, in its order."""
+    jobs = json.loads((sweep / "jobs.json").read_text())
+    return [json.loads((sweep / job["folder"] / "result.json").read_text()) for job in jobs]
+
+
 def test_one_command_runs_them_all(tmp_path: Path) -> None:
     """The same losses from every engine, and a table of them all."""
     done = run(
@@ -47,7 +54,7 @@ def test_one_command_runs_them_all(tmp_path: Path) -> None:
         "logger=none",
     )
     assert done.code == 0, done.out
-    results = [json.loads((tmp_path / str(i) / "result.json").read_text()) for i in range(5)]
+    results = results_of(tmp_path)
     assert [result["strategy"] for result in results] == [*ENGINES, "graphpipe"]
     assert [result["engine"] for result in results] == [*ENGINES, "distributed"]
     for result in results:
@@ -68,7 +75,7 @@ def test_they_are_simulated_too(tmp_path: Path) -> None:
     ]
     done = run(tmp_path, *words, "logger=none")
     assert done.code == 0, done.out
-    results = [json.loads((tmp_path / str(i) / "result.json").read_text()) for i in range(4)]
+    results = results_of(tmp_path)
     assert [result["plan"]["num_devices"] for result in results] == [2, 2, 1, 2]
     assert all(result["measured"] is None for result in results)
     # A chain is a chain, whoever runs it.
