@@ -128,10 +128,11 @@ def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, tra
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
         kinds = [PASS[FORWARD]] + [PASS[BACKWARD]] * (trains and plan.runs_backward(s, graph))
-        replicas = {replica[0]: replica for replica in stage.replicas}
-        for piece in stage.pieces(num_samples):
-            for device in replicas[piece.device]:
-                out[device] += [Action(kind, s, piece.microbatch) for kind in kinds]
+        for m in range(-(-num_samples // stage.microbatch_size)):
+            # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.
+            turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices
+            for device in turn:
+                out[device] += [Action(kind, s, m) for kind in kinds]
         for device in stage.devices:
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]
     for slots in communication(plan, graph, num_samples):
