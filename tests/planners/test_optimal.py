@@ -77,5 +77,5 @@ def test_limits(monkeypatch):
         pytest.importorskip("ortools")
         run(Optimal(max_ops=2), problem)
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(InvalidConfig, match=r"gpp\[exact\]"):
+    with pytest.raises(InvalidConfig, match=r"-e '.\[exact\]'"):
         run(Optimal(), problem)
