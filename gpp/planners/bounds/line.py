@@ -235,6 +235,7 @@ class Line:
         """
         limit = seconds * ROUNDING
         stages = self._stages(limit, around, allowed)
+        trip = stages.passes
         for _ in range(REPEATS):
             before = len(stages.begin)
             cuts = self._cuts(stages, limit)
