@@ -10,10 +10,11 @@ from tests.check_settings import ENGINES, SWEEPS, first_job, misfit
 from tests.support.one_process import answered, check_only
 
 
-# Each with the engine that needs nothing, and with one of the others; `python -m tests.check_settings --sweeps` tries all.
+# Each with one engine, and the asynchronous one with the engine that needs nothing too: its emulation's settings once fitted no
+# other. `python -m tests.check_settings --sweeps` tries all.
 @pytest.mark.parametrize(
     ("sweep", "engine"),
-    [(sweep, engine) for i, sweep in enumerate(SWEEPS) for engine in dict.fromkeys(("simulate", ENGINES[i % len(ENGINES)]))],
+    dict.fromkeys([*((sweep, ENGINES[i % len(ENGINES)]) for i, sweep in enumerate(SWEEPS)), ("async_throughput", "simulate")]),
 )
 def test_a_sweep_runs_with_an_engine_or_is_refused(
     sweep: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
