@@ -235,7 +235,7 @@ class Line:
         """
         limit = seconds * ROUNDING
         stages = self._stages(limit, around, allowed)
-        trip = stages.passes
+        trip, cuts = stages.passes, list[_Cut]()
         for _ in range(REPEATS):
             before = len(stages.begin)
             cuts = self._cuts(stages, limit)
@@ -251,7 +251,8 @@ class Line:
                 return "cuts"
             if len(stages.begin) == before:
                 break
-        return self._counted(stages, self._cuts(stages, limit), trip, seconds, allowed)
+        # A stage that was struck out costs infinitely much, so that the cuts of before still hold.
+        return self._counted(stages, cuts, trip, seconds, allowed)
 
     def _in_flight(self, stages: _Stages) -> np.ndarray:
         """Micro-batches of each stage that fit the memory of a device."""
