@@ -45,6 +45,7 @@ WINGS: dict[str, list[set[str]]] = {
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
         {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir"},
+        {"cards"},
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},

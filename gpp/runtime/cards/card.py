@@ -1,0 +1,138 @@
+"""What the runtime asks of an accelerator: streams, events, memory and communicators, with the rules of CUDA and NCCL.
+
+`cuda.py` beside this is the real card; `model/` holds a card that follows the same rules in one process, for tests.
+The rules (`docs/gpus.md` has their sources):
+
+1. A stream runs its operations in the order in which the host has queued them. The host does not wait for them.
+2. An event that was recorded on a stream is done when everything queued there before it is. A stream that waits for an
+   event runs nothing queued later until then.
+3. A send, a receive and a sum are operations on the communicator's own stream. This stream first waits for what the host
+   had queued on the current stream. `Work.wait` makes the current stream wait for the operation, not the host.
+4. A send and its receive are one meeting: both occupy their streams until both have come to their heads. A sum is a
+   meeting of all members. A communicator runs its operations one by one, in the order of their issue; there are no tags.
+5. Making a communicator, and the first message over a connection, are meetings of hosts.
+6. Memory is allocated for the current stream. When the last reference is gone, it is handed out again to later
+   operations of that stream at once, whatever other streams still do with it, unless `keep` was called.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+
+class Stream(Protocol):
+    """A queue of operations on a card."""
+
+    def synchronize(self) -> None:
+        """Make the host wait for everything queued on it."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def record(self) -> None:
+        """Put the event behind what is queued on the current stream; an event is recorded once."""
+
+    def wait(self) -> None:
+        """Make the current stream wait for the event."""
+
+    def query(self) -> bool:
+        """Whether the event is done; the host does not wait."""
+        ...
+
+    def synchronize(self) -> None:
+        """Make the host wait for the event."""
+
+
+class Work(Protocol):
+    """An operation of a communicator."""
+
+    def wait(self) -> object:
+        """Make the current stream wait for the operation."""
+
+    def is_completed(self) -> bool:
+        """Whether the operation is over; the host does not wait."""
+        ...
+
+
+class Communicator(Protocol):
+    """A group of workers between which messages and sums travel. Tensors are contiguous and lie on the card."""
+
+    def send(self, tensor: torch.Tensor, peer: int) -> Work:
+        """Queue a send to worker `peer` (its rank among all workers). The tensor must live until the work is over."""
+        ...
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> Work:
+        """Queue a receive from worker `peer` into `tensor`."""
+        ...
+
+    def sum(self, tensor: torch.Tensor) -> Work:
+        """Queue the sum of `tensor` over all members, in place."""
+        ...
+
+
+class AbstractCard(ABC):
+    """One worker's accelerator.
+
+    Args:
+        device: what tensors on the card are made on.
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """A new stream; the current one is the compute stream until `use` changes it."""
+
+    @abstractmethod
+    def use(self, stream: Stream) -> AbstractContextManager[object]:
+        """Context in which `stream` is the current one: operations are queued there, and memory belongs to it."""
+
+    @abstractmethod
+    def event(self, *, timed: bool = False) -> Event:
+        """A new event that has not been recorded yet.
+
+        Args:
+            timed: whether `seconds` may be asked of it.
+        """
+
+    @abstractmethod
+    def seconds(self, start: Event, end: Event) -> float:
+        """Seconds between two timed events that are done."""
+
+    @abstractmethod
+    def keep(self, tensor: torch.Tensor, stream: Stream | None = None) -> None:
+        """Tell the allocator that `stream` (None: the current one) uses the tensor, which was made for another one.
+
+        Its memory is then handed out again only after what is queued on `stream` when the last reference goes.
+        """
+
+    @abstractmethod
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor of main memory in pinned memory, from which `upload` reads while the host goes on."""
+
+    @abstractmethod
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue a copy of a tensor of main memory to the card on the current stream.
+
+        The host goes on if the tensor is pinned; it must then stay as it is until the copy is over.
+        """
+
+    @abstractmethod
+    def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
+        """The communicator of these workers, made at once; None for a worker that is not one of them.
+
+        All workers call it with the same arguments in the same order.
+        """
+
+    @abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """Largest number of bytes of live tensors since `reset_peak`."""
+
+    @abstractmethod
+    def reset_peak(self) -> None: ...
