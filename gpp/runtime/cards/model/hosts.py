@@ -20,7 +20,6 @@ from gpp.runtime.cards.model.operations import Op, Queue, join
 
 if TYPE_CHECKING:
     from gpp.runtime.cards.model.machine import Machine
-    from gpp.runtime.cards.model.meetings import Meeting
 
 _HERE = str(Path(__file__).parent)
 
@@ -76,6 +75,7 @@ class AbstractHost(ABC):
         self.ended = False
         self.released: list[Memory] = []
         """Memory without references, which goes back to its stream at the next call."""
+        self.live_bytes = self.peak_bytes = 0
         self._tail: Op | None = None
         self.id = machine.actor(self)
 
@@ -106,19 +106,6 @@ class AbstractHost(ABC):
         op = Op(queue, name, run, (), None, reads, writes)
         self.queued(op)
         return op
-
-    def prepare(
-        self,
-        queue: Queue,
-        name: str,
-        run: Callable[[], object] | None,
-        waits: Sequence[Op],
-        meeting: Meeting | None,
-        reads: Sequence[Memory],
-        writes: Sequence[Memory],
-    ) -> Op:
-        """An operation that is not queued yet."""
-        return Op(queue, name, run, waits, meeting, reads, writes)
 
     def queued(self, op: Op) -> None:
         """Put an operation at the end of its queue."""
@@ -162,9 +149,7 @@ class AbstractHost(ABC):
         left = [op for queue in self.communicators for op in queue.pending]
         if left:
             names = ", ".join(str(op) for op in left[:4])
-            self.machine.findings.append(
-                f"{kind} of {self.name} while {len(left)} operations of communicators are queued: {names}"
-            )
+            self.machine.findings.append(f"{kind} of {self.name} while {len(left)} operations of communicators are queued: {names}")
         return self.until([queue.point() for queue in (*self.queues, *self.communicators)], kind)
 
     def meet(self, text: str) -> Wait:
@@ -182,10 +167,24 @@ class AbstractHost(ABC):
         if not self.known:
             self.known = tuple(clock)
 
+    def saw(self, op: Op) -> bool:
+        """Whether an operation is over that `Queue.point` or a communicator has given; the host then knows it."""
+        if op.done:
+            self.learn((op,))
+        return op.done
+
+    def allocate(self, memory: Memory) -> None:
+        """Count memory that was made; what has no references left has gone before."""
+        if self.released:
+            self.hand_back()
+        self.live_bytes += memory.num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
     def hand_back(self) -> None:
         """Give memory without references back to its stream."""
         released, self.released = self.released, []
         for memory in released:
+            self.live_bytes -= memory.num_bytes
             if len(memory.used) > 1 or (memory.used and memory.queue not in memory.used):
                 Free(memory, self)
 

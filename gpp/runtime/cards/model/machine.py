@@ -172,7 +172,7 @@ class Machine:
             if one.reads or one.writes:
                 use(one)
         if meeting.run is not None:
-            meeting.run()
+            meeting.run(meeting.payloads)
         for one in ops:
             one.finish()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gpp.runtime.cards.model.faults import Mismatch, Misuse
@@ -28,14 +29,16 @@ class Meeting:
         size: how many they are.
     """
 
-    __slots__ = ("arrived", "machine", "name", "one_way", "ops", "run", "size", "sizes")
+    __slots__ = ("arrived", "machine", "name", "one_way", "ops", "payloads", "run", "size", "sizes")
 
     def __init__(self, machine: Machine, name: str, size: int, *, one_way: bool) -> None:
         self.machine, self.name, self.size, self.one_way = machine, name, size, one_way
         self.arrived = 0
         self.ops: dict[int, Op] = {}
         self.sizes: dict[int, object] = {}
-        self.run: Callable[[], object] | None = None
+        self.payloads: dict[int, object] = {}
+        self.run: Callable[[dict[int, object]], object] | None = None
+        """Called with what each member has brought."""
 
     def arrive(self, op: Op) -> None:
         self.arrived += 1
@@ -70,6 +73,16 @@ class Meeting:
         for op in ops:
             op.end_s = op.queue.end_s = end_s
         return ops
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a member brings to a meeting: its memory, and what `run` is called with for all members."""
+
+    memory: Memory
+    payload: object
+    run: Callable[[dict[int, object]], object]
 
 
 @final
@@ -115,41 +128,27 @@ class Group:
         return wait if wait.missing else None
 
     def send(
-        self,
-        host: AbstractHost,
-        peer: int,
-        size: object = None,
-        *,
-        after: Queue | None = None,
-        reads: Sequence[Memory] = (),
-    ) -> tuple[Op, Meeting]:
+        self, host: AbstractHost, peer: int, size: object = None, *, after: Queue | None = None, part: Part | None = None
+    ) -> Op:
         """Queue a send behind what is on the queue `after`.
 
         Args:
             size: must equal that of the receive.
-            reads: the memory that is sent.
+            part: the memory that is sent, and what moves it.
         """
         meeting, text = self._message(host.rank, peer, "send", host.rank, peer)
         meeting.agree(host.rank, f"{text} on communicator {self.name} is", size)
-        return self._launch(host, text, after, meeting, 0, reads, ()), meeting
+        return self._launch(host, text, after, meeting, 0, part, writes=False)
 
     def receive(
-        self,
-        host: AbstractHost,
-        peer: int,
-        size: object = None,
-        *,
-        after: Queue | None = None,
-        writes: Sequence[Memory] = (),
-    ) -> tuple[Op, Meeting]:
+        self, host: AbstractHost, peer: int, size: object = None, *, after: Queue | None = None, part: Part | None = None
+    ) -> Op:
         """Queue a receive behind what is on the queue `after`."""
         meeting, text = self._message(peer, host.rank, "receive", host.rank, peer)
         meeting.agree(host.rank, f"{text} on communicator {self.name} is", size)
-        return self._launch(host, text, after, meeting, 1, (), writes), meeting
+        return self._launch(host, text, after, meeting, 1, part, writes=True)
 
-    def sum(
-        self, host: AbstractHost, size: object = None, *, after: Queue | None = None, writes: Sequence[Memory] = ()
-    ) -> tuple[Op, Meeting]:
+    def sum(self, host: AbstractHost, size: object = None, *, after: Queue | None = None, part: Part | None = None) -> Op:
         """Queue this member's part of a sum."""
         number = self._issued[host.rank]
         self._issued[host.rank] += 1
@@ -158,7 +157,7 @@ class Group:
             self._sums.append(Meeting(self.machine, f"{text} on communicator {self.name}", len(self.ranks), one_way=False))
         meeting = self._sums[number]
         meeting.agree(host.rank, f"worker {host.rank} takes part in {meeting.name} with a size", size)
-        return self._launch(host, text, after, meeting, host.rank, (), writes), meeting
+        return self._launch(host, text, after, meeting, host.rank, part, writes=True)
 
     def _message(self, source: int, target: int, kind: str, rank: int, peer: int) -> tuple[Meeting, str]:
         key = (source, target)
@@ -172,19 +171,15 @@ class Group:
         return meetings[number], f"{kind} {number} {way}"
 
     def _launch(
-        self,
-        host: AbstractHost,
-        text: str,
-        after: Queue | None,
-        meeting: Meeting,
-        place: int,
-        reads: Sequence[Memory],
-        writes: Sequence[Memory],
+        self, host: AbstractHost, text: str, after: Queue | None, meeting: Meeting, place: int, part: Part | None, *, writes: bool
     ) -> Op:
         point = after.point() if after else None
         waits = () if point is None else (point,)
-        op = host.prepare(self.queues[host.rank], text, None, waits, meeting, reads, writes)
+        own = () if part is None else (part.memory,)
+        op = Op(self.queues[host.rank], text, None, waits, meeting, () if writes else own, own if writes else ())
         op.wanted = True
         meeting.ops[place] = op
+        if part is not None:
+            meeting.payloads[place], meeting.run = part.payload, part.run
         host.queued(op)
         return op
