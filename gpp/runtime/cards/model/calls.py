@@ -49,7 +49,7 @@ class Calls(TorchFunctionMode):
         """Whether memory that torch makes by itself, on a device without a number, is for tensors on the card."""
         if self.current is None:
             return True  # autograd's own
-        func, args, kwargs = self.current
+        _, args, kwargs = self.current
         return any(self.lies_on_card(one) for one in _flat((*args, *kwargs.values())))
 
     def lies_on_card(self, value: object) -> bool:
