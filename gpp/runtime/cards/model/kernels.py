@@ -18,8 +18,8 @@ from gpp.runtime.cards.model.blocks import Block, Blocks, Key
 from gpp.runtime.cards.model.faults import Misuse
 from gpp.runtime.cards.model.forms import Form, New, Operator, Part, Same, aten, form_of, operator, substitute, zeros
 from gpp.runtime.cards.model.hosts import ThreadHost
-from gpp.runtime.cards.model.memory import Memory, use_on_host
-from gpp.runtime.cards.model.operations import Op, Queue
+from gpp.runtime.cards.model.memory import use_on_host
+from gpp.runtime.cards.model.operations import Memory, Op, Queue
 
 DEVICE = torch.device("cpu", 0)
 """What tensors on a card are made on. Tensors of main memory are on `cpu` without a number."""

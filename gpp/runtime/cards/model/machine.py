@@ -8,11 +8,11 @@ clocks (`operations.py` beside this), deadlocks by there being nothing left to r
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
 from gpp.runtime.cards.model.faults import Deadlock, Fault, Mismatch
-from gpp.runtime.cards.model.hosts import AbstractHost, GeneratorHost, ThreadHost, Wait
+from gpp.runtime.cards.model.hosts import AbstractHost, GeneratorHost, Program, ThreadHost, Wait
 from gpp.runtime.cards.model.meetings import Group
 from gpp.runtime.cards.model.memory import use
 from gpp.runtime.cards.model.operations import Op, Queue
@@ -60,11 +60,11 @@ class Machine:
         return len(self._actors) - 1
 
     def new_queue(self, host: AbstractHost, name: str) -> Queue:
-        queue = Queue(host, name, len(self._actors))
+        queue = Queue(host, name, len(self._actors), self.ready)
         self.actor(queue)
         return queue
 
-    def generator(self, program: Callable[[AbstractHost], Generator[Wait | None, None, object]]) -> GeneratorHost:
+    def generator(self, program: Program) -> GeneratorHost:
         """Add a worker whose program is a generator."""
         host = GeneratorHost(self, len(self.hosts), program)
         self.hosts.append(host)
