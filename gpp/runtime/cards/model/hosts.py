@@ -185,6 +185,8 @@ class AbstractHost(ABC):
 
     def saw(self, op: Op) -> bool:
         """Whether an operation is over that `Queue.point` or a communicator has given; the host then knows it."""
+        if self.released:
+            self.hand_back()
         if op.done:
             self.learn((op,))
         return op.done
@@ -252,6 +254,13 @@ class ThreadHost(AbstractHost):
         self.error: BaseException | None = None
         self.switched: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Called when the host goes on, and when it stops."""
+
+    def stop(self) -> None:
+        """End it after a failure of the machine."""
+        if self._thread is None:
+            self.ended = True
+        while not self.ended:
+            self.resume()
 
     def resume(self) -> None:
         if self._thread is None:

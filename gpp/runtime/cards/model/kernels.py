@@ -108,6 +108,8 @@ class Kernels(TorchDispatchMode):
                 return copied
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
+        for block in call.pinned:
+            use_on_host(self.host, block.memory, writes=False)
         for one in call.host:
             if one.dim() == 0:
                 call.values[id(one)] = one.clone()

@@ -55,9 +55,13 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
                 f"point of {queue}: the memory may still be in use there for what it held before"
             )
         if other is not None:
+            uses = [(other, other is write), (op, writes)]
+            if other.queue.host is own.host and other.stamp > op.stamp:
+                uses.reverse()
+            (first, wrote), (second, writes) = uses
             raise Race(
-                f"{other} {'writes to' if other is write else 'reads'} {memory}, {op} {'writes to' if writes else 'reads'} "
-                f"it, and no event orders the two: {own} waits for no event recorded on {queue} after {other.name}"
+                f"{first} {'writes to' if wrote else 'reads'} {memory}, {second} {'writes to' if writes else 'reads'} it, and "
+                f"no event orders the two: {second.queue} does not wait for an event recorded on {first.queue} after {first.name}"
             )
 
 

@@ -106,7 +106,9 @@ class Op:
         if self.known is not queue.known:
             join(clock, self.known)
             queue.known = self.known
-        clock[queue.host.id] = self.stamp
+        host = queue.host.id
+        if clock[host] < self.stamp:
+            clock[host] = self.stamp
         for other in self.waits:
             join(clock, other.clock)
             if other.end_s > end_s:
