@@ -37,8 +37,6 @@ def use(op: Op) -> None:
 
 
 def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
-    if memory.freed:
-        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
     own = op.queue
     if memory.wrote and clock[own.host.id] < memory.wrote:
         verb = "writes to" if writes else "reads"
@@ -63,6 +61,8 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
                 f"{first} {'writes to' if wrote else 'reads'} {memory}, {second} {'writes to' if writes else 'reads'} it, and "
                 f"no event orders the two: {second.queue} does not wait for an event recorded on {first.queue} after {first.name}"
             )
+    if memory.freed:
+        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
 
 
 def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
