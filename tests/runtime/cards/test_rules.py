@@ -71,7 +71,7 @@ def test_a_communicator_a_direction_helps_where_streams_are_independent(rule: Ru
     if rule == "streams":
         each(program, program, rule=rule, policy=policy, seed=seed)
     else:
-        with pytest.raises(Deadlock, match="send . to worker 1"):
+        with pytest.raises(Deadlock, match=r"send . to worker 1"):
             each(program, program, rule=rule, policy=policy, seed=seed)
 
 
@@ -224,7 +224,9 @@ def test_communicators_are_made_in_one_order() -> None:
         return run
 
     assert each(program("ab"), program("ab"), rule="streams").communicators == 2
-    with pytest.raises(Mismatch, match=r"worker . makes communicator . .* worker . makes . .*: they must be made in one order") as found:
+    with pytest.raises(
+        Mismatch, match=r"worker . makes communicator . .* worker . makes . .*: they must be made in one order"
+    ) as found:
         each(program("ab"), program("ba"), rule="streams")
     assert "worker 0" in str(found.value) and "worker 1" in str(found.value)
     with pytest.raises(Deadlock, match=r"worker 0 waits for all workers, to make communicator b \(number 1\)"):
