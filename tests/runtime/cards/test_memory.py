@@ -12,7 +12,8 @@ from gpp.runtime.cards.model.card import ModelCard, run
 from gpp.runtime.cards.model.faults import EarlyReuse, Fault, Mismatch, Misuse, Race
 from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 
-RUNS = [(rule, policy, seed) for rule in get_args(Rule) for policy in get_args(Policy) for seed in (0, 1)]
+ORDERS: list[tuple[Policy, int]] = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]
+RUNS = [(rule, *order) for rule in get_args(Rule) for order in ORDERS]
 in_every_order = pytest.mark.parametrize(("rule", "policy", "seed"), RUNS)
 
 
@@ -183,7 +184,10 @@ def test_fresh_memory_is_that_of_its_stream(rule: Rule, policy: Policy, seed: in
     if wait:
         on_card(program, rule, policy, seed)
     else:
-        with pytest.raises(Race, match=r"fill_\.Scalar .* uses the memory of empty\.memory_format .* handed out to compute stream"):
+        with pytest.raises(
+            Race,
+            match=r"fill_\.Scalar .* uses the memory of empty.* which compute stream .* may still use for what it held",
+        ):
             on_card(program, rule, policy, seed)
 
 
