@@ -190,7 +190,6 @@ def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTra
         job.graph,
         device=devices[rank],
         rank_of={d: r for r, d in enumerate(devices)},
-        backend=job.settings.backend,
         shared_memory=job.settings.shared_memory,
         timeout_s=FAR_S,
     )

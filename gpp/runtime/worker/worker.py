@@ -21,6 +21,7 @@ from gpp.data.sampler import minibatch
 from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
+from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import job_weights, save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
@@ -29,6 +30,7 @@ from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.clock import CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -38,7 +40,7 @@ from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, w
 from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.runtime.worker.stage import StageRunner
+from gpp.runtime.worker.stage import OnNonFinite, StageRunner
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
 
@@ -54,6 +56,7 @@ class Worker:
         device: the torch device.
         transport: messages to the other devices.
         status: is told the worker's actions.
+        card: the accelerator that `device` is; None for a processor.
     """
 
     def __init__(
@@ -65,9 +68,11 @@ class Worker:
         device: torch.device,
         transport: AbstractTransport,
         status: AbstractStatus | None = None,
+        card: AbstractCard | None = None,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
-        self.status = status or NoStatus()
+        self.status, self.card = status or NoStatus(), card
+        self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
         self.modules = self._build(run_dir)
@@ -75,7 +80,7 @@ class Worker:
         self.spec = restore(settings.optimizer)
         self.optimizers = self._optimizers()
         self.weights = self._weights()
-        self.rows, self.num_train = Rows(settings, device), settings.train_samples
+        self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         self.gradients = Gradients(
             self.params,
             reduce_groups(plan, job.graph),
@@ -97,6 +102,8 @@ class Worker:
             updated=self._updated if job.streams else None,
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
+            clock=self.clock,
+            issued=self.rows.ahead,
         )
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
@@ -193,15 +200,23 @@ class Worker:
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
                 autocast=getattr(torch, settings.autocast) if settings.autocast else None,
-                synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
+                now=self.clock.now,
+                deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
-                on_nonfinite=self.search.training if train else self.search.held_out,
+                on_nonfinite=self._told(train),
                 # Those of two steps, and more where the pipeline does not drain.
                 probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
                 if train
                 else None,
             )
         return out
+
+    def _told(self, train: bool) -> OnNonFinite:
+        """Who is told of a loss that is not finite."""
+        if not train:
+            return self.search.held_out
+        # On a card the losses of a step are read at its end, when the update is over and nothing of the passes is left.
+        return self.search.late if self.card else self.search.training
 
     def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
@@ -218,6 +233,7 @@ class Worker:
             # A large micro-batch waits for several small ones, all of which may be under way.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
             status=self.status,
+            clock=self.clock,
         )
 
     def _ring_sizes(self) -> dict[Channel, RingSize]:
@@ -232,6 +248,7 @@ class Worker:
 
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
+        self.gradients.settle()
         if optimizer is not None:
             rate = self._rate(self.step + minibatch)
             for group in optimizer.param_groups:
@@ -246,8 +263,6 @@ class Worker:
                 optimizer.step()
         if stage == self.stages[-1]:
             self.gradients.clear()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
         """One stretch: so many optimizer steps from `first` on, drained at its end.
@@ -305,6 +320,7 @@ class Worker:
 
     def _record(self, minibatch_of_stretch: int) -> None:
         """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
+        self._settle(self.training)
         step, end = self.step + minibatch_of_stretch, time.perf_counter()
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
@@ -316,7 +332,14 @@ class Worker:
             for runner in self.training.runners.values():
                 runner.meter = None
 
+    def _settle(self, interpreter: Interpreter[StageRunner]) -> None:
+        """Wait until the device has done what was issued, and look at the losses."""
+        self.clock.settle()
+        for runner in interpreter.runners.values():
+            runner.examine()
+
     def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
+        self.rows.ahead()
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
@@ -352,6 +375,7 @@ class Worker:
         self.status.begin(EVALUATION, self.step)
         with torch.no_grad():
             self.evaluation.run()
+        self._settle(self.evaluation)
         return self._results(self.evaluation, 0)
 
     def run(self, out: TextIO) -> None:
@@ -366,7 +390,7 @@ class Worker:
     def _run(self, out: TextIO) -> None:
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
-        meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
+        meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
         for runner in self.training.runners.values():
             runner.meter = meter
         step = settings.first_step
@@ -383,7 +407,7 @@ class Worker:
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
         held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
-        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        peak = self.card.peak_memory_bytes() if self.card else held + (meter.peak_bytes if meter else 0)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
         result |= {
             "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
