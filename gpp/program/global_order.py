@@ -211,7 +211,9 @@ def _latest(after: Sequence[Sequence[_Wait]], sweep: Sequence[int], period: int)
             return latest, period
         ticks = minibatches = 0
         for this, user in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            later, least = min(((later, least) for to, later, least in after[this] if to == user), key=lambda w: w[0] * period - w[1])
+            later, least = min(
+                ((later, least) for to, later, least in after[this] if to == user), key=lambda w: w[0] * period - w[1]
+            )
             ticks, minibatches = ticks + least, minibatches + later
         if minibatches < 1:
             raise MalformedProgram("the actions of a mini-batch wait for each other")

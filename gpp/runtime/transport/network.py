@@ -27,11 +27,9 @@ from torch.distributed import (
 )
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.runtime.cards.card import FAR_S
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
-
-FAR_S = 7 * 24 * 3600.0
-"""Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
 
 
 def interface_of(job: Job) -> str:

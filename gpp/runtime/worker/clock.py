@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import final
 
 from gpp.runtime.cards.card import AbstractCard
@@ -14,6 +15,9 @@ from gpp.runtime.cards.card import Event as CardEvent
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.transport.channels import Mark
 from gpp.timeline import Event
+
+LOOK_S = 0.25
+"""Seconds between two looks at how far a card has come."""
 
 Timed = tuple[int, str, int, int, Mark, Mark, int]
 """An event of the timeline with marks in place of its start and end."""
@@ -119,6 +123,21 @@ class CardStatus(AbstractStatus):
                 reached = self._begun.popleft()[0]
         if reached is not None:
             self._status.at(reached)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Context in which a thread looks at the card while the host waits."""
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(LOOK_S):
+                self.look()
+
+        threading.Thread(target=follow, name="card", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def waiting(self, waits: bool) -> None:
         self._status.waiting(waits)

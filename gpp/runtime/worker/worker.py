@@ -10,27 +10,30 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from gpp.capture.stage import StageModule, build_stage, tie
+from gpp.capture.stage import StageModule
 from gpp.data.sampler import minibatch
 from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import job_weights, save_final, static_bytes
+from gpp.runtime.checkpoint.state import save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.clock import CardClock, HostClock
+from gpp.runtime.worker.build import build_modules, build_optimizers
+from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -75,10 +78,10 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
-        self.modules = self._build(run_dir)
+        self.modules = build_modules(job, run_dir, self.stages, device)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
-        self.optimizers = self._optimizers()
+        self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         self.gradients = Gradients(
@@ -125,31 +128,6 @@ class Worker:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
         self._since, self._start, self._stop = 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
-
-    def _build(self, run_dir: Path) -> dict[int, StageModule]:
-        """The device's stages with their weights; no other stage's tensors are read."""
-        job, settings = self.job, self.job.settings
-        modules: dict[int, StageModule] = {}
-        with job_weights(run_dir, self.device) as weights:
-            for s in self.stages:
-                nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
-                module = modules[s] = build_stage(job.captured, nodes, device=self.device)
-                module.load(weights)
-        tie(modules.values())
-        if settings.compile:
-            for module in modules.values():
-                module.compile_with(settings.compile)
-        return modules
-
-    def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
-        """An optimizer for each stage that trains; a weight shared by two stages of this device is the first's."""
-        out, taken = {}, set()
-        for s, module in self.modules.items():
-            own = [p for p in module.parameters() if p.requires_grad and p not in taken]
-            taken.update(own)
-            if own:
-                out[s] = self.spec.build(own)
-        return out
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -421,10 +399,15 @@ class Worker:
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     """Train as one worker of `job`, whose device in the plan follows from the rank."""
-    device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status)
-    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-        worker.run(out)
+    card = CudaCard(device) if device.type == "cuda" else None
+    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    with ExitStack() as stack:
+        if card:
+            status = CardStatus(status, card)
+            stack.enter_context(status.followed())
+        worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+            worker.run(out)
     disconnect(status)
 
 
