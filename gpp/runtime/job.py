@@ -270,7 +270,7 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, replace(problem, global_norm=optimizer.clips_model)),
+        program=strategy.lower(plan, replace(problem, global_norm=optimizer.needs_norm(settings.get("autocast")))),
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out) if held_out else None,
     )

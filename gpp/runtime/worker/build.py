@@ -11,6 +11,9 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.mailbox import Handover, Mailbox
+from gpp.runtime.worker.messages import boundary
 
 
 def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device) -> dict[int, StageModule]:
@@ -37,3 +40,31 @@ def build_optimizers(spec: AbstractOptimizer, modules: Mapping[int, StageModule]
         if own:
             out[s] = spec.build(own)
     return out
+
+
+def build_mailboxes(
+    job: Job,
+    modules: Mapping[int, StageModule],
+    *,
+    device_id: int,
+    device: torch.device,
+    transport: AbstractTransport,
+    narrow: torch.dtype | None,
+) -> dict[int, Mailbox]:
+    """A mailbox for each stage of a device.
+
+    Args:
+        narrow: see `gpp.runtime.worker.messages.boundary`.
+    """
+    handover: Handover = {}
+    return {
+        s: Mailbox(
+            stage=s,
+            device_id=device_id,
+            transport=transport,
+            device=device,
+            boundary=boundary(job.plan, job.graph, module, s, narrow),
+            handover=handover,
+        )
+        for s, module in modules.items()
+    }

@@ -32,12 +32,13 @@ from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.build import build_modules, build_optimizers
+from gpp.runtime.worker.build import build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
+from gpp.runtime.worker.loss_scale import NAME, LossScale
+from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.messages import most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
@@ -78,22 +79,27 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
+        self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
             reduce_groups(plan, job.graph),
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+            scale=self.scale,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        mailboxes = self._mailboxes(self.modules)
+        mailboxes = build_mailboxes(
+            job, self.modules, device_id=device_id, device=device, transport=transport, narrow=self._autocast
+        )
         self.training = Interpreter(
             job.program.actions[device_id],
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -112,6 +118,7 @@ class Worker:
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
         weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        weights |= {NAME: self.scale.state} if self.scale else {}
         self.checkpoints = Checkpointer(
             job,
             run_dir,
@@ -119,7 +126,7 @@ class Worker:
             world=plan.num_devices,
             weights=weights,
             optimizers=list(self.optimizers.values()),
-            owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
+            owned=self._owned(weights, rank) if settings.checkpoint_every else frozenset(),
         )
         self.checkpoints.restore()
         self.step = settings.first_step
@@ -128,6 +135,11 @@ class Worker:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
         self._since, self._start, self._stop = 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
+
+    def _owned(self, weights: Mapping[str, torch.Tensor], rank: int) -> frozenset[str]:
+        """What this worker saves in a checkpoint."""
+        owned = owned_names(self.job, self.device_id, weights.keys() - {NAME})
+        return owned | {NAME} if self.scale and not rank else owned
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -144,24 +156,10 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _mailboxes(self, modules: Mapping[int, StageModule]) -> dict[int, Mailbox]:
-        handover: Handover = {}
-        return {
-            s: Mailbox(
-                stage=s,
-                device_id=self.device_id,
-                transport=self.transport,
-                device=self.device,
-                boundary=boundary(self.job.plan, self.job.graph, module, s),
-                handover=handover,
-            )
-            for s, module in modules.items()
-        }
-
     def _runners(
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
-        plan, settings = self.job.plan, self.job.settings
+        plan = self.job.plan
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
@@ -177,7 +175,7 @@ class Worker:
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
-                autocast=getattr(torch, settings.autocast) if settings.autocast else None,
+                autocast=self._autocast,
                 now=self.clock.now,
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
@@ -186,6 +184,7 @@ class Worker:
                 probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
                 if train
                 else None,
+                scale=self.scale if train else None,
             )
         return out
 
@@ -200,7 +199,9 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = self._mailboxes(modules)
+        mailboxes = build_mailboxes(
+            self.job, modules, device_id=self.device_id, device=self.device, transport=self.transport, narrow=self._autocast
+        )
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -227,7 +228,7 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
-        if optimizer is not None:
+        if optimizer is not None and not self.gradients.overflowed:
             rate = self._rate(self.step + minibatch)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -321,6 +322,11 @@ class Worker:
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
+
+    def _skipped(self) -> None:
+        for runner in self.training.runners.values():
+            if runner.probes:
+                runner.probes.forget()
 
     def _warn(self, words: str) -> None:
         self._log({"warning": words})
