@@ -24,8 +24,10 @@ from enum import Enum
 from typing import Final, final
 
 from gpp.errors import MalformedProgram
+from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.communicators import Communicator, communicators
+from gpp.program.global_order import check_any_length
 from gpp.program.kinds import KINDS, Role
 from gpp.program.program import Program, ReduceGroup, channel_of
 from gpp.program.waits import EVERYONE, Channel
@@ -68,8 +70,10 @@ PATHS: Final = (OVERLAPPED, STRICTEST)
 """What every program must be able to run on."""
 
 
-def check_cards(program: Program, groups: Sequence[ReduceGroup] = (), *, paths: Sequence[Path] = PATHS) -> None:
+def check_cards(program: Program, plan: Plan, groups: Sequence[ReduceGroup] = (), *, paths: Sequence[Path] = PATHS) -> None:
     """Prove that the program runs to its end on cards; `gpp.program.program.check_program` has proved the rest.
+
+    Of a pipeline that does not drain, stretches of every length are proved.
 
     Args:
         groups: the gradient groups of the plan.
@@ -81,6 +85,8 @@ def check_cards(program: Program, groups: Sequence[ReduceGroup] = (), *, paths: 
     made = communicators(groups, program)
     for path in paths:
         _Operations(program, made, path).check()
+        if program.minibatches > 1 and path.queues is Queues.ONE:
+            check_any_length(program, plan)
 
 
 _QUEUE, _HOST, _NEEDS, _ISSUED = range(4)
@@ -207,7 +213,7 @@ class _Operations:
                 waits.append(4 * host + _HOST)
             tails[queue] = node
             if path.waits_for_all and queue == device and role in (Role.COMPUTE, Role.UPDATE):
-                host = self._wait(device, position, host, tails.values())
+                host = self._wait(device, position, host, list(tails.values()))
 
     def _wait(self, device: int, position: int, host: int, about: Sequence[int]) -> int:
         node = self._node(device, -1 - position)
@@ -227,8 +233,8 @@ class _Operations:
         if known != label:
             device, position = self.owner[node]
             raise MalformedProgram(
-                f"{self.program.actions[device][position].text(device)} would meet {_named(*label)} of another device: the ends of a "
-                "connection disagree on the order of its operations"
+                f"{self.program.actions[device][position].text(device)} would meet {_named(*label)} of another device: the ends of "
+                "a connection disagree on the order of its operations"
             )
 
     def _text(self, node: int) -> str:
