@@ -71,19 +71,27 @@ PATHS: Final = (OVERLAPPED, STRICTEST)
 """What every program must be able to run on."""
 
 
-def check_cards(program: Program, plan: Plan, groups: Sequence[ReduceGroup] = (), *, paths: Sequence[Path] = PATHS) -> None:
+def check_cards(
+    program: Program,
+    plan: Plan,
+    groups: Sequence[ReduceGroup] = (),
+    *,
+    paths: Sequence[Path] = PATHS,
+    made: Sequence[Communicator] | None = None,
+) -> None:
     """Prove that the program runs to its end on cards; `gpp.program.program.check_program` has proved the rest.
 
     Of a pipeline that does not drain, stretches of every length are proved.
 
     Args:
         groups: the gradient groups of the plan.
+        made: the communicators; None for those of this program alone (`gpp.program.communicators.communicators`).
 
     Raises:
         MalformedProgram: operations wait for each other in a circle, or the two ends of a connection disagree on the order of its
             messages; names them.
     """
-    made = communicators(groups, program)
+    made = communicators(groups, program) if made is None else made
     for path in paths:
         _Operations(program, made, path).check()
         if program.minibatches > 1 and path.queues is Queues.ONE:
