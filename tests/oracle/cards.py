@@ -16,6 +16,9 @@ from gpp.runtime.cards.model.machine import Machine, Policy
 from gpp.runtime.cards.model.meetings import Group
 from gpp.runtime.cards.model.operations import Op
 
+_Made = tuple[Sequence[int], Sequence[object]]
+"""Members of a communicator, and what it carries."""
+
 Steps = Generator[Wait | None, None, object]
 
 
@@ -58,11 +61,11 @@ def outcome(
     return "runs"
 
 
-def _ours(made: Sequence[Communicator]) -> list[tuple[tuple[int, ...], list[object]]]:
+def _ours(made: Sequence[Communicator]) -> list[_Made]:
     return [(one.devices, [*one.pairs, *(("sum", group) for group in one.groups)]) for one in made]
 
 
-def _today(programs: Sequence[Program]) -> list[tuple[tuple[int, ...], list[object]]]:
+def _today(programs: Sequence[Program]) -> list[_Made]:
     """A communicator for each channel, one for each gradient group, one for the norm."""
     channels: dict[tuple, None] = {}
     sums: dict[object, set[int]] = defaultdict(set)
@@ -73,7 +76,8 @@ def _today(programs: Sequence[Program]) -> list[tuple[tuple[int, ...], list[obje
                     channels[a.kind[1], a.stage, a.peer_stage, device, a.peer_device] = None
                 if a.kind in ("R", "N"):
                     sums["sum", -1 if a.kind == "N" else a.microbatch].add(device)
-    return [(tuple(sorted(c[3:])), [c]) for c in channels] + [(tuple(sorted(d)), [group]) for group, d in sums.items()]
+    out: list[_Made] = [(tuple(sorted(channel[3:])), [channel]) for channel in channels]
+    return out + [(tuple(sorted(members)), [group]) for group, members in sums.items()]
 
 
 def _make(
@@ -81,7 +85,7 @@ def _make(
     machine: Machine,
     devices: Sequence[int],
     groups: dict[object, Group],
-    made: Sequence[tuple[tuple[int, ...], list[object]]],
+    made: Sequence[_Made],
 ) -> Steps:
     for number, (members, carries) in enumerate(made):
         group, wait = machine.gather(host, [devices.index(device) for device in members], f"communicator {number}")

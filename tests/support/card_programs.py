@@ -52,7 +52,7 @@ def case(seed: int) -> Case:
     count = rng.randint(1, 7)
     schedule = rng.choice([OneFOneB(), OneFOneB(), GPipe(), NoFlush()])
     net = _graph(rng, count)
-    batch = rng.choice([6, 8, 12, 24])
+    batch = rng.choice([6, 8, 12, 24] if schedule.drains else [4, 6])
     regime = Regime(in_flight=schedule.in_flight) if schedule.drains else Regime(weights=Stash(accumulation=None))
     norm = schedule.drains and rng.random() < 0.3
     prob = Problem(
@@ -139,12 +139,12 @@ def perturbed(case: Case, program: Program, rng: random.Random) -> Program | Non
     """The program with some messages issued elsewhere, still one that runs where nothing blocks; None if none was found."""
     for _ in range(8):
         actions = {device: list(own) for device, own in program.actions.items()}
-        for _ in range(rng.choice([1, 1, 2, 4])):
+        for _ in range(rng.choice([1, 2, 4, 8])):
             own = actions[rng.choice(sorted(actions))]
             places = [i for i, a in enumerate(own) if a.kind in (*RECEIVES, *SENDS)]
             if places:
                 at = rng.choice(places)
-                distance = rng.choice([1, 1, 2, 4, 16])
+                distance = rng.choice([1, 1, 2, 4, 16, 64])
                 to = max(0, at - distance) if own[at].kind in RECEIVES and rng.random() < 0.7 else at + distance
                 own.insert(to, own.pop(at))
         found = replace(program, actions={device: tuple(own) for device, own in actions.items()})
