@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from gpp.errors import MalformedProgram
@@ -27,7 +28,7 @@ from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import RECEIVES, SENDS, SUMS, UPDATES
 from gpp.program.program import Program, channel_of
-from gpp.program.steady_state import accumulation
+from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import TRANSFER, Waits
 
 TICK_S = 1e-9
@@ -108,6 +109,53 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
         entries.sort(key=lambda entry: entry[:2])
         actions[device] = tuple(action for _, _, action in entries)
     return replace(program, actions=actions)
+
+
+def check_any_length(program: Program, plan: Plan) -> None:
+    """Prove that stretches of every length (`gpp.program.steady_state.of_length`) have one order on all cards, one queue a card.
+
+    The device lists of the steady state, repeated without end, must agree with one order that repeats itself, too: times of all
+    classes, each later than what stands before it on any device, with a message in one place on both. What fills and drains the
+    pipeline must be in this order.
+
+    Raises:
+        MalformedProgram: they do not; names two actions.
+    """
+    waits = program.waits
+    for device in waits.devices:
+        next(of_length(program, plan, device, program.minibatches + 1), None)  # refuses a middle that does not repeat itself
+    blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
+    class_of, minibatch_of = _classes(program, plan, blocks)
+    numbers: dict[tuple[int, int], int] = {}
+    steps: dict[int, tuple[int, int]] = {}
+    for own in blocks.values():
+        for node, sends in own:
+            for number, step in enumerate([node, *sends]):
+                of = numbers.setdefault((class_of[node], number), len(numbers))
+                steps[step] = of, minibatch_of[node]
+    after: list[list[_Wait]] = [[] for _ in numbers]
+    lists: list[list[tuple[int, int, int]]] = []
+    for device in waits.devices:
+        listed, first = program.actions[device], waits.first[device]
+        received = {node: steps[send] for node, send, action in _received(waits, device, listed) if action.peer_device != device}
+        own = [(node, *place) for node in range(first, first + len(listed)) if (place := received.get(node) or steps.get(node))]
+        lists.append(own)
+        ends = [i + 1 for i, (node, _, _) in enumerate(own) if listed[node - first].kind in UPDATES]
+        middle = program.minibatches // 2
+        if len(ends) < middle + 2:
+            raise MalformedProgram("the program holds fewer updates than mini-batches")
+        for i in range(ends[middle], ends[middle + 1]):
+            (_, this, before), (_, user, later) = own[i], own[(i + 1) % len(own)]
+            if i + 1 < len(own):
+                after[this].append((user, later - before, 1))
+    latest, period = _latest(after, range(len(numbers)), len(numbers) + 1)
+    for own in lists:
+        for (a, this, before), (b, user, later) in pairwise(own):
+            if latest[this] + before * period >= latest[user] + later * period:
+                raise MalformedProgram(
+                    f"{waits.text(a)} stands before {waits.text(b)}, and the steady state has their like the other way round: "
+                    "cards could wait for each other in a longer stretch"
+                )
 
 
 def _ticks(waits: Waits, seconds: Sequence[float], late: Sequence[float]) -> tuple[list[int], list[int]]:
