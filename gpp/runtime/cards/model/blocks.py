@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from gpp.runtime.cards.model.hosts import AbstractHost
-from gpp.runtime.cards.model.memory import Memory
-from gpp.runtime.cards.model.operations import Queue
+from gpp.runtime.cards.model.operations import Memory, Queue
 
 Key = tuple[torch.dtype, Sequence[int], Sequence[int], int]
 """Type, shape, strides and offset of a tensor."""

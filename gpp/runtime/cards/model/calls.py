@@ -10,7 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from gpp.runtime.cards.model.blocks import Blocks
 from gpp.runtime.cards.model.faults import Misuse
+from gpp.runtime.cards.model.hosts import ThreadHost
 from gpp.runtime.cards.model.kernels import DEVICE
+from gpp.runtime.cards.model.memory import use_on_host
 
 _MAIN = torch.device("cpu")
 
@@ -18,6 +20,7 @@ _MAIN = torch.device("cpu")
 class Context(Protocol):
     """What these calls know of their card."""
 
+    host: ThreadHost
     blocks: Blocks
 
     def keep(self, tensor: torch.Tensor) -> None: ...
@@ -49,12 +52,18 @@ class Calls(TorchFunctionMode):
         """Whether memory that torch makes by itself, on a device without a number, is for tensors on the card."""
         if self.current is None:
             return True  # autograd's own
-        func, args, kwargs = self.current
+        _, args, kwargs = self.current
         return any(self.lies_on_card(one) for one in _flat((*args, *kwargs.values())))
 
     def lies_on_card(self, value: object) -> bool:
         block = self.card.blocks.find(value) if isinstance(value, torch.Tensor) else None
         return block is not None and not block.pinned
+
+    def look(self, tensor: torch.Tensor) -> None:
+        """The program reads a tensor of main memory, which may be pinned."""
+        block = self.card.blocks.find(tensor)
+        if block is not None:
+            use_on_host(self.card.host, block.memory, writes=False)
 
 
 def _flat(values: Iterable[Any]) -> Iterable[Any]:
@@ -107,12 +116,14 @@ def _cpu(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
 def _via_main(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
     if calls.lies_on_card(args[0]):
         args = (_down(calls, args[0]), *args[1:])
+    calls.look(args[0])
     return func(*args, **kwargs)
 
 
 def _refused(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
     if calls.lies_on_card(args[0]):
         raise Misuse(f"{func.__name__} of a tensor that lies on a card; copy it to main memory first: tensor.cpu()")
+    calls.look(args[0])
     return func(*args, **kwargs)
 
 

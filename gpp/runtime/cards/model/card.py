@@ -42,7 +42,7 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
         return cards[number].start(programs[number])
 
     hosts = [machine.thread(lambda number=number: start(number)) for number in range(len(programs))]
-    cards = [ModelCard(host, blocks) for host in hosts]
+    cards = [ModelCard(machine, host, blocks) for host in hosts]
     with torch._C._AutoDispatchBelowAutograd():
         machine.run()
     return [host.result for host in hosts]  # pyright: ignore[reportReturnType]
@@ -58,12 +58,13 @@ class ModelCard(AbstractCard):
     """A worker's card. `run` makes it.
 
     Args:
+        machine: runs all cards.
         host: the worker's.
         blocks: all memory of the machine's cards.
     """
 
-    def __init__(self, host: ThreadHost, blocks: Blocks) -> None:
-        self.device, self.host, self.blocks = DEVICE, host, blocks
+    def __init__(self, machine: Machine, host: ThreadHost, blocks: Blocks) -> None:
+        self.device, self.machine, self.host, self.blocks = DEVICE, machine, host, blocks
         self.compute = self.current = host.queue("compute stream")
         self.kernels = Kernels(self, _FORMS)
         self.calls = Calls(self)
@@ -154,7 +155,7 @@ class ModelCard(AbstractCard):
         return made
 
     def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
-        group, wait = self.host.machine.gather(self.host, ranks, name)
+        group, wait = self.machine.gather(self.host, ranks, name)
         self.host.wait(wait)
         return ModelCommunicator(self, group) if self.host.rank in group.ranks else None
 
@@ -268,7 +269,7 @@ class ModelCommunicator:
         if not tensor.is_contiguous():
             raise Misuse(f"{self.card.host.name}: a message of shape {tuple(tensor.shape)} is not contiguous")
         with self.card.kernels.off():
-            flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), tensor.storage_offset()))
+            flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), int(tensor.storage_offset())))
         return f"{tensor.numel()} values of {tensor.dtype}", Part(block.memory, flat, move)
 
 

@@ -12,16 +12,28 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import Protocol, final
 
 from gpp.runtime.cards.model.faults import Fault
-from gpp.runtime.cards.model.memory import Free, Memory
-from gpp.runtime.cards.model.operations import Op, Queue, join
-
-if TYPE_CHECKING:
-    from gpp.runtime.cards.model.machine import Machine
+from gpp.runtime.cards.model.memory import Free
+from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
 
 _HERE = str(Path(__file__).parent)
+
+
+class Scheduler(Protocol):
+    """What runs the hosts; `gpp.runtime.cards.model.machine.Machine` has the contract."""
+
+    ready: list[Op]
+    runnable: list[AbstractHost]
+    findings: list[str]
+    failure: BaseException | None
+    connections: int
+    one_queue: bool
+
+    def actor(self, one: Queue | AbstractHost) -> int: ...
+    def new_queue(self, host: AbstractHost, name: str) -> Queue: ...
+    def turn_is_over(self) -> bool: ...
 
 
 @final
@@ -55,6 +67,10 @@ class Wait:
             self.host.machine.runnable.append(self.host)
 
 
+Program = Callable[["AbstractHost"], Generator["Wait | None", None, object]]
+"""A host's program that yields what it waits for."""
+
+
 class AbstractHost(ABC):
     """One worker's program, and the streams of its card.
 
@@ -62,7 +78,7 @@ class AbstractHost(ABC):
         rank: its number among all workers.
     """
 
-    def __init__(self, machine: Machine, rank: int) -> None:
+    def __init__(self, machine: Scheduler, rank: int) -> None:
         self.machine, self.rank, self.name = machine, rank, f"worker {rank}"
         self.queues: list[Queue] = []
         self.communicators: list[Queue] = []
@@ -169,6 +185,8 @@ class AbstractHost(ABC):
 
     def saw(self, op: Op) -> bool:
         """Whether an operation is over that `Queue.point` or a communicator has given; the host then knows it."""
+        if self.released:
+            self.hand_back()
         if op.done:
             self.learn((op,))
         return op.done
@@ -197,9 +215,7 @@ class GeneratorHost(AbstractHost):
         program: called with the host.
     """
 
-    def __init__(
-        self, machine: Machine, rank: int, program: Callable[[AbstractHost], Generator[Wait | None, None, object]]
-    ) -> None:
+    def __init__(self, machine: Scheduler, rank: int, program: Program) -> None:
         super().__init__(machine, rank)
         self._program = program(self)
 
@@ -217,7 +233,7 @@ class GeneratorHost(AbstractHost):
         self.ended = True
 
     def place(self) -> str:
-        frame = self._program.gi_frame
+        frame = getattr(self._program, "gi_frame", None)
         return "ended" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
@@ -229,7 +245,7 @@ class ThreadHost(AbstractHost):
         program: called without arguments.
     """
 
-    def __init__(self, machine: Machine, rank: int, program: Callable[[], object]) -> None:
+    def __init__(self, machine: Scheduler, rank: int, program: Callable[[], object]) -> None:
         super().__init__(machine, rank)
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -238,6 +254,13 @@ class ThreadHost(AbstractHost):
         self.error: BaseException | None = None
         self.switched: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Called when the host goes on, and when it stops."""
+
+    def stop(self) -> None:
+        """End it after a failure of the machine."""
+        if self._thread is None:
+            self.ended = True
+        while not self.ended:
+            self.resume()
 
     def resume(self) -> None:
         if self._thread is None:

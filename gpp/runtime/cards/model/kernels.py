@@ -18,8 +18,8 @@ from gpp.runtime.cards.model.blocks import Block, Blocks, Key
 from gpp.runtime.cards.model.faults import Misuse
 from gpp.runtime.cards.model.forms import Form, New, Operator, Part, Same, aten, form_of, operator, substitute, zeros
 from gpp.runtime.cards.model.hosts import ThreadHost
-from gpp.runtime.cards.model.memory import Memory, use_on_host
-from gpp.runtime.cards.model.operations import Op, Queue
+from gpp.runtime.cards.model.memory import use_on_host
+from gpp.runtime.cards.model.operations import Memory, Op, Queue
 
 DEVICE = torch.device("cpu", 0)
 """What tensors on a card are made on. Tensors of main memory are on `cpu` without a number."""
@@ -108,6 +108,8 @@ class Kernels(TorchDispatchMode):
                 return copied
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
+        for block in call.pinned:
+            use_on_host(self.host, block.memory, writes=False)
         for one in call.host:
             if one.dim() == 0:
                 call.values[id(one)] = one.clone()
@@ -134,7 +136,7 @@ class Kernels(TorchDispatchMode):
                 return
             if block.host is not self.host:
                 raise Misuse(f"{self.host.name} uses {block.memory}, which lies on the card of {block.host.name}")
-            key = (value.dtype, value.shape, value.stride(), value.storage_offset())
+            key = _key(value)
             call.tensors.append(value)
             call.blocks.append(block)
             call.keys.append(key)
@@ -170,22 +172,19 @@ class Kernels(TorchDispatchMode):
     def _launch(self, func: Any, info: Operator, call: _Call, args: Any, kwargs: Any) -> Any:
         """Queue a kernel, and make what it returns."""
         key = (func, torch.get_default_dtype() if not call.tensors else None, *call.key)
-        known = self._forms.get(key, False)
-        drawn = None
-        if known is False or (known is not None and known[1]):
+        known, drawn = self._forms.get(key), None
+        if key not in self._forms or (known is not None and known[1]):
             # A run on zeros tells the form, and draws as many random numbers as the kernel will.
             drawn = torch.get_rng_state() if info.draws else None
             generator = kwargs.get("generator")
             if generator is not None:
                 drawn = generator.get_state()
-            known = self._try(func, call, args, kwargs)
+            tried = self._try(func, call, args, kwargs)
             if drawn is not None:
                 after = generator.get_state() if generator is not None else torch.get_rng_state()
                 if torch.equal(after, drawn):
                     drawn = None
-            if known is not None:
-                known = (known[0], drawn is not None)
-            self._forms[key] = known
+            known = self._forms[key] = None if tried is None else (tried[0], drawn is not None)
         if known is None:
             return self._now(func, info, call, args, kwargs)
         form = known[0]
@@ -203,7 +202,7 @@ class Kernels(TorchDispatchMode):
         self.host.launch(self.card.current, info.name, run=run, reads=reads, writes=writes + fresh)
         return out
 
-    def _try(self, func: Any, call: _Call, args: Any, kwargs: Any) -> tuple[Form, bool] | None:
+    def _try(self, func: Any, call: _Call, args: Any, kwargs: Any) -> tuple[Form] | None:
         trial = {id(one): zeros(key) for one, key in zip(call.tensors, call.keys, strict=True)}
         inputs = [trial[id(one)] for one in call.tensors]
         values = {**call.values, **trial}
@@ -211,7 +210,7 @@ class Kernels(TorchDispatchMode):
             result = func(*substitute(args, values), **{k: substitute(v, values) for k, v in kwargs.items()})
         except (RuntimeError, IndexError, ValueError, NotImplementedError):
             return None  # Zeros will not do. The run on the values themselves raises what is to be raised.
-        return form_of(result, inputs), False
+        return (form_of(result, inputs),)
 
     def _results(self, form: Form, call: _Call, name: str, made: list[torch.Tensor], fresh: list[Memory]) -> Any:
         if isinstance(form, New):
@@ -309,7 +308,7 @@ class Kernels(TorchDispatchMode):
 
 
 def _key(tensor: torch.Tensor) -> Key:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()  # pyright: ignore[reportReturnType]
 
 
 _EMPTY = {
@@ -330,7 +329,7 @@ def _masked(indices: Any) -> bool:
     return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices)
 
 
-def _run(func: Any, args: Any, kwargs: Any, form: Form, made: list[torch.Tensor]) -> Callable[[], None]:
+def _run(func: Any, args: Any, kwargs: Any, form: Form, made: list[torch.Tensor]) -> Callable[[], object]:
     """A kernel: computes, and fills what the program holds already."""
     if not made:
         return lambda: func(*args, **kwargs)
@@ -353,7 +352,7 @@ def _fill(form: Form, result: Any, made: Iterator[torch.Tensor]) -> None:
             _fill(one, value, made)
 
 
-def _with_state(run: Callable[[], None], state: torch.Tensor, kwargs: Any) -> Callable[[], None]:
+def _with_state(run: Callable[[], object], state: torch.Tensor, kwargs: Any) -> Callable[[], None]:
     """The same with the random numbers of the launch."""
 
     def drawn() -> None:

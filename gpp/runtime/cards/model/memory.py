@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from collections.abc import Sequence
+from typing import final
 
 from gpp.runtime.cards.model.faults import EarlyReuse, Race
-from gpp.runtime.cards.model.operations import Op, Queue, join
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpp.runtime.cards.model.hosts import AbstractHost
-
-
-@final
-class Memory:
-    """A block of memory: of a card, or pinned memory of a host.
-
-    Args:
-        queue: the stream to which it belongs; None for pinned memory.
-        name: the operation that it was made for.
-        num_bytes: its size.
-    """
-
-    __slots__ = ("before", "freed", "kept", "name", "num_bytes", "queue", "touched", "used", "wrote")
-
-    def __init__(self, queue: Queue | None, name: str, num_bytes: int) -> None:
-        self.queue, self.name, self.num_bytes = queue, name, num_bytes
-        self.used: set[Queue] = set()
-        """Streams for which an operation on it was queued."""
-        self.kept: set[Queue] = set()
-        self.touched: dict[Queue, list[Op | None]] = {}
-        """Stream -> its last operation that wrote to it and its last that read it, of those that ran."""
-        self.wrote: int | None = None
-        """Number of the host's last write to pinned memory."""
-        self.freed: str | None = None
-        # Its stream may still be busy for whoever had the memory before, with all that it holds now.
-        self.before = None if queue is None else queue.tail
-        if queue is not None and self.before is not None:
-            self.touched[queue] = [self.before, None]
-
-    def __str__(self) -> str:
-        return f"the memory of {self.name} ({self.num_bytes} bytes)"
+from gpp.runtime.cards.model.operations import Memory, Op, Owner, join
 
 
 def use(op: Op) -> None:
@@ -90,13 +55,17 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
                 f"point of {queue}: the memory may still be in use there for what it held before"
             )
         if other is not None:
+            uses = [(other, other is write), (op, writes)]
+            if other.queue.host is own.host and other.stamp > op.stamp:
+                uses.reverse()
+            (first, wrote), (second, writes) = uses
             raise Race(
-                f"{other} {'writes to' if other is write else 'reads'} {memory}, {op} {'writes to' if writes else 'reads'} "
-                f"it, and no event orders the two: {own} waits for no event recorded on {queue} after {other.name}"
+                f"{first} {'writes to' if wrote else 'reads'} {memory}, {second} {'writes to' if writes else 'reads'} it, and "
+                f"no event orders the two: {second.queue} does not wait for an event recorded on {first.queue} after {first.name}"
             )
 
 
-def use_on_host(host: AbstractHost, memory: Memory, *, writes: bool) -> None:
+def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
     """The host itself reads or writes pinned memory, now.
 
     Raises:
@@ -123,7 +92,7 @@ class Free:
     the streams of `keep` hold now, or be known to the host.
     """
 
-    def __init__(self, memory: Memory, host: AbstractHost) -> None:
+    def __init__(self, memory: Memory, host: Owner) -> None:
         assert memory.queue is not None
         self.memory, self.host, self.known = memory, host, host.known
         points = [queue.point() for queue in (memory.queue, *memory.kept)]
