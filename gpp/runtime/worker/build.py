@@ -19,7 +19,7 @@ from gpp.runtime.worker.messages import boundary
 def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device) -> dict[int, StageModule]:
     """The modules of `stages` with their weights; no other stage's tensors are read."""
     modules: dict[int, StageModule] = {}
-    with job_weights(run_dir, device) as weights:
+    with job_weights(run_dir) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
             module = modules[s] = build_stage(job.captured, nodes, device=device)
