@@ -67,9 +67,7 @@ def train(
 
     def worker_of(device: int) -> Callable[[ModelCard], str]:
         def program(card: ModelCard) -> str:
-            worker = Worker(
-                job, run_dir, device_id=device, device=card.device, transport=transport(job, card, device), card=card
-            )
+            worker = Worker(job, run_dir, device_id=device, device=card.device, transport=transport(job, card, device), card=card)
             change(worker)
             lines = StringIO()
             worker.run(lines)
@@ -82,7 +80,7 @@ def train(
     evaluations: dict[int, dict[str, float]] = {}
     for record in (json.loads(line) for log in logs for line in log.splitlines()):
         if "evaluated" in record:
-            found = evaluations.setdefault(record["evaluated"], {})
+            found = evaluations.setdefault(record.pop("evaluated"), {})
             for name, value in record.items():
                 found[name] = found.get(name, 0.0) + value
         else:
