@@ -24,8 +24,11 @@ from gpp.errors import MalformedProgram
 from gpp.program.cards import OVERLAPPED, STRICTEST, Path, Queues, check_cards
 from gpp.program.communicators import Communicator, communicators
 from gpp.program.program import Program
+from gpp.runtime.cards.model.machine import Policy
 from tests.oracle.cards import outcome
 from tests.support.card_programs import Case, case, perturbed, stretch
+
+POLICIES: tuple[Policy, ...] = ("random", "eager", "lazy")
 
 TODAY = Path(queues=Queues.CHANNELS, receives_wait=True, waits_for_all=True)
 
@@ -89,7 +92,7 @@ def check(seed: int) -> tuple[list[str], Counter[str]]:
         for path, (rules, model) in PATHS.items():
             made = communicators_of(path, found, program)
             static = proved(found, program, rules, made)
-            policy = rng.choice(["random", "eager", "lazy"])
+            policy = rng.choice(POLICIES)
             ran = outcome([program], made, policy=policy, seed=seed, **model)
             kind = name.rstrip("01 ")
             counts[f"{kind}, {path}: {ran}"] += 1
