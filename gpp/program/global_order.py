@@ -84,7 +84,7 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
     inside = {class_of[block.node] for device, part in body.items() for block in blocks[device][slice(*part)]}
     if any(class_of[node] not in inside for node in (block.node for own in blocks.values() for block in own)):
         raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
-    latest, period = _latest(after, _sweep(waits, class_of, inside), busy)
+    latest, period = _latest(after, _sweep(waits, class_of), busy)
 
     def place(node: int, *, end: bool = False) -> int:
         """Half ticks of a block's beginning, or just before its end."""
@@ -127,18 +127,19 @@ def check_any_length(program: Program, plan: Plan) -> None:
     blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
     class_of, minibatch_of = _classes(program, plan, blocks)
     numbers: dict[tuple[int, int], int] = {}
-    steps: dict[int, tuple[int, int]] = {}
+    step_of = [-1] * waits.num_nodes
     for own in blocks.values():
         for node, sends in own:
             for number, step in enumerate([node, *sends]):
-                of = numbers.setdefault((class_of[node], number), len(numbers))
-                steps[step] = of, minibatch_of[node]
+                step_of[step] = numbers.setdefault((class_of[node], number), len(numbers))
+                minibatch_of[step] = minibatch_of[node]
     after: list[list[_Wait]] = [[] for _ in numbers]
     lists: list[list[tuple[int, int, int]]] = []
     for device in waits.devices:
         listed, first = program.actions[device], waits.first[device]
-        received = {node: steps[send] for node, send, action in _received(waits, device, listed) if action.peer_device != device}
-        own = [(node, *place) for node in range(first, first + len(listed)) if (place := received.get(node) or steps.get(node))]
+        sender = {node: send for node, send, action in _received(waits, device, listed) if action.peer_device != device}
+        whole = [(node, sender.get(node, node)) for node in range(first, first + len(listed))]
+        own = [(node, step_of[step], minibatch_of[step]) for node, step in whole if step_of[step] >= 0]
         lists.append(own)
         ends = [i + 1 for i, (node, _, _) in enumerate(own) if listed[node - first].kind in UPDATES]
         middle = program.minibatches // 2
@@ -148,7 +149,7 @@ def check_any_length(program: Program, plan: Plan) -> None:
             (_, this, before), (_, user, later) = own[i], own[(i + 1) % len(own)]
             if i + 1 < len(own):
                 after[this].append((user, later - before, 1))
-    latest, period = _latest(after, range(len(numbers)), len(numbers) + 1)
+    latest, period = _latest(after, _sweep(waits, step_of), len(numbers) + 1)
     for own in lists:
         for (a, this, before), (b, user, later) in pairwise(own):
             if latest[this] + before * period >= latest[user] + later * period:
@@ -219,13 +220,9 @@ def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
     return ends[middle], ends[middle + 1]
 
 
-def _sweep(waits: Waits, class_of: Sequence[int], inside: set[int]) -> list[int]:
-    """Classes in an order in which most of them come before those that they wait for: the last of the program first."""
-    seen: dict[int, None] = {}
-    for does, node, _, _, _, _ in reversed(waits.order):
-        if does != TRANSFER and class_of[node] in inside:
-            seen.setdefault(class_of[node])
-    return list(seen)
+def _sweep(waits: Waits, class_of: Sequence[int]) -> list[int]:
+    """Classes (by node, -1 for none) in an order in which most of them come before those that they wait for: the last one first."""
+    return [number for number in dict.fromkeys(class_of[step[1]] for step in reversed(waits.order)) if number >= 0]
 
 
 def _latest(after: Sequence[Sequence[_Wait]], sweep: Sequence[int], period: int) -> tuple[list[int], int]:
