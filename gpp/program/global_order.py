@@ -1,17 +1,17 @@
-"""One order of all messages, in which every card can issue them: for backends that block.
+"""One order of all messages in which every card can issue them, for backends that block.
 
 On a card a receive is an operation that occupies its queue until the sender comes to it (NCCL). A receive that stands in front of a
 message which must go first is a deadlock, so `POSTED_AHEAD` of `gpp.program.lower`, which is right for gloo, is wrong there. Here
-every receive stands where one run of the whole program has it. A run is a total order of all passes, sums, updates and messages
-that agrees with the order of every device and in which every message comes after the pass that makes it and before the pass that
-needs it. Even if each card has a single queue and each send blocks until it is received, the earliest message of the run that is
-not over is then at the head of both queues, so something always moves.
+every receive stands where one run of the whole program has it. A run is a total order of all passes, sums, updates and messages.
+It agrees with the order of every device, and every message comes after the pass that makes it and before the pass that needs it.
+Even if each card has a single queue and each send blocks until it is received, the earliest message of the run that is not over is
+at the head of both queues, so something always moves.
 
-The run is the one in which everything happens as late as the last pass allows: a stage that is faster than its reader makes its
-messages just in time, and no buffer waits for longer than it must. Passes keep together with the sends of their messages.
+In this run everything happens as late as the last pass allows: a stage that is faster than its reader makes its messages just in
+time, and no buffer waits for longer than it must. A message goes as soon as the pass that makes it is over.
 
-A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch; the time of a class moves
-on by the period with every mini-batch. These times solve a system of difference constraints (one for each wait), which has a
+A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch, and its time moves on by
+the period with every mini-batch. The times of all classes solve a system of difference constraints, one for each wait. It has a
 solution for every period that is at least the largest ratio of seconds to mini-batches on a cycle of waits (Reiter, "Scheduling
 parallel computations", 1968). So stretches of every length have the same order, without the actions that they leave out.
 """
@@ -32,7 +32,7 @@ from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import TRANSFER, Waits
 
 TICK_S = 1e-9
-"""Times are whole numbers of these, so that no rounding can order two actions otherwise in another mini-batch."""
+"""Times are whole numbers of these, so that rounding cannot order two actions differently in another mini-batch."""
 
 _Wait = tuple[int, int, int]
 """A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
@@ -114,9 +114,9 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
 def check_any_length(program: Program, plan: Plan) -> None:
     """Prove that stretches of every length (`gpp.program.steady_state.of_length`) have one order on all cards, one queue a card.
 
-    The device lists of the steady state, repeated without end, must agree with one order that repeats itself, too: times of all
-    classes, each later than what stands before it on any device, with a message in one place on both. What fills and drains the
-    pipeline must be in this order.
+    The lists of the steady state, repeated without end, must agree with one order that repeats itself, too. Such an order is a time
+    for each class, later than the times of all that stands before it on any device; both ends of a message have one time. What
+    fills and drains the pipeline must be in this order.
 
     Raises:
         MalformedProgram: they do not; names two actions.

@@ -33,7 +33,7 @@ from tests.support.graphs import chain, problem
 from tests.support.problems import random_problem
 from tests.support.programs import lower
 
-SEEDS = range(120)
+SEEDS = range(60)
 
 
 @cache
@@ -84,7 +84,7 @@ def test_what_runs_on_the_strictest_path_runs_on_all() -> None:
             if not hangs(one, program):
                 checked += 1
                 assert not any(hangs(one, program, replace(OVERLAPPED, pending=pending)) for pending in (0, 1, None)), seed
-    assert checked > 40
+    assert checked > 20
 
 
 def test_steps_and_evaluations_follow_each_other() -> None:
@@ -98,7 +98,7 @@ def test_steps_and_evaluations_follow_each_other() -> None:
 
 
 def test_a_stretch_of_any_length_has_the_order() -> None:
-    for seed in [seed for seed in range(300) if found(seed)[1].minibatches > 1][:25]:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:12]:
         one, ordered = found(seed)
         known = ordered.minibatches
         for count in (1, 2, 3, known - 1, known + 1, known + 3):
