@@ -158,7 +158,7 @@ class Strategy:
         groups = reduce_groups(plan, problem.graph)
         if cards:
             costs = Costs.of(program, plan, self.posed(problem))
-            program = in_global_order(program, plan, costs.seconds, costs.late)
+            program = in_global_order(program, plan, costs.seconds)
         check_program(program, groups)
         if cards:
             check_cards(program, plan, groups)
