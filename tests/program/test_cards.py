@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
+from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.program.action import Action
@@ -27,10 +29,11 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
+from gpp.weights.stash import Stash
 from tests.check_cards import TODAY, check_many
 from tests.oracle.cards import outcome
 from tests.support.card_programs import AHEAD, Case, case, perturbed, stretch
-from tests.support.graphs import chain, problem
+from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import random_problem
 from tests.support.programs import lower
 
@@ -109,6 +112,28 @@ def test_a_stretch_of_any_length_has_the_order() -> None:
         whole = lower(one.plan, one.problem.graph, NoFlush(), minibatches=known + 3)
         longer = one.ordered(whole)
         assert {device: tuple(of_length(ordered, one.plan, device, known + 3)) for device in ordered.actions} == longer.actions
+
+
+def test_a_shorter_stretch_leaves_sums_where_they_are() -> None:
+    """Receives may stand between a sum and the update that it belongs to."""
+    prob = problem(with_weights(chain(2)), 3, 4)
+    plan = make_plan(replace(prob, regime=Regime(weights=Stash(accumulation=None))), "test", [(1, 2), (2, 1)], 2)
+    program = lower(plan, prob.graph, NoFlush(), minibatches=window(plan, AHEAD))
+    own = list(program.actions[0])
+    for update in [i for i, a in enumerate(own) if a.kind == "U"]:
+        receive = next((i for i in range(update, len(own)) if own[i].kind == "RB"), None)
+        if receive is not None:
+            own.insert(update, own.pop(receive))
+    assert any((a.kind, b.kind) == ("R", "RB") for a, b in pairwise(own))
+    changed = replace(program, actions={**program.actions, 0: tuple(own)})
+    for count in (1, 2, 3):
+        sums = 0
+        expected = []
+        for a in own:
+            sums += a.kind == "R"
+            if sums <= count if a.kind == "R" else a.microbatch < count * (1 if a.kind == "U" else 2):
+                expected.append(a)
+        assert list(of_length(changed, plan, 0, count)) == expected
 
 
 def test_whatever_passes_take_the_program_repeats_itself() -> None:
