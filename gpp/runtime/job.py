@@ -279,7 +279,7 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, replace(problem, global_norm=optimizer.clips_model), cards=cards),
+        program=strategy.lower(plan, replace(problem, global_norm=optimizer.needs_norm(settings.get("autocast"))), cards=cards),
         costs=plan.bills(strategy.posed(problem)),
         evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, final
@@ -34,7 +35,7 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
     Raises:
         Fault: what the model finds.
     """
-    blocks = Blocks(_release)
+    blocks = Blocks()
     threads = torch.get_num_threads()
 
     def start(number: int) -> T:
@@ -42,15 +43,16 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
         return cards[number].start(programs[number])
 
     hosts = [machine.thread(lambda number=number: start(number)) for number in range(len(programs))]
-    cards = [ModelCard(host, blocks) for host in hosts]
-    with torch._C._AutoDispatchBelowAutograd():
-        machine.run()
+    cards = [ModelCard(machine, host, blocks) for host in hosts]
+    # A run makes many small objects, of which few lie in cycles: it is slow to look for those as often as Python does.
+    often = gc.get_threshold()
+    gc.set_threshold(100_000, *often[1:])
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            machine.run()
+    finally:
+        gc.set_threshold(*often)
     return [host.result for host in hosts]  # pyright: ignore[reportReturnType]
-
-
-def _release(block: Block) -> None:
-    if not block.pinned:
-        block.host.released.append(block.memory)
 
 
 @final
@@ -58,12 +60,13 @@ class ModelCard(AbstractCard):
     """A worker's card. `run` makes it.
 
     Args:
+        machine: runs all cards.
         host: the worker's.
         blocks: all memory of the machine's cards.
     """
 
-    def __init__(self, host: ThreadHost, blocks: Blocks) -> None:
-        self.device, self.host, self.blocks = DEVICE, host, blocks
+    def __init__(self, machine: Machine, host: ThreadHost, blocks: Blocks) -> None:
+        self.device, self.machine, self.host, self.blocks = DEVICE, machine, host, blocks
         self.compute = self.current = host.queue("compute stream")
         self.kernels = Kernels(self, _FORMS)
         self.calls = Calls(self)
@@ -76,9 +79,7 @@ class ModelCard(AbstractCard):
         """Run the worker's program in this thread."""
         self._go()
         with self.kernels, self.calls:
-            out = program(self)
-        self.host.hand_back()
-        return out
+            return program(self)
 
     # Each worker has random numbers of its own, as in a process of its own.
     def _go(self) -> None:
@@ -89,8 +90,9 @@ class ModelCard(AbstractCard):
 
     def make(self, key: New, name: str) -> tuple[torch.Tensor, Block]:
         """A tensor in fresh memory of the current stream, filled with what is no number."""
+        self.host.allocate(self.current)
         tensor, block = self.blocks.make(key.shape, key.stride, key.dtype, self.host, self.current, name)
-        self.host.allocate(block.memory)
+        self.host.made(block.memory)
         return tensor, block
 
     def factory_on_card(self) -> bool:
@@ -154,16 +156,14 @@ class ModelCard(AbstractCard):
         return made
 
     def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
-        group, wait = self.host.machine.gather(self.host, ranks, name)
+        group, wait = self.machine.gather(self.host, ranks, name)
         self.host.wait(wait)
         return ModelCommunicator(self, group) if self.host.rank in group.ranks else None
 
     def peak_memory_bytes(self) -> int:
-        self.host.hand_back()
         return self.host.peak_bytes
 
     def reset_peak(self) -> None:
-        self.host.hand_back()
         self.host.peak_bytes = self.host.live_bytes
 
     def device_wait(self) -> None:
@@ -268,7 +268,7 @@ class ModelCommunicator:
         if not tensor.is_contiguous():
             raise Misuse(f"{self.card.host.name}: a message of shape {tuple(tensor.shape)} is not contiguous")
         with self.card.kernels.off():
-            flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), tensor.storage_offset()))
+            flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), int(tensor.storage_offset())))
         return f"{tensor.numel()} values of {tensor.dtype}", Part(block.memory, flat, move)
 
 

@@ -107,7 +107,7 @@ def form_of(result: object, inputs: Sequence[torch.Tensor]) -> Form:
         storage = result.untyped_storage()._cdata
         for i, one in enumerate(inputs):
             if storage == one.untyped_storage()._cdata:
-                return Part(i, tuple(result.shape), result.stride(), result.storage_offset() - one.storage_offset())
+                return Part(i, tuple(result.shape), result.stride(), int(result.storage_offset() - one.storage_offset()))
         return New(tuple(result.shape), result.stride(), result.dtype)
     if isinstance(result, list | tuple):
         return type(result)([form_of(one, inputs) for one in result])

@@ -12,16 +12,28 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import Protocol, final
 
 from gpp.runtime.cards.model.faults import Fault
-from gpp.runtime.cards.model.memory import Free, Memory
-from gpp.runtime.cards.model.operations import Op, Queue, join
-
-if TYPE_CHECKING:
-    from gpp.runtime.cards.model.machine import Machine
+from gpp.runtime.cards.model.memory import Free
+from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
 
 _HERE = str(Path(__file__).parent)
+
+
+class Scheduler(Protocol):
+    """What runs the hosts; `gpp.runtime.cards.model.machine.Machine` has the contract."""
+
+    ready: list[Op]
+    runnable: list[AbstractHost]
+    findings: list[str]
+    failure: BaseException | None
+    connections: int
+    one_queue: bool
+
+    def actor(self, one: Queue | AbstractHost) -> int: ...
+    def new_queue(self, host: AbstractHost, name: str) -> Queue: ...
+    def turn_is_over(self) -> bool: ...
 
 
 @final
@@ -55,6 +67,10 @@ class Wait:
             self.host.machine.runnable.append(self.host)
 
 
+Program = Callable[["AbstractHost"], Generator["Wait | None", None, object]]
+"""A host's program that yields what it waits for."""
+
+
 class AbstractHost(ABC):
     """One worker's program, and the streams of its card.
 
@@ -62,7 +78,7 @@ class AbstractHost(ABC):
         rank: its number among all workers.
     """
 
-    def __init__(self, machine: Machine, rank: int) -> None:
+    def __init__(self, machine: Scheduler, rank: int) -> None:
         self.machine, self.rank, self.name = machine, rank, f"worker {rank}"
         self.queues: list[Queue] = []
         self.communicators: list[Queue] = []
@@ -73,8 +89,6 @@ class AbstractHost(ABC):
         """How often it waited, by kind; waits for what was over already count too."""
         self.waiting: Wait | None = None
         self.ended = False
-        self.released: list[Memory] = []
-        """Memory without references, which goes back to its stream at the next call."""
         self.live_bytes = self.peak_bytes = 0
         self._tail: Op | None = None
         self.id = machine.actor(self)
@@ -109,8 +123,6 @@ class AbstractHost(ABC):
 
     def queued(self, op: Op) -> None:
         """Put an operation at the end of its queue."""
-        if self.released:
-            self.hand_back()
         self.launched += 1
         queue = op.queue
         before = self._tail if self.machine.one_queue else queue.tail
@@ -139,8 +151,6 @@ class AbstractHost(ABC):
 
     def until(self, ops: Iterable[Op | None], kind: str, text: str = "") -> Wait:
         """What to wait for until operations are over that `Queue.point` or a communicator has given."""
-        if self.released:
-            self.hand_back()
         self.waits[kind] += 1
         return Wait(self, kind, text or kind, [op for op in ops if op is not None])
 
@@ -173,20 +183,27 @@ class AbstractHost(ABC):
             self.learn((op,))
         return op.done
 
-    def allocate(self, memory: Memory) -> None:
-        """Count memory that was made; what has no references left has gone before."""
-        if self.released:
-            self.hand_back()
+    def allocate(self, queue: Queue) -> None:
+        """Memory is about to be made for a stream: what went back to it may be handed out now.
+
+        Raises:
+            EarlyReuse: another stream may still use some of that.
+        """
+        released, queue.released = queue.released, []
+        for memory in released:
+            if len(memory.used) > 1 or (memory.used and queue not in memory.used):
+                Free(memory, self)
+
+    def made(self, memory: Memory) -> None:
+        """Count memory that was made."""
         self.live_bytes += memory.num_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def hand_back(self) -> None:
-        """Give memory without references back to its stream."""
-        released, self.released = self.released, []
-        for memory in released:
+    def release(self, memory: Memory) -> None:
+        """The last reference to some memory has gone, at any time and in any thread: it goes back to its stream."""
+        if memory.queue is not None:
             self.live_bytes -= memory.num_bytes
-            if len(memory.used) > 1 or (memory.used and memory.queue not in memory.used):
-                Free(memory, self)
+            memory.queue.released.append(memory)
 
 
 @final
@@ -197,9 +214,7 @@ class GeneratorHost(AbstractHost):
         program: called with the host.
     """
 
-    def __init__(
-        self, machine: Machine, rank: int, program: Callable[[AbstractHost], Generator[Wait | None, None, object]]
-    ) -> None:
+    def __init__(self, machine: Scheduler, rank: int, program: Program) -> None:
         super().__init__(machine, rank)
         self._program = program(self)
 
@@ -217,7 +232,7 @@ class GeneratorHost(AbstractHost):
         self.ended = True
 
     def place(self) -> str:
-        frame = self._program.gi_frame
+        frame = getattr(self._program, "gi_frame", None)
         return "ended" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
@@ -229,7 +244,7 @@ class ThreadHost(AbstractHost):
         program: called without arguments.
     """
 
-    def __init__(self, machine: Machine, rank: int, program: Callable[[], object]) -> None:
+    def __init__(self, machine: Scheduler, rank: int, program: Callable[[], object]) -> None:
         super().__init__(machine, rank)
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -238,6 +253,13 @@ class ThreadHost(AbstractHost):
         self.error: BaseException | None = None
         self.switched: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Called when the host goes on, and when it stops."""
+
+    def stop(self) -> None:
+        """End it after a failure of the machine."""
+        if self._thread is None:
+            self.ended = True
+        while not self.ended:
+            self.resume()
 
     def resume(self) -> None:
         if self._thread is None:

@@ -8,11 +8,11 @@ clocks (`operations.py` beside this), deadlocks by there being nothing left to r
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
-from gpp.runtime.cards.model.faults import Deadlock, Fault, Mismatch
-from gpp.runtime.cards.model.hosts import AbstractHost, GeneratorHost, ThreadHost, Wait
+from gpp.runtime.cards.model.faults import Deadlock, Mismatch
+from gpp.runtime.cards.model.hosts import AbstractHost, GeneratorHost, Program, ThreadHost, Wait
 from gpp.runtime.cards.model.meetings import Group
 from gpp.runtime.cards.model.memory import use
 from gpp.runtime.cards.model.operations import Op, Queue
@@ -60,11 +60,11 @@ class Machine:
         return len(self._actors) - 1
 
     def new_queue(self, host: AbstractHost, name: str) -> Queue:
-        queue = Queue(host, name, len(self._actors))
+        queue = Queue(host, name, len(self._actors), self.ready)
         self.actor(queue)
         return queue
 
-    def generator(self, program: Callable[[AbstractHost], Generator[Wait | None, None, object]]) -> GeneratorHost:
+    def generator(self, program: Program) -> GeneratorHost:
         """Add a worker whose program is a generator."""
         host = GeneratorHost(self, len(self.hosts), program)
         self.hosts.append(host)
@@ -130,12 +130,12 @@ class Machine:
                 self._next()
             if self.failure is None and (stuck := self._stuck()):
                 self.failure = Deadlock(stuck)
-        except Fault as fault:
-            self.failure = fault
+        except Exception as error:  # of a check, or of a kernel: the hosts end first
+            self.failure = error
         if self.failure is not None:
             for host in self.hosts:
-                while isinstance(host, ThreadHost) and not host.ended:
-                    host.resume()
+                if isinstance(host, ThreadHost):
+                    host.stop()
             raise self.failure
 
     def _next(self) -> None:
@@ -183,25 +183,25 @@ class Machine:
             if not host.ended:
                 text = host.waiting.text if host.waiting else "its turn"
                 lines.append(f"{host.name} waits for {text} at {host.place()}")
-            for queue in (*host.queues, *host.communicators):
-                if queue.pending:
-                    lines.append(f"  {_head(queue)}")
+            heads = [queue.pending[0] for queue in (*host.queues, *host.communicators) if queue.pending]
+            if self.one_queue and heads:
+                heads = [min(heads, key=lambda op: op.stamp)]
+            lines += [f"  {_head(op)}" for op in heads]
         if not lines:
             return ""
         return "\n".join([f"nothing can go on (rule {self.rule}):", *lines])
 
 
-def _head(queue: Queue) -> str:
-    op = queue.pending[0]
+def _head(op: Op) -> str:
+    """An operation that cannot run, and why."""
+    queue = op.queue
     more = f", {len(queue.pending) - 1} more behind it" if len(queue.pending) > 1 else ""
-    if op.meeting is not None:
-        missing = op.meeting.size - op.meeting.arrived
-        partners = [one for one in op.meeting.ops.values() if one is not op]
-        if len(partners) + 1 < op.meeting.size:
-            why = "the other end has not been issued"
-        else:
-            behind = [one for one in partners if one.queue.pending[0] is not one]
-            why = "; ".join(f"{one} is behind {one.queue.pending[0].name}" for one in behind) or f"{missing} are not there"
-        return f"{queue} stands at {op.name} ({why}){more}"
-    waits = [str(other) for other in op.waits if not other.done]
-    return f"{queue} stands at {op.name}" + (f", which waits for {', '.join(waits)}" if waits else "") + more
+    if op.meeting is None:
+        waits = [str(other) for other in op.waits if not other.done]
+        return f"{queue} stands at {op.name}" + (f", which waits for {', '.join(waits)}" if waits else "") + more
+    partners = [one for one in op.meeting.ops.values() if one is not op]
+    if len(partners) + 1 < op.meeting.size:
+        why = "its partner has not been queued"
+    else:
+        why = "; ".join(f"{one} is not at the head" for one in partners if one.missing)
+    return f"{queue} stands at {op.name} ({why}){more}"

@@ -9,70 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from gpp.runtime.cards.model.faults import Mismatch, Misuse
-from gpp.runtime.cards.model.operations import Op, Queue, join
-
-if TYPE_CHECKING:
-    from gpp.runtime.cards.model.hosts import AbstractHost, Wait
-    from gpp.runtime.cards.model.machine import Machine
-    from gpp.runtime.cards.model.memory import Memory
-
-
-@final
-class Meeting:
-    """Operations of several queues that happen as one, when all are at the heads of their queues.
-
-    Args:
-        name: what an error calls it.
-        size: how many they are.
-    """
-
-    __slots__ = ("arrived", "machine", "name", "one_way", "ops", "payloads", "run", "size", "sizes")
-
-    def __init__(self, machine: Machine, name: str, size: int, *, one_way: bool) -> None:
-        self.machine, self.name, self.size, self.one_way = machine, name, size, one_way
-        self.arrived = 0
-        self.ops: dict[int, Op] = {}
-        self.sizes: dict[int, object] = {}
-        self.payloads: dict[int, object] = {}
-        self.run: Callable[[dict[int, object]], object] | None = None
-        """Called with what each member has brought."""
-
-    def arrive(self, op: Op) -> None:
-        self.arrived += 1
-        if self.arrived == self.size:
-            self.machine.ready.append(op)
-
-    def agree(self, rank: int, text: str, size: object) -> None:
-        """Note the size with which a member comes.
-
-        Raises:
-            Mismatch: another member comes with another size.
-        """
-        for other, known in self.sizes.items():
-            if known != size:
-                raise Mismatch(f"{text} of {size}, but worker {other} takes part in {self.name} with {known}")
-        self.sizes[rank] = size
-
-    def spread(self) -> list[Op]:
-        """The operations, in the order of ranks, with the clocks that the meeting leaves behind."""
-        ops = [op for _, op in sorted(self.ops.items())]
-        for op in ops:
-            op.advance()
-        if self.one_way:
-            source, target = self.ops[0].queue, self.ops[1].queue
-            join(target.clock, source.clock)
-        else:
-            for op in ops[1:]:
-                join(ops[0].queue.clock, op.queue.clock)
-            for op in ops[1:]:
-                join(op.queue.clock, ops[0].queue.clock)
-        end_s = max(op.end_s for op in ops)
-        for op in ops:
-            op.end_s = op.queue.end_s = end_s
-        return ops
+from gpp.runtime.cards.model.faults import Misuse
+from gpp.runtime.cards.model.hosts import AbstractHost, Scheduler, Wait
+from gpp.runtime.cards.model.operations import Meeting, Memory, Op, Queue
 
 
 @final
@@ -94,7 +35,7 @@ class Group:
         name: what an error calls it.
     """
 
-    def __init__(self, machine: Machine, ranks: Sequence[int], name: str) -> None:
+    def __init__(self, machine: Scheduler, ranks: Sequence[int], name: str) -> None:
         self.machine, self.ranks, self.name = machine, tuple(sorted(ranks)), name
         self.queues: dict[int, Queue] = {}
         self._messages: dict[tuple[int, int], list[Meeting]] = defaultdict(list)
@@ -154,7 +95,7 @@ class Group:
         self._issued[host.rank] += 1
         text = f"sum {number}"
         if number == len(self._sums):
-            self._sums.append(Meeting(self.machine, f"{text} on communicator {self.name}", len(self.ranks), one_way=False))
+            self._sums.append(Meeting(self.machine.ready, f"{text} on communicator {self.name}", len(self.ranks), one_way=False))
         meeting = self._sums[number]
         meeting.agree(host.rank, f"worker {host.rank} takes part in {meeting.name} with a size", size)
         return self._launch(host, text, after, meeting, host.rank, part, writes=True)
@@ -166,8 +107,8 @@ class Group:
         meetings = self._messages[key]
         if number == len(meetings):
             name = f"message {number} from {source} to {target} on communicator {self.name}"
-            meetings.append(Meeting(self.machine, name, 2, one_way=True))
-        way = f"to {peer}" if kind == "send" else f"from {peer}"
+            meetings.append(Meeting(self.machine.ready, name, 2, one_way=True))
+        way = f"to worker {peer}" if kind == "send" else f"from worker {peer}"
         return meetings[number], f"{kind} {number} {way}"
 
     def _launch(

@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from collections.abc import Sequence
+from typing import final
 
 from gpp.runtime.cards.model.faults import EarlyReuse, Race
-from gpp.runtime.cards.model.operations import Op, Queue, join
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpp.runtime.cards.model.hosts import AbstractHost
-
-
-@final
-class Memory:
-    """A block of memory: of a card, or pinned memory of a host.
-
-    Args:
-        queue: the stream to which it belongs; None for pinned memory.
-        name: the operation that it was made for.
-        num_bytes: its size.
-    """
-
-    __slots__ = ("before", "freed", "kept", "name", "num_bytes", "queue", "touched", "used", "wrote")
-
-    def __init__(self, queue: Queue | None, name: str, num_bytes: int) -> None:
-        self.queue, self.name, self.num_bytes = queue, name, num_bytes
-        self.used: set[Queue] = set()
-        """Streams for which an operation on it was queued."""
-        self.kept: set[Queue] = set()
-        self.touched: dict[Queue, list[Op | None]] = {}
-        """Stream -> its last operation that wrote to it and its last that read it, of those that ran."""
-        self.wrote: int | None = None
-        """Number of the host's last write to pinned memory."""
-        self.freed: str | None = None
-        # Its stream may still be busy for whoever had the memory before, with all that it holds now.
-        self.before = None if queue is None else queue.tail
-        if queue is not None and self.before is not None:
-            self.touched[queue] = [self.before, None]
-
-    def __str__(self) -> str:
-        return f"the memory of {self.name} ({self.num_bytes} bytes)"
+from gpp.runtime.cards.model.operations import Memory, Op, Owner, join
 
 
 def use(op: Op) -> None:
@@ -72,8 +37,6 @@ def use(op: Op) -> None:
 
 
 def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
-    if memory.freed:
-        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
     own = op.queue
     if memory.wrote and clock[own.host.id] < memory.wrote:
         verb = "writes to" if writes else "reads"
@@ -86,17 +49,23 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
             other = read
         if other is not None and other is memory.before:
             raise Race(
-                f"{op} uses {memory}, which was handed out to {queue} behind {other.name}, and {own} does not wait for that "
-                f"point of {queue}: the memory may still be in use there for what it held before"
+                f"{op} uses {memory}, which {queue} may still use for what it held before, up to {other.name}, and no event "
+                f"orders the two: {own} does not wait for an event recorded on {queue} since the memory was made"
             )
         if other is not None:
+            uses = [(other, other is write), (op, writes)]
+            if other.queue.host is own.host and other.stamp > op.stamp:
+                uses.reverse()
+            (first, wrote), (second, writes) = uses
             raise Race(
-                f"{other} {'writes to' if other is write else 'reads'} {memory}, {op} {'writes to' if writes else 'reads'} "
-                f"it, and no event orders the two: {own} waits for no event recorded on {queue} after {other.name}"
+                f"{first} {'writes to' if wrote else 'reads'} {memory}, {second} {'writes to' if writes else 'reads'} it, and "
+                f"no event orders the two: {second.queue} does not wait for an event recorded on {first.queue} after {first.name}"
             )
+    if memory.freed:
+        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
 
 
-def use_on_host(host: AbstractHost, memory: Memory, *, writes: bool) -> None:
+def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
     """The host itself reads or writes pinned memory, now.
 
     Raises:
@@ -117,13 +86,13 @@ def use_on_host(host: AbstractHost, memory: Memory, *, writes: bool) -> None:
 
 @final
 class Free:
-    """Memory goes back to its stream: later operations of the stream may be handed it at once.
+    """Memory that went back to its stream is handed out again: later operations of the stream may write to it.
 
     Every use on another stream must happen before the end of what its own stream holds now, or before the end of what
     the streams of `keep` hold now, or be known to the host.
     """
 
-    def __init__(self, memory: Memory, host: AbstractHost) -> None:
+    def __init__(self, memory: Memory, host: Owner) -> None:
         assert memory.queue is not None
         self.memory, self.host, self.known = memory, host, host.known
         points = [queue.point() for queue in (memory.queue, *memory.kept)]
@@ -150,10 +119,11 @@ class Free:
             for op in memory.touched.get(queue, ()):
                 if op is not None and op.index > clock[queue.id]:
                     raise EarlyReuse(
-                        f"{memory} goes back to {owner} while {op} may still use it: record an event after {op.name} and make "
-                        f"{owner} wait for it before the last reference goes, or call keep(tensor, {queue.name})"
+                        f"{memory} went back to {owner} and is handed out again while {op} may still use it: record an event "
+                        f"after {op.name} and make {owner} wait for it before the last reference goes, or call keep(tensor, "
+                        f"{queue.name})"
                     )
-        memory.freed = f"which went back to {owner}"
+        memory.freed = f"which went back to {owner} and was handed out again"
 
     def _clock(self) -> Sequence[int]:
         clock = [0] * len(self.host.clock)
