@@ -159,7 +159,7 @@ class Strategy:
         groups = reduce_groups(plan, problem.graph)
         if cards:
             costs = Costs.of(program, plan, self.posed(problem))
-            program = in_global_order(program, plan, costs.seconds, costs.late)
+            program = in_global_order(program, plan, costs.seconds)
             if groups and program.minibatches == 1:
                 early = sums_early(program, plan, groups, problem.graph)
                 # A weight that two stages share may need the sends of the backward that it would stand before.
