@@ -42,16 +42,16 @@ class _Variants:
     def table(self) -> list[Variant]:
         graph = self.captured.graph
         forward, backward = self._sums()
-        receive: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        send: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        receive: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        send: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for tensor in graph.tensors:
             if tensor.name in self.sharding.layouts:
                 # A split tensor leaves a stage whole.
                 for consumer in tensor.consumers:
-                    send[tensor.producer].append((consumer, tensor.bytes_per_sample))
-                    receive[consumer].append((tensor.producer, tensor.bytes_per_sample))
+                    send[tensor.producer][consumer] += tensor.bytes_per_sample
+                    receive[consumer][tensor.producer] += tensor.bytes_per_sample
         return [
-            self._variant(i, op, forward.get(i, Sums()), backward.get(i, Sums()), tuple(receive[i]), tuple(send[i]))
+            self._variant(i, op, forward.get(i, Sums()), backward.get(i, Sums()), tuple(receive[i].items()), tuple(send[i].items()))
             for i, op in enumerate(graph.ops)
         ]
 
