@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -50,8 +51,8 @@ class AbstractMailbox(ABC):
         """Start to receive samples [lo, hi) for a coming compute action."""
         handle = buffer = None
         if peer_device != self.device_id:
-            buffer = self._buffer(direction, peer_stage, hi - lo)
-            handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
+            channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
+            handle, buffer = self.transport.post(channel, partial(self._buffer, direction, peer_stage, hi - lo))
         self._posted[direction, microbatch].append(Posted(handle, buffer, peer_stage, lo, hi))
 
     @final
