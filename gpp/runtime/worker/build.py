@@ -9,18 +9,23 @@ import torch
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
+from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
+from gpp.runtime.worker.team import Teams
 
 
-def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device) -> dict[int, StageModule]:
-    """The modules of `stages` with their weights; no other stage's tensors are read."""
+def build_modules(
+    job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams
+) -> dict[int, StageModule]:
+    """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
     modules: dict[int, StageModule] = {}
     with job_weights(run_dir, device) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
-            module = modules[s] = build_stage(job.captured, nodes, device=device)
-            module.load(weights)
+            shards = teams.shards.get(s)
+            module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
+            module.load(ShareOf(weights, shards) if shards else weights)
     tie(modules.values())
     if job.settings.compile:
         for module in modules.values():

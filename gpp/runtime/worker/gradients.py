@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -19,6 +19,7 @@ class Gradients:
         params: the device's parameters by full name.
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
+        counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Gradients:
         device_id: int,
         transport: AbstractTransport,
         clip_norm: float | None,
+        counts: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self.transport, self.clip_norm = transport, clip_norm
         self.params = {name: param for name, param in params.items() if param.requires_grad}
@@ -36,7 +38,7 @@ class Gradients:
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
         # A sum that several devices hold counts once in the norm: at the first of them.
         elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
-        self._counted = [param for name, param in self.params.items() if name not in elsewhere]
+        self._counted = [param for name, param in self.params.items() if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
         for g, group in self._groups.items():
             own = [self.params[name] for name in group.params]

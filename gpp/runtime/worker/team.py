@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import torch
 
 from gpp.capture.sharded import Shards
-from gpp.graph.captured import Captured
 from gpp.graph.sharding.regions import Sharding, shard
-from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
+from gpp.runtime.checkpoint.split import SplitWeights
+from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
 
 
@@ -20,50 +20,50 @@ class ReplicaTeam:
     """One device among those of its replica; it adds up tensors with the others.
 
     Args:
-        stage: of the plan.
-        device_id: one of its devices.
+        device_id: one of the stage's devices.
     """
 
     def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport) -> None:
         self._transport = transport
-        self.devices = stage.replica_of(device_id)
-        self.member = self.devices.index(device_id)
-        self.leads = not self.member
-        self.saves = self.devices == stage.replicas[0]
+        self._devices = stage.replica_of(device_id)
+        self.member = self._devices.index(device_id)
+        self.saves = self._devices == stage.replicas[0]
+        """Whether the replica's weights are those that are saved."""
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Add up a contiguous tensor over the members, in place."""
-        self._transport.sum_members(self.devices, tensor)
+        self._transport.sum_members(self._devices, tensor).wait()
 
 
-class Shardings:
-    """How a captured model is split, by degree; found once."""
+@final
+class Teams:
+    """A worker's teams, one for each of its stages whose replicas are several devices.
 
-    def __init__(self, captured: Captured) -> None:
-        self._captured = captured
-        self._found: dict[int, Sharding] = {}
-
-    def of(self, stage: Stage, team: ReplicaTeam) -> Shards | None:
-        """A device's part of a stage; None where replicas are single devices."""
-        degree = stage.tensor_parallel
-        if degree == 1:
-            return None
-        if degree not in self._found:
-            self._found[degree] = shard(self._captured, degree)
-        return Shards(sharding=self._found[degree], team=team, captured=self._captured)
-
-
-class Whole:
-    """Puts a worker's split parameters, and what lies like them, together, and cuts whole ones.
-
-    Args:
-        parts: stage -> the device's part of it, for stages whose replicas are several devices.
-        teams: stage -> its team.
+    `shards` has the worker's part of each of these stages.
     """
 
-    def __init__(self, parts: Mapping[int, Shards], teams: Mapping[int, ReplicaTeam]) -> None:
-        self._parts = {name: (part, teams[s]) for s, part in parts.items() for name in part.params}
+    def __init__(self, job: Job, stages: Iterable[int], device_id: int, transport: AbstractTransport) -> None:
+        found: dict[int, Sharding] = {}
+        self._teams: dict[int, ReplicaTeam] = {}
+        self.shards: dict[int, Shards] = {}
+        for s in stages:
+            stage = job.plan.stages[s]
+            degree = stage.tensor_parallel
+            if degree > 1:
+                found.setdefault(degree, shard(job.captured, degree))
+                team = self._teams[s] = ReplicaTeam(stage, device_id, transport)
+                self.shards[s] = Shards(sharding=found[degree], team=team, captured=job.captured)
 
-    def split(self, name: str) -> bool:
-        """Whether this worker holds a share of a parameter."""
-        return name in self._parts
+    def leads(self, stage: int) -> bool:
+        """Whether the worker is the one of its replica that reports what all its members have."""
+        return stage not in self._teams or not self._teams[stage].member
+
+    def weights(self, modules: Mapping[int, torch.nn.Module]) -> SplitWeights:
+        """What of the weights of the worker's modules, by stage, is a share."""
+        return SplitWeights(
+            {
+                name: (self.shards[s], team.saves)
+                for s, team in self._teams.items()
+                for name, _ in (*modules[s].named_parameters(), *modules[s].named_buffers())
+            }
+        )

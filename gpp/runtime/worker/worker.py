@@ -37,13 +37,14 @@ from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
+from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes, sending
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
+from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
 
@@ -78,7 +79,9 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
-        self.modules = build_modules(job, run_dir, self.stages, device)
+        self.teams = Teams(job, self.stages, device_id, transport)
+        self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
+        self.split = self.teams.weights(self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = build_optimizers(self.spec, self.modules)
@@ -90,10 +93,11 @@ class Worker:
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+            counts=self.split.counts,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        mailboxes = self._mailboxes(self.modules)
+        mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
             job.program.actions[device_id],
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -120,6 +124,7 @@ class Worker:
             weights=weights,
             optimizers=list(self.optimizers.values()),
             owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
+            split=self.split,
         )
         self.checkpoints.restore()
         self.step = settings.first_step
@@ -144,8 +149,9 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _mailboxes(self, modules: Mapping[int, StageModule]) -> dict[int, Mailbox]:
+    def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         handover: Handover = {}
+        own = program.actions[self.device_id]
         return {
             s: Mailbox(
                 stage=s,
@@ -154,6 +160,7 @@ class Worker:
                 device=self.device,
                 boundary=boundary(self.job.plan, self.job.graph, module, s),
                 handover=handover,
+                sends=sending(own, s),
             )
             for s, module in modules.items()
         }
@@ -165,13 +172,13 @@ class Worker:
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
-            num_samples = plan.minibatch_size if train else program.num_samples
+            num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
             out[s] = StageRunner(
                 module,
                 stage=s,
                 device=self.device,
                 mailbox=mailboxes[s],
-                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
+                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == leader},
                 accumulation=-(-num_samples // stage.microbatch_size),
                 round_robin_degree=stage.round_robin_degree,
                 num_samples=num_samples,
@@ -200,7 +207,7 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = self._mailboxes(modules)
+        mailboxes = self._mailboxes(modules, program)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -335,13 +342,13 @@ class Worker:
         minibatch, within = divmod(microbatch, accumulation(self.job.plan, stage))
         return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
 
-    @staticmethod
-    def _results(interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
-        """The device's share of each result, over its stages."""
+    def _results(self, interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
+        """The device's share of each result, over its stages; all members of a replica have the same ones."""
         out: dict[str, float] = {}
-        for runner in interpreter.runners.values():
+        for s, runner in interpreter.runners.items():
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
-                out[name] = out.get(name, 0.0) + value.item()
+                if self.teams.leads(s):
+                    out[name] = out.get(name, 0.0) + value.item()
         return out
 
     def evaluate(self) -> dict[str, float]:
@@ -393,8 +400,10 @@ class Worker:
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
         for s, module in self.modules.items():
-            if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:
-                save_final(self.run_dir, s, module.state_dict())
+            if settings.final_weights and self.device_id in self.job.plan.stages[s].replicas[0]:
+                state = {name: self.split.whole(name, tensor) for name, tensor in module.state_dict().items()}
+                if self.teams.leads(s):
+                    save_final(self.run_dir, s, state)
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
