@@ -80,7 +80,7 @@ class Shards:
         """Sizes of a parameter as this device holds it."""
         shape, shard = tuple(node.shape or ()), self.sharding.layouts.get(node.name)
         if node.name in self.sharding.tables:
-            lo, hi = rows(int(shape[0]), self.sharding.degree, self.team.member)
+            lo, hi = rows(_extent(node, 0), self.sharding.degree, self.team.member)
             return (hi - lo, *shape[1:])
         return local(shape, shard, self.sharding.degree) if node.kind == "param" else shape
 
@@ -89,7 +89,8 @@ class Shards:
         node = self.params.get(name)
         if node is None:
             return None
-        shard, extent = self.sharding.layouts[node.name], int((node.shape or ())[self.sharding.layouts[node.name].dim])
+        shard = self.sharding.layouts[node.name]
+        extent = _extent(node, shard.dim)
         if node.name in self.sharding.tables:
             return shard.dim, [rows(extent, self.sharding.degree, self.team.member)]
         return shard.dim, list(slices(extent, shard, self.sharding.degree, self.team.member))
@@ -101,7 +102,7 @@ class Shards:
             return share
         dim, ranges = found
         shape, at = list(share.shape), 0
-        shape[dim] = int((self.params[name].shape or ())[dim])
+        shape[dim] = _extent(self.params[name], dim)
         out = share.new_zeros(shape)
         for lo, hi in ranges:
             out.narrow(dim, lo, hi - lo).copy_(share.narrow(dim, at, hi - lo))
@@ -314,13 +315,18 @@ class ShardedCode:
     def _lookup(self, node: Node, names: dict[str, str]) -> None:
         weight, ids = ref(node.args[0]), ref(node.args[1])
         assert weight is not None and ids is not None
-        extent = int((self.shards.captured.node_of[weight].shape or ())[0])
+        extent = _extent(self.shards.captured.node_of[weight], 0)
         lo = rows(extent, self.shards.sharding.degree, self.shards.team.member)[0]
         padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx", -1)
         # A negative padding index means none.
         padding = int(padding) if int(padding) >= 0 else -extent - 1
         self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
         self._leave(node.name, None)
+
+
+def _extent(node: Node, dim: int) -> int:
+    """The size of a parameter along a dimension."""
+    return int(list(node.shape or ())[dim])
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

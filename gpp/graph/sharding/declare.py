@@ -27,7 +27,9 @@ def with_variants(captured: Captured) -> Captured:
     if not found:
         return captured
     tables = [_Variants(captured, sharding).table() for sharding in found]
-    ops = tuple(replace(op, variants=(*op.variants, *own)) for op, own in zip(captured.graph.ops, zip(*tables), strict=True))
+    ops = tuple(
+        replace(op, variants=(*op.variants, *own)) for op, own in zip(captured.graph.ops, zip(*tables, strict=True), strict=True)
+    )
     return replace(captured, graph=replace(captured.graph, ops=ops))
 
 

@@ -27,7 +27,7 @@ class Shard(NamedTuple):
 
 def fits(shape: Shape, shard: Shard, degree: int) -> bool:
     """Whether every member's share is equally large."""
-    return 0 <= shard.dim < len(shape) and shape[shard.dim] % (shard.blocks * degree) == 0 and not shard.blocks % BATCH == 0
+    return 0 <= shard.dim < len(shape) and shape[shard.dim] % (shard.blocks * degree) == 0 and shard.blocks % BATCH != 0
 
 
 def local(shape: Sequence[Any], shard: Shard | None, degree: int) -> tuple[Any, ...]:

@@ -5,10 +5,11 @@ rules): activations, reshapes, attention by heads.
 
     x ── columns ── gelu ── rows ──(sum)── y          forward: y is summed        backward: x's gradient is summed
 
-It is found from its end: the input of a product is taken to be split along its last dimension, and the rules say, forwards and
-backwards along the graph, how all other tensors must lie then. If that ends in parameters everywhere, they are split; if it meets an
-operator without a rule, or a tensor that somebody needs whole, the product stays whole. So regions follow from the structure of the
-graph, not from names of modules. An embedding table that has more rows than a sample reads is split by rows.
+A region is found from its end. The input of a product is taken to be split along its last dimension, and the rules say,
+forwards and backwards along the graph, how all other tensors must lie then. If that ends in parameters everywhere, they
+are split. If it meets an operator without a rule, or a tensor that somebody needs whole, the product stays whole. So
+regions follow from the structure of the graph, and not from names of modules. An embedding table that has more rows
+than a sample reads is split by rows.
 
 Everything outside of the regions runs on whole tensors, on all members alike.
 """

@@ -60,6 +60,7 @@ def _aligned(shard: Shard, shape: Shape, out: Shape) -> Shard | None:
 
 
 def elementwise(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    """Operators whose operands are broadcast to the result's shape."""
     out_shape, names = nodes.shape(node.name), operands(node)
 
     def lifted() -> Iterator[Shard | None]:
@@ -188,6 +189,7 @@ def _splits(node: Node, extent: int) -> int | None:
 
 
 def unbound(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    """A tuple of the selections along a dimension that is not split."""
     name = ref(node.args[0])
     if name is None:
         return None
@@ -216,6 +218,7 @@ def joined(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | Non
 
 
 def stacked(node: Node, known: Known, nodes: Nodes, degree: int) -> Applied | None:
+    """Tensors that are split alike, along a new dimension."""
     names = operands(node)
     dim = int(argument(node, 1, "dim", 0)) % len(nodes.shape(node.name))
     given = next((shard for name in names if (shard := known(name)) is not None), None)

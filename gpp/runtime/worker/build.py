@@ -15,9 +15,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.worker.team import Teams
 
 
-def build_modules(
-    job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams
-) -> dict[int, StageModule]:
+def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams) -> dict[int, StageModule]:
     """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
     modules: dict[int, StageModule] = {}
     with job_weights(run_dir, device) as weights:

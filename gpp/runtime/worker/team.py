@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import final
 
 import torch
 
 from gpp.capture.sharded import Shards
+from gpp.capture.stage import StageModule
 from gpp.graph.sharding.regions import Sharding, shard
 from gpp.plan.stage import Stage
 from gpp.runtime.checkpoint.split import SplitWeights
+from gpp.runtime.checkpoint.state import save_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
 
@@ -42,8 +45,10 @@ class Teams:
     `shards` has the worker's part of each of these stages.
     """
 
-    def __init__(self, job: Job, stages: Iterable[int], device_id: int, transport: AbstractTransport) -> None:
+    def __init__(self, job: Job, stages: Collection[int], device_id: int, transport: AbstractTransport) -> None:
         found: dict[int, Sharding] = {}
+        saves = job.settings.final_weights
+        self._saved = tuple(s for s in stages if saves and device_id in job.plan.stages[s].replicas[0])
         self._teams: dict[int, ReplicaTeam] = {}
         self.shards: dict[int, Shards] = {}
         for s in stages:
@@ -58,7 +63,14 @@ class Teams:
         """Whether the worker is the one of its replica that reports what all its members have."""
         return stage not in self._teams or not self._teams[stage].member
 
-    def weights(self, modules: Mapping[int, torch.nn.Module]) -> SplitWeights:
+    def save(self, run_dir: Path, modules: Mapping[int, StageModule], split: SplitWeights) -> None:
+        """Write the final weights of the worker's stages, whole, if its replica is the one that does, and the job asks for them."""
+        for s in self._saved:
+            state = {name: split.whole(name, tensor) for name, tensor in modules[s].state_dict().items()}
+            if self.leads(s):
+                save_final(run_dir, s, state)
+
+    def weights(self, modules: Mapping[int, StageModule]) -> SplitWeights:
         """What of the weights of the worker's modules, by stage, is a share."""
         return SplitWeights(
             {

@@ -25,7 +25,7 @@ from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import save_final, static_bytes
+from gpp.runtime.checkpoint.state import static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
@@ -151,7 +151,6 @@ class Worker:
 
     def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
         handover: Handover = {}
-        own = program.actions[self.device_id]
         return {
             s: Mailbox(
                 stage=s,
@@ -160,7 +159,7 @@ class Worker:
                 device=self.device,
                 boundary=boundary(self.job.plan, self.job.graph, module, s),
                 handover=handover,
-                sends=sending(own, s),
+                sends=sending(program.actions[self.device_id], s),
             )
             for s, module in modules.items()
         }
@@ -399,11 +398,7 @@ class Worker:
             "staleness": {s: weights.staleness for s, weights in self.weights.items()},
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
-        for s, module in self.modules.items():
-            if settings.final_weights and self.device_id in self.job.plan.stages[s].replicas[0]:
-                state = {name: self.split.whole(name, tensor) for name, tensor in module.state_dict().items()}
-                if self.teams.leads(s):
-                    save_final(self.run_dir, s, state)
+        self.teams.save(self.run_dir, self.modules, self.split)
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
