@@ -87,8 +87,8 @@ def refuse_split_operators(plan: Plan, engine: str) -> None:
     for s, stage in enumerate(plan.stages):
         if stage.tensor_parallel > 1:
             raise UnsupportedPlan(
-                f"stage {s} splits its operators over {stage.tensor_parallel} devices (tensor parallelism), and {engine} runs every "
-                "operator whole. Fix: plan without it (strategy.planner.tensor_parallel=false), or engine=distributed"
+                f"stage {s} splits its operators over {stage.tensor_parallel} devices (tensor parallelism), and {engine} runs "
+                "every operator whole. Fix: plan without it (strategy.planner.tensor_parallel=false), or engine=distributed"
             )
 
 
