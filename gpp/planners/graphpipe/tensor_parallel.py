@@ -95,7 +95,9 @@ class _OfTeams(AbstractCostModel):
             running(problem.graph, op, float(times.forward_s[op]), float(times.backward_s[op]), False, self.degree) for op in ops
         ]
         variants = [way.variant for way in ways]
-        forward = [way.forward_s + self._sums_s(v.forward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)]
+        forward = [
+            way.forward_s + self._sums_s(v.forward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)
+        ]
         backward = [
             way.backward_s + self._sums_s(v.backward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)
         ]

@@ -12,6 +12,8 @@ from gpp.cluster import Cluster
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
+from gpp.program.kinds import COMPUTE
+from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded, refuse_recomputation
 from gpp.runtime.job import Job
@@ -153,14 +155,13 @@ def _check_split_stages(job: Job) -> None:
     if settings.optimizer.get("clip_norm") is not None and settings.optimizer.get("clip_scope") == "stage":
         rule = f"{who}, none of which has the norm of the stage"
         raise InvalidConfig("optimizer.clip_scope", "stage", rule, f"set optimizer.clip_scope=model, or {without}")
-    for s in split:
-        for replica in plan.stages[s].replicas:
-            runs = {plan.stages_of_device[device] for device in replica}
-            if len(runs) > 1:
-                raise UnsupportedPlan(
-                    f"stage {s} splits its operators over devices {list(replica)}, which run different stages besides: each would "
-                    f"wait for the others in its own order. Fix: give the stage devices of its own, or {without}"
-                )
+    for team in teams(plan):
+        orders = {tuple(a[:3] for a in job.program.actions[device] if a.kind in COMPUTE) for device in team}
+        if len(orders) > 1:
+            raise UnsupportedPlan(
+                f"devices {list(team)} split operators between them and meet in every pass, but run their passes in different orders, "
+                f"so that each would wait for the others. Fix: give the stage devices of its own, or {without}"
+            )
 
 
 def _check_backend(name: str) -> None:

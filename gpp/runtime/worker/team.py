@@ -14,6 +14,7 @@ from gpp.graph.sharding.regions import Sharding, shard
 from gpp.plan.stage import Stage
 from gpp.runtime.checkpoint.split import SplitWeights
 from gpp.runtime.checkpoint.state import save_final
+from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
 
@@ -24,10 +25,11 @@ class ReplicaTeam:
 
     Args:
         device_id: one of the stage's devices.
+        status: is told when the device waits for the others.
     """
 
-    def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport) -> None:
-        self._transport = transport
+    def __init__(self, stage: Stage, device_id: int, transport: AbstractTransport, status: AbstractStatus) -> None:
+        self._transport, self._status = transport, status
         self._devices = stage.replica_of(device_id)
         self.member = self._devices.index(device_id)
         self.saves = self._devices == stage.replicas[0]
@@ -35,7 +37,9 @@ class ReplicaTeam:
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Add up a contiguous tensor over the members, in place."""
+        self._status.waiting(True)
         self._transport.sum_members(self._devices, tensor).wait()
+        self._status.waiting(False)
 
 
 @final
@@ -45,7 +49,9 @@ class Teams:
     `shards` has the worker's part of each of these stages.
     """
 
-    def __init__(self, job: Job, stages: Collection[int], device_id: int, transport: AbstractTransport) -> None:
+    def __init__(
+        self, job: Job, stages: Collection[int], device_id: int, transport: AbstractTransport, status: AbstractStatus
+    ) -> None:
         found: dict[int, Sharding] = {}
         saves = job.settings.final_weights
         self._saved = tuple(s for s in stages if saves and device_id in job.plan.stages[s].replicas[0])
@@ -56,7 +62,7 @@ class Teams:
             degree = stage.tensor_parallel
             if degree > 1:
                 found.setdefault(degree, shard(job.captured, degree))
-                team = self._teams[s] = ReplicaTeam(stage, device_id, transport)
+                team = self._teams[s] = ReplicaTeam(stage, device_id, transport, status)
                 self.shards[s] = Shards(sharding=found[degree], team=team, captured=job.captured)
 
     def leads(self, stage: int) -> bool:

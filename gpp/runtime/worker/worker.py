@@ -79,7 +79,7 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
-        self.teams = Teams(job, self.stages, device_id, transport)
+        self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self.split = self.teams.weights(self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
