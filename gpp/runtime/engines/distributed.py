@@ -159,8 +159,8 @@ def _check_split_stages(job: Job) -> None:
         orders = {tuple(a[:3] for a in job.program.actions[device] if a.kind in COMPUTE) for device in team}
         if len(orders) > 1:
             raise UnsupportedPlan(
-                f"devices {list(team)} split operators between them and meet in every pass, but run their passes in different orders, "
-                f"so that each would wait for the others. Fix: give the stage devices of its own, or {without}"
+                f"devices {list(team)} split operators between them and meet in every pass, but run their passes in different "
+                f"orders, so that each would wait for the others. Fix: give the stage devices of its own, or {without}"
             )
 
 
