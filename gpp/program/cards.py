@@ -1,31 +1,38 @@
 """Proof that a program cannot hang on cards, before any process starts.
 
-On a card the host issues operations on queues, and each queue runs them in the order of their issue. The nodes of a graph are
-these operations and the waits of the hosts. A message is one node, which stands in a queue of either end: neither is over before
-both have come to it. So is a sum, for all its members. Every node waits for all that its edges name:
+The host of a card issues operations on queues, and each queue runs them in the order of their issue. The nodes of a graph are these
+operations and the waits of the hosts. A message is one node, which stands in a queue of either end: it is over when both have come
+to it. A sum is one node, too, for all its members. An edge says that a node waits for another one:
 
-* what stands before it in its queues;
-* for the last wait of the host that issues it;
-* a pass for the messages that it needs, a send and a sum for the passes before them, an update and a norm for the sums before;
-* a wait of the host for the operations that it is about.
+* an operation waits for the one before it in its queue, and for the last wait of the host that issued it;
+* a pass waits for the messages that it needs;
+* a send and a sum wait for the passes before them;
+* an update and a norm wait for the sums before them;
+* a wait of the host waits for the operations that it is about.
 
-So the program runs to its end if and only if the graph has no cycle, whatever each operation takes. A `Path` says which queues
-there are, and for what a host waits. `STRICTEST` allows one operation at a time on a card: what runs there is safe however little
-the streams of a card overlap. Steps, evaluations and stretches follow each other without harm, if each of them is proved: every
-message and sum of one has both ends in it, so nothing in it waits for what comes later.
+So the program runs to its end if and only if the graph has no cycle, however long each operation takes. A `Path` says which queues
+there are, and what a host waits for.
+
+What runs on the `STRICTEST` path, where a card does one operation at a time, runs on every path on which a card waits only for what
+it has issued before: each of its waits is one that the single queue has, too. So it needs no two streams of a card to progress side
+by side. Steps, evaluations and stretches that are proved may follow each other: both ends of a message, and all members of a sum,
+lie in one of them, so nothing waits for what comes later.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
 
+import numpy as np
+
 from gpp.errors import MalformedProgram
+from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.communicators import Communicator, communicators
+from gpp.program.global_order import check_any_length
 from gpp.program.kinds import KINDS, Role
 from gpp.program.program import Program, ReduceGroup, channel_of
 from gpp.program.waits import EVERYONE, Channel
@@ -60,7 +67,7 @@ class Path:
 
 
 OVERLAPPED: Final = Path(queues=Queues.COMMUNICATORS, pending=0)
-"""The path of the runtime. With 0 sends under way the host waits most: what runs so runs with any number of them."""
+"""The path of the runtime. The host waits most if no other send may be under way: what runs so runs with any number of them."""
 
 STRICTEST: Final = Path(queues=Queues.ONE)
 
@@ -68,26 +75,51 @@ PATHS: Final = (OVERLAPPED, STRICTEST)
 """What every program must be able to run on."""
 
 
-def check_cards(program: Program, groups: Sequence[ReduceGroup] = (), *, paths: Sequence[Path] = PATHS) -> None:
+def check_cards(
+    program: Program,
+    plan: Plan,
+    groups: Sequence[ReduceGroup] = (),
+    *,
+    paths: Sequence[Path] = PATHS,
+    made: Sequence[Communicator] | None = None,
+) -> None:
     """Prove that the program runs to its end on cards; `gpp.program.program.check_program` has proved the rest.
+
+    Of a pipeline that does not drain, stretches of every length are proved.
 
     Args:
         groups: the gradient groups of the plan.
+        made: the communicators; None for those of this program alone (`gpp.program.communicators.communicators`).
 
     Raises:
         MalformedProgram: operations wait for each other in a circle, or the two ends of a connection disagree on the order of its
             messages; names them.
     """
-    made = communicators(groups, program)
+    made = communicators(groups, program) if made is None else made
     for path in paths:
         _Operations(program, made, path).check()
+        if program.minibatches > 1 and path.queues is Queues.ONE:
+            check_any_length(program, plan)
 
 
 _QUEUE, _HOST, _NEEDS, _ISSUED = range(4)
-"""Why a node waits for another one: it stands behind it, its host waits for it first, it needs it, its host waits for it itself."""
+"""Why a node waits for another one: it stands behind it in a queue, its host issues it later, it needs it, it is a wait for it."""
 
-_Meeting = tuple[object, ...]
-"""What tells the messages and sums of one queue apart that wait for each other: who meets, but not for the how manieth time."""
+_About = tuple[Channel, int, int]
+"""Channel and samples of a message. Of a sum, its kind and group in place of a channel."""
+
+
+@final
+class _Line:
+    """Operations that meet in the order of their issue, because there are no tags: the n-th of every end."""
+
+    __slots__ = ("about", "came", "nodes")
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.nodes: list[int] = []
+        self.about: list[_About] = []
+        self.came: dict[int, int] = dict.fromkeys(ends, 0)
+        """Device -> how many operations it has issued."""
 
 
 @final
@@ -96,15 +128,14 @@ class _Operations:
 
     def __init__(self, program: Program, made: Sequence[Communicator], path: Path) -> None:
         self.program, self.path = program, path
-        self.waits: list[list[int]] = []
-        """By node, those that it waits for: 4 times the node, and why."""
         self.owner: list[tuple[int, int]] = []
-        """By node, its device and the position of its action; of a host's wait, that of the action before, and its complement."""
+        """By node, its device and the position of its action; of a host's wait, -1 less the position of the action before it."""
+        self.waiting: list[int] = []
+        self.waits: list[int] = []
+        """For each edge, the node that waits, and 4 times the one that it waits for, and why."""
         self._on = {pair: c.name for c in made for pair in c.pairs}
         self._sums = {group: c for c in made for group in c.groups}
-        self._met: dict[_Meeting, list[int]] = defaultdict(list)
-        self._labels: dict[int, tuple[Channel, int, int]] = {}
-        self._ends: dict[int, int] = {}
+        self._lines: dict[tuple[object, ...], _Line] = {}
         for device in sorted(program.actions):
             self._issue(device, program.actions[device])
 
@@ -114,122 +145,125 @@ class _Operations:
         Raises:
             MalformedProgram: there is none.
         """
-        if self._ends:
-            node, count = min(self._ends.items())
-            raise MalformedProgram(f"{self._text(node)} waits for ever: {count} of its ends never come")
-        left = [len(waits) for waits in self.waits]
-        users: list[list[int]] = [[] for _ in self.waits]
-        for node, waits in enumerate(self.waits):
-            for wait in waits:
-                users[wait >> 2].append(node)
+        for line in self._lines.values():
+            least = min(line.came.values())
+            if least < len(line.nodes):
+                device = next(device for device, came in line.came.items() if came == least)
+                raise MalformedProgram(f"{self._text(line.nodes[least])} waits for ever: device {device} never comes to it")
+        waits = np.array(self.waits, dtype=np.int64) >> 2
+        waiting = np.array(self.waiting, dtype=np.int64)
+        users = waiting[np.argsort(waits, kind="stable")].tolist()
+        begin = np.concatenate(([0], np.cumsum(np.bincount(waits, minlength=len(self.owner))))).tolist()
+        left = np.bincount(waiting, minlength=len(self.owner)).tolist()
         ready = [node for node, count in enumerate(left) if not count]
         for node in ready:
-            for user in users[node]:
+            for user in users[begin[node] : begin[node + 1]]:
                 left[user] -= 1
                 if not left[user]:
                     ready.append(user)
         if len(ready) < len(left):
             raise MalformedProgram(self._circle(left))
 
-    def _node(self, device: int, position: int) -> int:
-        self.waits.append([])
-        self.owner.append((device, position))
-        return len(self.owner) - 1
-
-    def _meet(self, what: _Meeting, times: dict[_Meeting, int], ends: int, device: int, position: int) -> int:
-        """The node of a device's next meeting of this kind, of so many ends."""
-        nth = times[what]
-        times[what] = nth + 1
-        met = self._met[what]
-        if nth == len(met):
-            met.append(self._node(device, position))
-            self._ends[met[nth]] = ends
-        node = met[nth]
-        self._ends[node] -= 1
-        if not self._ends[node]:
-            del self._ends[node]
-        return node
-
     def _issue(self, device: int, actions: Sequence[Action]) -> None:
         """Add what the host of a device issues, in its order."""
-        path, roles = self.path, _ROLES
-        one, pending = path.queues is Queues.ONE, path.pending
+        path, one = self.path, self.path.queues is Queues.ONE
+        owner, waiting, waits = self.owner, self.waiting, self.waits
         tails: dict[object, int] = {}
         """Queue -> its last operation. The queue of the passes is `device`."""
-        times: dict[_Meeting, int] = defaultdict(int)
-        posted: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+        lines: dict[tuple[str, int, int, int], tuple[object, Channel, _Line]] = {}
+        posted: dict[tuple[str, int, int], list[int]] = {}
         sends: list[int] = []
         sums: list[int] = []
-        updated = False
-        host = -1
+        updated, host = False, -1
         for position, action in enumerate(actions):
-            role, direction = roles[action.kind]
-            needs: list[int] = []
-            if role is Role.COMPUTE or role is Role.UPDATE:
-                queue: object = device
-                node = self._node(device, position)
-                if role is Role.UPDATE:
-                    needs, updated = sums, True
-                else:
-                    needs = posted.pop((direction, action.stage, action.microbatch), needs)
-            elif role is Role.SUM:
-                group = EVERYONE if KINDS[action.kind].everyone else action.microbatch
-                found = self._sums[group]
-                queue = device if one else found.name
-                node = self._meet((found.name,), times, len(found.devices), device, position)
-                self._same(node, (action.kind, group, -1, -1, -1), 0, 0)
-                sums, updated = ([] if updated else sums), False
-                needs = [tails[device]] if device in tails else []
-                needs += sums if group == EVERYONE else []
-                sums = [*sums, node]
-            elif action.peer_device == device:
-                continue  # handed over in memory
-            else:
-                channel = channel_of(action, device)
-                on: object = channel if path.queues is Queues.CHANNELS else self._on[channel[3:]]
-                queue = device if one else on
-                if role is Role.SEND and pending is not None and len(sends) > pending:
-                    host = self._wait(device, position - 1, host, sends[: len(sends) - pending])
-                    del sends[: len(sends) - pending]
-                node = self._meet((on, *channel[3:]), times, 2, device, position)
-                self._same(node, channel, action.lo, action.hi)
-                if role is Role.SEND:
+            kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+            role, direction = _ROLES[kind]
+            needs: Sequence[int] = ()
+            queue: object = device
+            if role is _SEND or role is _RECEIVE:
+                if peer_device == device:
+                    continue  # handed over in memory
+                where = kind, stage, peer_stage, peer_device
+                if where not in lines:
+                    lines[where] = self._connection(channel_of(action, device))
+                queue, channel, line = lines[where]
+                if role is _SEND:
+                    if path.pending is not None and len(sends) > path.pending:
+                        old = len(sends) - path.pending
+                        host = self._wait(device, position - 1, host, sends[:old])
+                        del sends[:old]
+                    node = self._meet(line, device, position, (channel, lo, hi))
                     sends.append(node)
-                    needs = [tails[device]] if device in tails else []
                 else:
-                    posted[direction, action.stage, action.microbatch].append(node)
-                    needs = [tails[device]] if path.receives_wait and device in tails else []
-            waits = self.waits[node]
-            waits += [4 * need + _NEEDS for need in needs]
+                    node = self._meet(line, device, position, (channel, lo, hi))
+                    posted.setdefault((direction, stage, microbatch), []).append(node)
+                if (role is _SEND or path.receives_wait) and device in tails and not one:
+                    needs = (tails[device],)
+                queue = device if one else queue
+            elif role is Role.SUM:
+                sums, updated = ([] if updated else sums), False
+                group = EVERYONE if KINDS[kind].everyone else microbatch
+                node, queue = self._sum(device, position, kind, group)
+                needs = [tails[device]] if device in tails else []
+                needs = [*needs, *sums] if group == EVERYONE else needs
+                sums = [*sums, node]
+            else:
+                node = len(owner)
+                owner.append((device, position))
+                needs, updated = (sums, True) if role is Role.UPDATE else (posted.pop((direction, stage, microbatch), ()), updated)
+            for need in needs:
+                waiting.append(node)
+                waits.append(4 * need + _NEEDS)
             if queue in tails:
+                waiting.append(node)
                 waits.append(4 * tails[queue] + _QUEUE)
             if host >= 0:
+                waiting.append(node)
                 waits.append(4 * host + _HOST)
             tails[queue] = node
-            if path.waits_for_all and queue == device and role in (Role.COMPUTE, Role.UPDATE):
-                host = self._wait(device, position, host, tails.values())
+            if path.waits_for_all and role in (Role.COMPUTE, Role.UPDATE):
+                host = self._wait(device, position, host, list(tails.values()))
 
-    def _wait(self, device: int, position: int, host: int, about: Sequence[int]) -> int:
-        node = self._node(device, -1 - position)
-        self.waits[node] = [4 * other + _ISSUED for other in about]
-        if host >= 0:
-            self.waits[node].append(4 * host + _HOST)
-        return node
+    def _connection(self, channel: Channel) -> tuple[object, Channel, _Line]:
+        """The queue of a channel's messages and what meets on it."""
+        pair = channel[3:]
+        on: object = channel if self.path.queues is Queues.CHANNELS else self._on[pair]
+        return on, channel, self._lines.setdefault((on, pair), _Line(pair))
 
-    def _same(self, node: int, channel: Channel, lo: int, hi: int) -> None:
-        """Note what an end of a meeting is about, which must be what the other ends are about.
+    def _sum(self, device: int, position: int, kind: str, group: int) -> tuple[int, object]:
+        """The node of a device's next sum of a group, and its queue."""
+        found = self._sums[group]
+        line = self._lines.setdefault((found.name, found.devices), _Line(found.devices))
+        node = self._meet(line, device, position, ((kind, group, -1, -1, -1), 0, 0))
+        return node, device if self.path.queues is Queues.ONE else found.name
+
+    def _meet(self, line: _Line, device: int, position: int, about: _About) -> int:
+        """The node of a device's next operation in a line.
 
         Raises:
-            MalformedProgram: it is not; names both.
+            MalformedProgram: the other ends have something else there; names both.
         """
-        label = channel, lo, hi
-        known = self._labels.setdefault(node, label)
-        if known != label:
-            device, position = self.owner[node]
-            raise MalformedProgram(
-                f"{self.program.actions[device][position].text(device)} would meet {_named(*label)} of another device: the ends of a "
-                "connection disagree on the order of its operations"
-            )
+        nth = line.came[device]
+        line.came[device] = nth + 1
+        if nth == len(line.nodes):
+            line.nodes.append(len(self.owner))
+            line.about.append(about)
+            self.owner.append((device, position))
+        elif line.about[nth] != about:
+            own, other = self.program.actions[device][position].text(device), self._text(line.nodes[nth])
+            raise MalformedProgram(f"{own} would meet {other}: the ends of a connection disagree on the order of its operations")
+        return line.nodes[nth]
+
+    def _wait(self, device: int, position: int, host: int, about: Sequence[int]) -> int:
+        """A wait of the host of a device."""
+        node = len(self.owner)
+        self.owner.append((device, -1 - position))
+        self.waiting += [node] * len(about)
+        self.waits += [4 * other + _ISSUED for other in about]
+        if host >= 0:
+            self.waiting.append(node)
+            self.waits.append(4 * host + _HOST)
+        return node
 
     def _text(self, node: int) -> str:
         """A node in words."""
@@ -241,11 +275,12 @@ class _Operations:
     def _circle(self, left: Sequence[int]) -> str:
         """A circle among the nodes of which some wait is left."""
         node = next(node for node, count in enumerate(left) if count)
+        through = {user: wait for user, wait in zip(self.waiting, self.waits, strict=True) if left[wait >> 2]}
         seen: dict[int, int] = {}
         path: list[tuple[int, int, int]] = []
         while node not in seen:
             seen[node] = len(path)
-            wait = next(wait for wait in self.waits[node] if left[wait >> 2])
+            wait = through[node]
             path.append((node, wait & 3, wait >> 2))
             node = wait >> 2
         words = [f"{self._text(a)} {_WHY[why]} {self._text(b)}" for a, why, b in path[seen[node] :]]
@@ -253,13 +288,6 @@ class _Operations:
         queues = {Queues.ONE: "one queue a card", Queues.COMMUNICATORS: "a queue for each communicator"}
         where = queues.get(self.path.queues, "a queue for each channel")
         return f"operations would wait for each other on cards, with {where}: " + "; ".join(shown)
-
-
-def _named(channel: Channel, lo: int, hi: int) -> str:
-    kind, src, dst, src_device, dst_device = channel
-    if dst_device < 0:
-        return f"{KINDS[kind].meaning} {src}"
-    return f"{kind} s{src}.d{src_device} > s{dst}.d{dst_device} [{lo}:{hi}]"
 
 
 SHOWN = 6
@@ -278,3 +306,4 @@ class _Roles(dict[str, tuple[Role, str]]):
 
 
 _ROLES: Final = _Roles()
+_SEND, _RECEIVE = Role.SEND, Role.RECEIVE

@@ -134,7 +134,7 @@ def test_a_checkpoint_is_whole_and_goes_on_under_another_plan(tmp_path: Path) ->
         assert losses == pytest.approx(expected[2:], abs=1e-12)
         for worker in workers:
             for name, param in worker.params.items():
-                share = worker.split.share(name, params[name]) if worker.split.split(name) else params[name]
+                share = worker.teams.split.share(name, params[name]) if worker.teams.split.split(name) else params[name]
                 torch.testing.assert_close(param.detach(), share, rtol=0, atol=1e-12)
 
 

@@ -106,7 +106,9 @@ class CardTransport(AbstractTransport):
 
     def flush(self, limit: int = 0) -> None:
         while len(self._pending) > limit:
-            self._pending.popleft()[0].synchronize()
+            # The tensor goes after the wait, not before.
+            self._pending[0][0].synchronize()
+            self._pending.popleft()
 
 
 @final

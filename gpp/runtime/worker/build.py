@@ -9,22 +9,27 @@ import torch
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
+from gpp.program.program import Program
 from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.mailbox import Handover, Mailbox
+from gpp.runtime.worker.messages import boundary, sending
 from gpp.runtime.worker.team import Teams
 
 
 def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams) -> dict[int, StageModule]:
     """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
     modules: dict[int, StageModule] = {}
-    with job_weights(run_dir, device) as weights:
+    with job_weights(run_dir) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
             shards = teams.shards.get(s)
             module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
             module.load(ShareOf(weights, shards) if shards else weights)
     tie(modules.values())
+    teams.join(modules)
     if job.settings.compile:
         for module in modules.values():
             module.compile_with(job.settings.compile)
@@ -40,3 +45,33 @@ def build_optimizers(spec: AbstractOptimizer, modules: Mapping[int, StageModule]
         if own:
             out[s] = spec.build(own)
     return out
+
+
+def build_mailboxes(
+    job: Job,
+    modules: Mapping[int, StageModule],
+    program: Program,
+    *,
+    device_id: int,
+    device: torch.device,
+    transport: AbstractTransport,
+) -> dict[int, Mailbox]:
+    """A mailbox for each stage of a device.
+
+    Args:
+        program: whose messages they are.
+    """
+    handover: Handover = {}
+    narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
+    return {
+        s: Mailbox(
+            stage=s,
+            device_id=device_id,
+            transport=transport,
+            device=device,
+            boundary=boundary(job.plan, job.graph, module, s, narrow),
+            handover=handover,
+            sends=sending(program.actions[device_id], s),
+        )
+        for s, module in modules.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Handle
+from gpp.runtime.worker.loss_scale import LossScale
 
 
 class Gradients:
@@ -20,6 +22,7 @@ class Gradients:
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
+        scale: what the losses of this step were multiplied by; None for nothing.
     """
 
     def __init__(
@@ -31,8 +34,10 @@ class Gradients:
         transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
+        scale: LossScale | None = None,
     ) -> None:
-        self.transport, self.clip_norm = transport, clip_norm
+        self.transport, self.clip_norm, self.scale = transport, clip_norm, scale
+        self.overflowed = False
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.norm: torch.Tensor | None = None
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
@@ -71,6 +76,8 @@ class Gradients:
     def clip(self) -> int:
         """Scale all gradients down to the largest norm allowed, if they are larger; returns the bytes moved.
 
+        Where the losses were scaled, the gradients are divided by that first; if one of them is not finite,
+        `overflowed` is set until the next step, and the update is to be left out.
         As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
         """
         self.settle()
@@ -81,6 +88,14 @@ class Gradients:
             total += get_total_norm(grads).double().square()
         self.transport.reduce(EVERYONE, total).wait()
         norm = total.sqrt()[0]
+        if self.scale:
+            scale = self.scale.value
+            self.overflowed = not math.isfinite(norm.item())
+            self.scale.agree(not self.overflowed)
+            norm = norm / scale
+            for grad in (param.grad for param in self.params.values()):
+                if grad is not None:
+                    grad.div_(scale)
         clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
         self.norm = norm
         return total.numel() * total.element_size()

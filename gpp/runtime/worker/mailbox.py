@@ -153,6 +153,9 @@ class Mailbox(AbstractMailbox):
             found.sort(key=lambda part: part[0])
             columns = zip(*(tensors for _, tensors in found), strict=True)
             out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
+        # Gradients meet the narrow tensors that were sent; what comes forward is wide inside the stage.
+        if direction == FORWARD and (wide := self.boundary.wide):
+            out = [(name, tensor.to(wide.get(name, tensor.dtype))) for name, tensor in out]
         if dims := self._batch_dims:
             return [(name, tensor.movedim(0, dims[name]) if name in dims else tensor) for name, tensor in out]
         return out
@@ -190,4 +193,8 @@ class Mailbox(AbstractMailbox):
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
+        if self.boundary.wide:
+            return [
+                made[name][lo - first : hi - first].to(spec.dtype) for name, spec in zip(layout.names, layout.specs, strict=True)
+            ]
         return [made[name][lo - first : hi - first] for name in layout.names]

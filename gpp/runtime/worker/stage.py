@@ -15,6 +15,7 @@ from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
 
@@ -56,12 +57,13 @@ class StageRunner:
         round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
-        autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
+        autocast: the type to which forwards are cast where PyTorch's rules allow; float32 tensors travel in it, too.
         now: gives the marks at which a pass begins and ends (`gpp.runtime.worker.clock`).
         deferred: whether losses are looked at when `examine` is called, because reading one makes the host wait.
         weights: decides which weights a pass uses; None where there is one version.
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
+        scale: what losses are multiplied by before their backwards; None for nothing.
     """
 
     def __init__(
@@ -82,12 +84,13 @@ class StageRunner:
         weights: AbstractStageWeights | None = None,
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
         self.autocast, self.now, self.deferred = autocast, now, deferred
-        self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
+        self.weights, self.on_nonfinite, self.probes, self.scale = weights, on_nonfinite, probes, scale
         self.masters = [p for p in module.parameters() if p.requires_grad]
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
         self.meter: MemoryMeter | None = None
@@ -169,8 +172,11 @@ class StageRunner:
     def examine(self) -> None:
         """Look at the losses of the forwards since the last call; the first that is not finite is told."""
         unread, self._unread = self._unread, []
-        for name, microbatch, lo, hi, value in unread:
-            if not math.isfinite(number := value.item()):
+        values = [value for *_, value in unread]
+        # One copy for all of them: each makes the host wait.
+        numbers = torch.stack(values).tolist() if len(values) > 1 else [value.item() for value in values]
+        for (name, microbatch, lo, hi, _), number in zip(unread, numbers, strict=True):
+            if not math.isfinite(number):
                 if self.on_nonfinite:
                     place = self._place(microbatch, lo, hi)
                     self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
@@ -233,7 +239,7 @@ class StageRunner:
                 seeds.append(grad)
         if done.loss is not None and done.loss.requires_grad:
             roots.append(done.loss)
-            seeds.append(None)
+            seeds.append(torch.full_like(done.loss, self.scale.value) if self.scale else None)
         start = self.now()
         if self.weights:
             self.weights.backward(microbatch // self.round_robin_degree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import torch
 
@@ -17,6 +17,8 @@ from gpp.runtime.checkpoint.state import save_final
 from gpp.runtime.hang_detection.status import AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport
+
+T = TypeVar("T")
 
 
 @final
@@ -46,7 +48,7 @@ class ReplicaTeam:
 class Teams:
     """A worker's teams, one for each of its stages whose replicas are several devices.
 
-    `shards` has the worker's part of each of these stages.
+    `shards` has the worker's part of each of these stages, and `split` says which of all its weights are shares.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Teams:
         self._saved = tuple(s for s in stages if saves and device_id in job.plan.stages[s].replicas[0])
         self._teams: dict[int, ReplicaTeam] = {}
         self.shards: dict[int, Shards] = {}
+        self.split = SplitWeights({})
         for s in stages:
             stage = job.plan.stages[s]
             degree = stage.tensor_parallel
@@ -65,20 +68,24 @@ class Teams:
                 team = self._teams[s] = ReplicaTeam(stage, device_id, transport, status)
                 self.shards[s] = Shards(sharding=found[degree], team=team, captured=job.captured)
 
-    def leads(self, stage: int) -> bool:
+    def _leads(self, stage: int) -> bool:
         """Whether the worker is the one of its replica that reports what all its members have."""
         return stage not in self._teams or not self._teams[stage].member
 
-    def save(self, run_dir: Path, modules: Mapping[int, StageModule], split: SplitWeights) -> None:
+    def led(self, of_stage: Mapping[int, T]) -> list[T]:
+        """Of the values of the worker's stages, those of stages whose replica it leads."""
+        return [value for s, value in of_stage.items() if self._leads(s)]
+
+    def save(self, run_dir: Path, modules: Mapping[int, StageModule]) -> None:
         """Write the final weights of the worker's stages, whole, if its replica is the one that does, and the job asks for them."""
         for s in self._saved:
-            state = {name: split.whole(name, tensor) for name, tensor in modules[s].state_dict().items()}
-            if self.leads(s):
+            state = {name: self.split.whole(name, tensor) for name, tensor in modules[s].state_dict().items()}
+            if self._leads(s):
                 save_final(run_dir, s, state)
 
-    def weights(self, modules: Mapping[int, StageModule]) -> SplitWeights:
-        """What of the weights of the worker's modules, by stage, is a share."""
-        return SplitWeights(
+    def join(self, modules: Mapping[int, StageModule]) -> None:
+        """Find out, once the modules of the stages are there, what of their weights is a share."""
+        self.split = SplitWeights(
             {
                 name: (self.shards[s], team.saves)
                 for s, team in self._teams.items()

@@ -32,12 +32,13 @@ from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.build import build_modules, build_optimizers
+from gpp.runtime.worker.build import build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes, sending
+from gpp.runtime.worker.loss_scale import NAME, LossScale
+from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.messages import most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
@@ -80,23 +81,26 @@ class Worker:
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
+        self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
-        self.split = self.teams.weights(self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
             reduce_groups(plan, job.graph),
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
-            counts=self.split.counts,
+            counts=self.teams.split.counts,
+            scale=self.scale,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
+        self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
         mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
             job.program.actions[device_id],
@@ -115,24 +119,30 @@ class Worker:
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
-        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        self.checkpoints = Checkpointer(
-            job,
-            run_dir,
-            rank=rank,
-            world=plan.num_devices,
-            weights=weights,
-            optimizers=list(self.optimizers.values()),
-            owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
-            split=self.split,
-        )
+        self.checkpoints = self._checkpointer(rank)
         self.checkpoints.restore()
-        self.step = settings.first_step
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
-        self._since, self._start, self._stop = 0.0, 0, 0
+        self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
+
+    def _checkpointer(self, rank: int) -> Checkpointer:
+        """This worker's share of every checkpoint."""
+        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        owned = owned_names(self.job, self.device_id, weights) if self.job.settings.checkpoint_every else frozenset[str]()
+        if self.scale:
+            weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
+        return Checkpointer(
+            self.job,
+            self.run_dir,
+            rank=rank,
+            world=self.job.plan.num_devices,
+            weights=weights,
+            optimizers=list(self.optimizers.values()),
+            owned=owned,
+            split=self.teams.split,
+        )
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -149,25 +159,10 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _mailboxes(self, modules: Mapping[int, StageModule], program: Program) -> dict[int, Mailbox]:
-        handover: Handover = {}
-        return {
-            s: Mailbox(
-                stage=s,
-                device_id=self.device_id,
-                transport=self.transport,
-                device=self.device,
-                boundary=boundary(self.job.plan, self.job.graph, module, s),
-                handover=handover,
-                sends=sending(program.actions[self.device_id], s),
-            )
-            for s, module in modules.items()
-        }
-
     def _runners(
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
-        plan, settings = self.job.plan, self.job.settings
+        plan = self.job.plan
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
@@ -183,7 +178,7 @@ class Worker:
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
-                autocast=getattr(torch, settings.autocast) if settings.autocast else None,
+                autocast=self._autocast,
                 now=self.clock.now,
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
@@ -192,6 +187,7 @@ class Worker:
                 probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
                 if train
                 else None,
+                scale=self.scale if train else None,
             )
         return out
 
@@ -233,7 +229,7 @@ class Worker:
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
-        if optimizer is not None:
+        if optimizer is not None and not self.gradients.overflowed:
             rate = self._rate(self.step + minibatch)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -328,6 +324,11 @@ class Worker:
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
 
+    def _skipped(self) -> None:
+        for runner in self.training.runners.values():
+            if runner.probes:
+                runner.probes.forget()
+
     def _warn(self, words: str) -> None:
         self._log({"warning": words})
 
@@ -344,10 +345,9 @@ class Worker:
     def _results(self, interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
         """The device's share of each result, over its stages; all members of a replica have the same ones."""
         out: dict[str, float] = {}
-        for s, runner in interpreter.runners.items():
+        for runner in self.teams.led(interpreter.runners):
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
-                if self.teams.leads(s):
-                    out[name] = out.get(name, 0.0) + value.item()
+                out[name] = out.get(name, 0.0) + value.item()
         return out
 
     def evaluate(self) -> dict[str, float]:
@@ -398,7 +398,7 @@ class Worker:
             "staleness": {s: weights.staleness for s, weights in self.weights.items()},
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
-        self.teams.save(self.run_dir, self.modules, self.split)
+        self.teams.save(self.run_dir, self.modules)
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
