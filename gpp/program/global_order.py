@@ -185,7 +185,10 @@ def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
 
 
 def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
-    """By node of a block, its class, and its mini-batch; all members of a sum are one. Of a program that drains, 0."""
+    """By node of a block, its class, and its mini-batch; all members of a sum are one.
+
+    So are those of a pass in whose midst the devices of a replica meet. Of a program that drains, all are of mini-batch 0.
+    """
     waits = program.waits
     class_of, minibatch_of = [-1] * waits.num_nodes, [0] * waits.num_nodes
     numbers: dict[tuple[object, ...], int] = {}
@@ -198,6 +201,8 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
             kind, stage, microbatch = listed[block.node - first][:3]
             leader = waits.meetings.get(block.node, (block.node,))[0]
             what: tuple[object, ...] = (leader,)
+            if not streams and KINDS[kind].computes and plan.stages[stage].tensor_parallel > 1:
+                what = plan.stages[stage].replica_of(device), kind, stage, microbatch
             if streams and kind in SUMS:
                 # A sum belongs to the update that follows it.
                 what, minibatch_of[block.node] = (kind, microbatch, waits.place(leader)[0]), updates

@@ -74,11 +74,11 @@ CASES = {
 }
 
 
-def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, devices: int = 8):
+def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, devices: int = 8, **more: str):
     model, captured, weights = inprocess.captured_named(name)
     problem = inprocess.problem_of(captured, devices, 8, max_ops=60, global_norm=optimizer.clips_model)
     plan, data = cut(problem), inprocess.data_of(model)
-    settings = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, "dtype": "float64"}
+    settings = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, "dtype": "float64", **more}
     return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings), weights, (model, data, optimizer, weights)
 
 
