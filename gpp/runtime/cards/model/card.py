@@ -267,7 +267,7 @@ class ModelCommunicator:
         block = self.card.block(tensor)
         if not tensor.is_contiguous():
             raise Misuse(f"{self.card.host.name}: a message of shape {tuple(tensor.shape)} is not contiguous")
-        with self.card.kernels.off():
+        with torch._C._DisableTorchDispatch():
             flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), int(tensor.storage_offset())))
         return f"{tensor.numel()} values of {tensor.dtype}", Part(block.memory, flat, move)
 

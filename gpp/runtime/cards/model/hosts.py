@@ -18,6 +18,8 @@ from gpp.runtime.cards.model.faults import Fault
 from gpp.runtime.cards.model.memory import Free
 from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
 
+PATIENCE = 1000
+"""Questions in vain after which a host that asks for nothing else waits until an operation has run."""
 _HERE = str(Path(__file__).parent)
 
 
@@ -26,6 +28,7 @@ class Scheduler(Protocol):
 
     ready: list[Op]
     runnable: list[AbstractHost]
+    asking: list[AbstractHost]
     findings: list[str]
     failure: BaseException | None
     connections: int
@@ -249,10 +252,24 @@ class ThreadHost(AbstractHost):
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._asked = 0
+        """How often it has asked in vain whether something is over since it has queued an operation."""
         self.result: object = None
         self.error: BaseException | None = None
         self.switched: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Called when the host goes on, and when it stops."""
+
+    def saw(self, op: Op) -> bool:
+        """As for any host; one that does nothing but ask waits until something happens."""
+        if not op.done:
+            self.check()
+            self._asked += 1
+            if self._asked > PATIENCE:
+                self.waiting = Wait(self, "", f"{op}, for which it asks again and again")
+                self.machine.asking.append(self)
+                self._stop()
+                self.waiting = None
+        return super().saw(op)
 
     def stop(self) -> None:
         """End it after a failure of the machine."""
@@ -322,6 +339,7 @@ class ThreadHost(AbstractHost):
 
     def queued(self, op: Op) -> None:
         self.check()
+        self._asked = 0
         super().queued(op)
         if self.machine.turn_is_over():
             self.pause()

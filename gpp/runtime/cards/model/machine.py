@@ -40,6 +40,8 @@ class Machine:
         self.rule = rule
         self.hosts: list[AbstractHost] = []
         self.runnable: list[AbstractHost] = []
+        self.asking: list[AbstractHost] = []
+        """Hosts that go on when any operation has run."""
         self.ready: list[Op] = []
         """One operation of each queue head or meeting that may run."""
         self.failure: BaseException | None = None
@@ -150,6 +152,9 @@ class Machine:
             runnable.pop(self._pick(len(runnable))).resume()
         else:
             self.execute(ready.pop(0 if self.policy == "eager" else self._pick(len(ready))))
+            if self.asking:
+                runnable += self.asking
+                self.asking.clear()
 
     def _pick(self, count: int) -> int:
         return int(self._random.random() * count) if count > 1 else 0
