@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from gpp.runtime.cards.card import Stream
 from gpp.runtime.cards.model.card import ModelCard, run
 from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
 from gpp.runtime.cards.model.machine import Machine, Policy, Rule
@@ -49,6 +50,40 @@ def test_a_missing_event_is_a_race(rule: Rule, policy: Policy, seed: int) -> Non
     assert "compute stream of worker 0 does not wait for an event recorded on stream 1 of worker 0 after add_.Tensor" in str(
         found.value
     )
+
+
+@in_every_order
+@pytest.mark.parametrize("wait", ["event", "stream", "device", "number", None])
+def test_what_the_host_has_waited_for_is_over(rule: Rule, policy: Policy, seed: int, wait: str | None) -> None:
+    """Streams need no event where the host stood between their operations."""
+    kept: list[torch.Tensor] = []
+
+    def stand(card: ModelCard, queue: Stream | None, x: torch.Tensor) -> None:
+        event = card.event()
+        event.record()
+        if wait == "stream" and queue is not None:
+            queue.synchronize()
+        elif wait == "device":
+            card.device_wait()
+        elif wait == "number":
+            x.sum().item()
+        elif wait is not None:
+            event.synchronize()
+
+    def program(card: ModelCard) -> list[float]:
+        side, x = card.stream(), torch.zeros(4, device=card.device)
+        kept.append(x)
+        stand(card, None, x)
+        with card.use(side):
+            x += 1
+            stand(card, side, x)
+        return (x + 1).tolist()
+
+    if wait is None:
+        with pytest.raises(Race, match="on stream 1"):
+            on_card(program, rule, policy, seed)
+    else:
+        assert on_card(program, rule, policy, seed) == [2.0] * 4
 
 
 @in_every_order

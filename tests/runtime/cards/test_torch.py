@@ -142,10 +142,12 @@ def test_a_training_under_autocast_gives_the_same_bits(model: str) -> None:
 def test_workers_draw_their_own_random_numbers() -> None:
     """As in processes of their own, whoever goes first."""
     wanted = [train("linear", "sgd", CPU) for _ in range(2)]
+    state = torch.get_rng_state()
     for seed in range(3):
         found = run(Machine(seed=seed), [lambda card: train("linear", "sgd", card.device)] * 2)
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_host_does_not_wait_in_a_step() -> None:

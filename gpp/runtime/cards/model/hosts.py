@@ -20,6 +20,8 @@ from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
 
 PATIENCE = 1000
 """Questions in vain after which a host that asks for nothing else waits until an operation has run."""
+LEAVE_S = 10.0
+"""Seconds that a host has, after a failure, to get to its next call."""
 _HERE = str(Path(__file__).parent)
 
 
@@ -272,11 +274,13 @@ class ThreadHost(AbstractHost):
         return super().saw(op)
 
     def stop(self) -> None:
-        """End it after a failure of the machine."""
+        """End it after a failure of the machine; a thread that waits for something else is left behind."""
         if self._thread is None:
             self.ended = True
         while not self.ended:
-            self.resume()
+            self._go.release()
+            if not self._stopped.acquire(timeout=LEAVE_S):
+                return
 
     def resume(self) -> None:
         if self._thread is None:
