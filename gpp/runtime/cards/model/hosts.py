@@ -36,7 +36,6 @@ class Scheduler(Protocol):
     connections: int
     one_queue: bool
 
-    def actor(self, one: Queue | AbstractHost) -> int: ...
     def new_queue(self, host: AbstractHost, name: str) -> Queue: ...
     def turn_is_over(self) -> bool: ...
 
@@ -87,7 +86,7 @@ class AbstractHost(ABC):
         self.machine, self.rank, self.name = machine, rank, f"worker {rank}"
         self.queues: list[Queue] = []
         self.communicators: list[Queue] = []
-        self.stamp, self.launched = 0, 0
+        self.launched = 0
         self.clock: list[int] = []
         self.known: Sequence[int] = ()
         self.waits: Counter[str] = Counter()
@@ -96,7 +95,6 @@ class AbstractHost(ABC):
         self.ended = False
         self.live_bytes = self.peak_bytes = 0
         self._tail: Op | None = None
-        self.id = machine.actor(self)
 
     @abstractmethod
     def resume(self) -> None:
@@ -129,6 +127,7 @@ class AbstractHost(ABC):
     def queued(self, op: Op) -> None:
         """Put an operation at the end of its queue."""
         self.launched += 1
+        op.number = self.launched
         queue = op.queue
         before = self._tail if self.machine.one_queue else queue.tail
         if before is not None and not before.done:
