@@ -18,16 +18,18 @@ parallel computations", 1968). So stretches of every length have the same order,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from gpp.errors import MalformedProgram
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import RECEIVES, SENDS, SUMS, UPDATES
-from gpp.program.program import Program, channel_of
+from gpp.program.kinds import KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
+from gpp.program.program import Program, ReduceGroup, adding_stages, channel_of
 from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import MEET, TRANSFER, Waits
 
@@ -290,3 +292,28 @@ def _received(waits: Waits, device: int, listed: Sequence[Action]) -> list[tuple
             count[channel] = place + 1
             out.append((node, waits.channels[channel].sends[place], action))
     return out
+
+
+def sums_early(program: Program, plan: Plan, groups: Sequence[ReduceGroup], graph: OpGraph) -> Program:
+    """The same program with each sum of gradients directly behind the last backward on its device that adds to them.
+
+    On a card a sum goes on while its device computes. So it is begun before the sends of that backward, and before the
+    backwards of the device's other stages. Nothing says that this order runs to its end: it has to be proved.
+    """
+    actions = {}
+    for device, own in program.actions.items():
+        ends = {action.stage: at for at, action in enumerate(own) if KINDS[action.kind].finishes}
+        adding = {g: adding_stages(plan, graph, group, device) for g, group in enumerate(groups) if device in group.devices}
+        last = {g: max(ends.get(s, -1) for s in stages) for g, stages in adding.items()}
+        behind: dict[int, list[Action]] = defaultdict(list)
+        for action in own:
+            if action.kind == REDUCE and last.get(action.microbatch, -1) >= 0:
+                behind[last[action.microbatch]].append(action)
+        moved = {action for found in behind.values() for action in found}
+        out: list[Action] = []
+        for at, action in enumerate(own):
+            if action not in moved:
+                out.append(action)
+            out += behind.get(at, ())
+        actions[device] = tuple(out)
+    return replace(program, actions=actions)
