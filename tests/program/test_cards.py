@@ -219,7 +219,7 @@ s2.RF0<s1.d1[0:1]@d2 s2.F0@d2 s2.SF0>s0.d0[0:1]@d2
     assert outcome([program], made, pending=0) == "runs"
     check_cards(program, plan, paths=[OVERLAPPED])
     assert outcome([program], made, pending=0, receives_wait=True) == "deadlock"
-    with pytest.raises(MalformedProgram, match=r"s1\.SF0>s0\.d0\[1:2\]@d1 needs s0\.F0@d0"):
+    with pytest.raises(MalformedProgram, match=r"s0\.RF1<s1\.d1\[1:2\]@d0 needs s0\.F0@d0"):
         check_cards(program, plan, paths=[replace(OVERLAPPED, receives_wait=True)])
 
 
