@@ -39,8 +39,9 @@ TICK_S = 1e-9
 _Wait = tuple[int, int, int]
 """A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
 
-_Place = tuple[int, int, int]
-"""Where an action stands in the run: half ticks, class of the pass, sum or update that it belongs to, number of the send."""
+_Entry = tuple[int, int, int, Action]
+"""Where an action stands in the run: half ticks (a message goes just before the end of its pass), class of the pass, sum or update
+that it belongs to, and number of the send."""
 
 _LAST = 1 << 60
 """What a device hands to itself is taken over behind all sends of the pass."""
@@ -89,29 +90,25 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float]) -> P
         raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
     latest, period = _latest(after, _sweep(waits, class_of), busy)
 
-    def place(node: int, *, end: bool = False) -> int:
-        """Half ticks of a block's beginning, or just before its end."""
-        of = class_of[node]
-        begin = 2 * (latest[of] + minibatch_of[node] * period)
-        return begin + 2 * ticks[of] - 1 if end else begin
-
-    sent: dict[int, _Place] = {}
-    for own in blocks.values():
-        for block in own:
-            for number, send in enumerate(block.sends):
-                sent[send] = place(block.node, end=True), class_of[block.node], number
-    actions: dict[int, tuple[Action, ...]] = {}
-    for device in waits.devices:
-        entries: list[tuple[_Place, int, Action]] = []
+    sent: dict[int, tuple[int, int, int]] = {}
+    entries: dict[int, list[_Entry]] = {}
+    for device, own in blocks.items():
         first, listed = waits.first[device], program.actions[device]
-        for block in blocks[device]:
-            entries.append(((place(block.node), class_of[block.node], -1), block.node, listed[block.node - first]))
-            entries += [(sent[send], send, listed[send - first]) for send in block.sends]
-        for node, send, action in _received(waits, device, listed):
+        entries[device] = found = []
+        for node, sends in own:
+            of = class_of[node]
+            begin = 2 * (latest[of] + minibatch_of[node] * period)
+            found.append((begin, of, -1, listed[node - first]))
+            for number, send in enumerate(sends):
+                sent[send] = place = begin + 2 * ticks[of] - 1, of, number
+                found.append((*place, listed[send - first]))
+    actions: dict[int, tuple[Action, ...]] = {}
+    for device, found in entries.items():
+        for _, send, action in _received(waits, device, program.actions[device]):
             half, of, number = sent[send]
-            entries.append(((half, of, number + _LAST if action.peer_device == device else number), node, action))
-        entries.sort(key=lambda entry: entry[:2])
-        actions[device] = tuple(action for _, _, action in entries)
+            found.append((half, of, number + _LAST if action.peer_device == device else number, action))
+        found.sort()  # no two of a device have all numbers alike
+        actions[device] = tuple([entry[3] for entry in found])
     return replace(program, actions=actions)
 
 
