@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -23,6 +23,7 @@ class Gradients:
         params: the device's parameters by full name.
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
+        counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
         scale: what the losses of this step were multiplied by; None for nothing.
         bucket_bytes: sizes of the parts in which a backward that is armed has its gradients summed; None: at once, and
             not before `reduce`.
@@ -36,6 +37,7 @@ class Gradients:
         device_id: int,
         transport: AbstractTransport,
         clip_norm: float | None,
+        counts: Callable[[str], bool] = lambda name: True,
         scale: LossScale | None = None,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -46,7 +48,7 @@ class Gradients:
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
         # A sum that several devices hold counts once in the norm: at the first of them.
         elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
-        self._counted = [param for name, param in self.params.items() if name not in elsewhere]
+        self._counted = [param for name, param in self.params.items() if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, Buckets] = {}
         for g, group in self._groups.items():

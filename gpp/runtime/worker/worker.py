@@ -25,7 +25,7 @@ from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import save_final, static_bytes
+from gpp.runtime.checkpoint.state import static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
@@ -45,6 +45,7 @@ from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
+from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
 
@@ -79,8 +80,9 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
+        self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
-        self.modules = build_modules(job, run_dir, self.stages, device)
+        self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = build_optimizers(self.spec, self.modules)
@@ -94,14 +96,14 @@ class Worker:
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+            counts=self.teams.split.counts,
             scale=self.scale,
             bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        mailboxes = build_mailboxes(
-            job, self.modules, device_id=device_id, device=device, transport=transport, narrow=self._autocast
-        )
+        self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
+        mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
             job.program.actions[device_id],
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -120,29 +122,30 @@ class Worker:
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
-        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        weights |= {NAME: self.scale.state} if self.scale else {}
-        self.checkpoints = Checkpointer(
-            job,
-            run_dir,
-            rank=rank,
-            world=plan.num_devices,
-            weights=weights,
-            optimizers=list(self.optimizers.values()),
-            owned=self._owned(weights, rank) if settings.checkpoint_every else frozenset(),
-        )
+        self.checkpoints = self._checkpointer(rank)
         self.checkpoints.restore()
-        self.step = settings.first_step
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
-        self._since, self._start, self._stop = 0.0, 0, 0
+        self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
 
-    def _owned(self, weights: Mapping[str, torch.Tensor], rank: int) -> frozenset[str]:
-        """What this worker saves in a checkpoint."""
-        owned = owned_names(self.job, self.device_id, weights.keys() - {NAME})
-        return owned | {NAME} if self.scale and not rank else owned
+    def _checkpointer(self, rank: int) -> Checkpointer:
+        """This worker's share of every checkpoint."""
+        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        owned = owned_names(self.job, self.device_id, weights) if self.job.settings.checkpoint_every else frozenset[str]()
+        if self.scale:
+            weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
+        return Checkpointer(
+            self.job,
+            self.run_dir,
+            rank=rank,
+            world=self.job.plan.num_devices,
+            weights=weights,
+            optimizers=list(self.optimizers.values()),
+            owned=owned,
+            split=self.teams.split,
+        )
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -166,13 +169,13 @@ class Worker:
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
-            num_samples = plan.minibatch_size if train else program.num_samples
+            num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
             out[s] = StageRunner(
                 module,
                 stage=s,
                 device=self.device,
                 mailbox=mailboxes[s],
-                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
+                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == leader},
                 accumulation=-(-num_samples // stage.microbatch_size),
                 round_robin_degree=stage.round_robin_degree,
                 num_samples=num_samples,
@@ -207,9 +210,7 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = build_mailboxes(
-            self.job, modules, device_id=self.device_id, device=self.device, transport=self.transport, narrow=self._autocast
-        )
+        mailboxes = self._mailboxes(modules, program)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -339,11 +340,10 @@ class Worker:
         minibatch, within = divmod(microbatch, accumulation(self.job.plan, stage))
         return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
 
-    @staticmethod
-    def _results(interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
-        """The device's share of each result, over its stages."""
+    def _results(self, interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
+        """The device's share of each result, over its stages; all members of a replica have the same ones."""
         out: dict[str, float] = {}
-        for runner in interpreter.runners.values():
+        for runner in self.teams.led(interpreter.runners):
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
                 out[name] = out.get(name, 0.0) + value.item()
         return out
@@ -396,9 +396,7 @@ class Worker:
             "staleness": {s: weights.staleness for s, weights in self.weights.items()},
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
-        for s, module in self.modules.items():
-            if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:
-                save_final(self.run_dir, s, module.state_dict())
+        self.teams.save(self.run_dir, self.modules)
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
