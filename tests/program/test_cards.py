@@ -195,7 +195,7 @@ s3.F0@d3 s3.SF0>s0.d0[0:1]@d3 s3.SF0>s1.d1[1:2]@d3 s3.RF1<s2.d2[0:1]@d3 s3.F1@d3
 """
     program = Program.from_text(text)
     check_program(program)
-    plan, made = found(0)[0].plan, communicators((), program)
+    plan, made = make_plan(problem(chain(1), 1, 1), "test", [(1, 1)], 1), communicators((), program)
     for pending, runs in ((0, False), (1, True), (None, True)):
         assert (outcome([program], made, pending=pending) == "runs") == runs
         path = replace(OVERLAPPED, pending=pending)
@@ -215,7 +215,7 @@ s2.RF0<s1.d1[0:1]@d2 s2.F0@d2 s2.SF0>s0.d0[0:1]@d2
 """
     program = Program.from_text(text)
     check_program(program)
-    plan, made = found(0)[0].plan, communicators((), program)
+    plan, made = make_plan(problem(chain(1), 1, 1), "test", [(1, 1)], 1), communicators((), program)
     assert outcome([program], made, pending=0) == "runs"
     check_cards(program, plan, paths=[OVERLAPPED])
     assert outcome([program], made, pending=0, receives_wait=True) == "deadlock"
