@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
+from gpp.runtime.cards.model.machine import Machine, Rule
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
-from tests.support import inprocess
+from tests.support import cards, inprocess
 from tests.support.cli import run
 from tests.support.split import halves, named, split_stages
 
@@ -74,12 +76,12 @@ CASES = {
 }
 
 
-def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, devices: int = 8):
+def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, **more: Any):
     model, captured, weights = inprocess.captured_named(name)
-    problem = inprocess.problem_of(captured, devices, 8, max_ops=60, global_norm=optimizer.clips_model)
+    problem = inprocess.problem_of(captured, 8, 8, max_ops=60, global_norm=optimizer.clips_model)
     plan, data = cut(problem), inprocess.data_of(model)
     settings = {"model": model, "data": data, "optimizer": optimizer, "steps": steps, "dtype": "float64"}
-    return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings), weights, (model, data, optimizer, weights)
+    return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings, **more), weights, (model, data, optimizer, weights)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,6 +156,20 @@ def test_what_cannot_be_combined_is_refused() -> None:
     streaming = replace(job, program=replace(job.program, minibatches=2), settings=replace(job.settings, weights=policy))
     with pytest.raises(InvalidConfig, match=r"strategy.weights.*stash.*strategy/weights=flush"):
         engine.refuse(streaming)
+
+
+@pytest.mark.parametrize("rule", ["streams", "one_queue"])
+@pytest.mark.parametrize("case", ["two replicas of 2", "a chain, 4 to 2", "a chain, replicas"])
+def test_cards_of_the_stream_model_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
+    """Sums in the midst of passes hang under NCCL's rules neither with streams nor with one operation at a time on a card."""
+    job, weights, plain = prepared(*CASES[case], device_kind="cuda")
+    machine = Machine(rule=rule)
+    out = cards.train(job, tmp_path, weights, machine)
+    expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+    assert out.losses == pytest.approx(expected, abs=1e-12)
+    for name, value in params.items():
+        torch.testing.assert_close(out.weights[name], value, rtol=0, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+    assert not machine.findings
 
 
 PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd", "optimizer.lr=0.1", "steps=2", "minibatch_size=8"]
