@@ -26,7 +26,7 @@ from typing import NamedTuple
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import RECEIVES, SENDS, SUMS, UPDATES
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, SUMS, UPDATES
 from gpp.program.program import Program, channel_of
 from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import TRANSFER, Waits
@@ -183,12 +183,16 @@ def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
 
 
 def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
-    """By node of a block, its class, and its mini-batch; all members of a sum are one. Of a program that drains, 0."""
+    """By node of a block, its class, and its mini-batch. Of a program that drains, 0.
+
+    All members of a sum are one class, and so are those of a pass on a replica of several devices, which meet in its midst.
+    """
     waits = program.waits
     class_of, minibatch_of = [-1] * waits.num_nodes, [0] * waits.num_nodes
     numbers: dict[tuple[object, ...], int] = {}
     streams = program.minibatches > 1
     counts = {s: accumulation(plan, s) for s in range(len(plan.stages))} if streams else {}
+    team_of = {(s, d): replica for s, stage in enumerate(plan.stages) for replica in stage.replicas for d in replica[1:]}
     for device, own in blocks.items():
         listed, first = program.actions[device], waits.first[device]
         updates = 0
@@ -196,6 +200,8 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
             kind, stage, microbatch = listed[block.node - first][:3]
             leader = waits.meetings.get(block.node, (block.node,))[0]
             what: tuple[object, ...] = (leader,)
+            if kind in COMPUTE and plan.stages[stage].tensor_parallel > 1:
+                what = kind, stage, microbatch, team_of.get((stage, device), (device,))[0]
             if streams and kind in SUMS:
                 # A sum belongs to the update that follows it.
                 what, minibatch_of[block.node] = (kind, microbatch, waits.place(leader)[0]), updates
