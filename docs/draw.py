@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from gpp.analysis.comparison import Attempt, attempt
+from gpp.app.cli import register_resolvers
 from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
@@ -44,6 +45,7 @@ WIDTH = 1200.0
 
 def experiment(name: str, words: tuple[str, ...]) -> Experiment:
     """The experiment as the command line composes it."""
+    register_resolvers()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides=[*PROBLEM, *words, f"name={name}"])
         return instantiate(config, _convert_="all")

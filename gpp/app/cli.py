@@ -31,12 +31,6 @@ def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
     steady_streams()
     listen()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _stop(
-            "run.py is the controller and starts the workers itself. Fix: python run.py "
-            + " ".join(shlex.quote(word) for word in sys.argv[1:])
-            + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
-        )
     try:
         check_words(sys.argv[1:])
     except InvalidConfig as error:
@@ -49,14 +43,11 @@ def main(story: Story) -> None:
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
 
-    from gpp.app.multirun import Refused, Sweep, job_folder, sweep_id
+    from gpp.app.multirun import Refused, Sweep
 
-    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
-    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
-    OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
-    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
+    register_resolvers()
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -81,6 +72,23 @@ def main(story: Story) -> None:
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     sys.exit(Sweep.exit_code if Sweep.exit_code is not None else max(codes, default=0))
+
+
+def register_resolvers() -> None:
+    """Make the functions known that YAML files call, as in `${or_started:4}`."""
+    from omegaconf import OmegaConf
+
+    from gpp.app.multirun import job_folder, sweep_id
+
+    resolvers = {
+        "sweep_id": sweep_id,
+        "job_folder": job_folder,
+        "or_compare": lambda mode, name: "compare" if mode == "compare" else name,
+        "or_started": or_started,
+        "per_device": samples_per_device,
+    }
+    for name, function in resolvers.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def _stop(message: str) -> None:
@@ -242,7 +250,27 @@ def _has(node: Any, path: list[str]) -> bool:
 
 
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
-    """Run one job (instantiate, record, run); returns its exit code."""
+    """Run one job; returns its exit code."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from gpp.app.launch import ENV, refuse_start, run_together
+
+    launch = cfg.engine.get("launch") if hasattr(cfg.engine, "get") else None
+    try:
+        refuse_start(launch, sweep=False)
+        if launch != ENV:
+            return _tell(story, cfg, held_back)[0]
+        hydra_cfg = HydraConfig.get()
+        choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
+        engine = _made(cfg, choices, _plain(hydra_cfg.overrides.task), part="engine")
+    except GppError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return refused.exit_code
+    return run_together(engine, sys.argv[1:], lambda: _tell(story, cfg, held_back))
+
+
+def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None]:
+    """Instantiate, record, run; returns the exit code, and the reason where it is not 0."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -259,7 +287,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     overrides = [*_plain(hydra_cfg.overrides.task), *held_back]  # not resolved: a word may hold ${...}
     if multirun and (status := done(run_dir, digest)) is not None:
         console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
-        return 3 if status == "infeasible" else 0
+        return (3 if status == "infeasible" else 0), None
     directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
@@ -271,7 +299,8 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         print(f"error: {message}", file=sys.stderr)
         if multirun:
             refused_job(directory, digest, message, {**choices, "seed": _plain(cfg).get("seed", 0)})
-        return 2
+        return 2, message
+    from gpp.app.launch import check_started
     from gpp.app.recording import Recorder
 
     recorder = Recorder(
@@ -287,13 +316,14 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     )
     with recorder:
         try:
+            check_started(experiment)
             story(experiment, recorder)
         except SystemExit as end:
             raise ended(end.code) from end
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)
-    return recorder.exit_code
+    return recorder.exit_code, recorder.reason
 
 
 def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
@@ -302,18 +332,36 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     Raises:
         GppError: the configuration describes none.
     """
-    from hydra.utils import instantiate
     from omegaconf import OmegaConf, open_dict
 
     from gpp.app.private import refuse_secrets
 
-    try:
+    def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
-        return instantiate(cfg, _convert_="all")
+
+    return _made(cfg, choices, overrides, prepare=prepare)
+
+
+def _made(
+    cfg: Any, choices: Any, overrides: list[str], *, part: str | None = None, prepare: Callable[[], None] = lambda: None
+) -> Any:
+    """What a configuration describes, or one section of it.
+
+    Args:
+        prepare: what comes before, whose errors are explained likewise.
+
+    Raises:
+        GppError: it describes nothing.
+    """
+    from hydra.utils import instantiate
+
+    try:
+        prepare()
+        return instantiate(cfg[part] if part else cfg, _convert_="all")
     except SystemExit as end:
         raise ended(end.code, _plain(cfg)) from end
     except Exception as error:
@@ -349,6 +397,14 @@ def _config_options() -> list[str]:
     out = ["-cd", flags.config_dir] if flags.config_dir else []
     out += ["-cn", flags.config_name] if flags.config_name != "config" else []
     return [*out, "hydra.mode=RUN"] if out else out
+
+
+def or_started(count: int, *, _root_: Any) -> int:
+    """`${or_started:4}`: as many as a launcher has started where engine.launch=env says so, else 4."""
+    from gpp.runtime.controller.place import world_of
+
+    started = world_of(os.environ) if _root_.engine.get("launch") == "env" else None
+    return count if started is None else started
 
 
 def samples_per_device(samples: Any, *, _root_: Any) -> int:

@@ -24,6 +24,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from gpp.app.launch import refuse_start
 from gpp.app.stopping import Stopped, held_back
 from gpp.errors import InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
@@ -183,6 +184,7 @@ def _jobs(config: Any) -> list[Asked]:
 
     Raises:
         HydraException, OmegaConfBaseException: a job cannot be composed.
+        InvalidConfig: a job is to be started by a launcher.
     """
     loader = GlobalHydra.instance().config_loader()
     params = OmegaConf.to_container(config.hydra.sweeper.params) if config.hydra.sweeper.params else {}
@@ -194,6 +196,7 @@ def _jobs(config: Any) -> list[Asked]:
 
 
 def _job(config: Any, number: int, overrides: list[str]) -> Asked:
+    refuse_start(OmegaConf.select(config, "engine.launch"), sweep=True)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.num, config.hydra.job.id = number, str(number)
     HydraConfig.instance().set_config(config)

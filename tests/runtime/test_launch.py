@@ -162,7 +162,7 @@ def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
     job = saved(prepared, tmp_path, timeout_s=0.2)
     with pytest.raises(WorkerFailed, match="worker 0 failed: the job 7 is over"):
-        follow(job, tmp_path, Progress(), over=lambda: "the job 7 is over")
+        follow(job, tmp_path, Progress(), over=lambda ranks: WorkerFailed(0, "the job 7 is over"))
     (tmp_path / "ranks" / "rank_0.status").write_bytes(b"a sign of life")
     with pytest.raises(WorkerFailed, match="no worker has given a sign of life"):
         follow(job, tmp_path, Progress())

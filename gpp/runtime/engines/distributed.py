@@ -29,11 +29,13 @@ class Distributed(AbstractEngine):
     Args:
         interface: network interface to bind; loopback unless the user names another.
         launch: who starts the workers: `local`: this process, here; `external`: the user, by the commands that it
-            prints; `slurm`: a job of one task a device; `collect`: nobody, they have ended and `ranks/` is copied back.
+            prints; `slurm`: a job of one task a device; `env`: torchrun or srun has started this command once for each
+            device; `collect`: nobody, they have ended and `ranks/` is copied back.
         timeout_s: a run in which no rank moves or computes for so long has failed; the rank that is the cause is named.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
         nodes: machines of an external or Slurm launch; None for the nodes of the cluster that the plan uses.
-        master_addr, master_port: of an external launch: where the workers meet, on the machine of rank 0.
+        master_addr, master_port: of an external launch, and of `env` where the launcher does not say: where the workers
+            meet, on the machine of rank 0.
         autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
@@ -44,7 +46,7 @@ class Distributed(AbstractEngine):
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
     interface: str = "lo"
-    launch: Literal["local", "external", "slurm", "collect"] = "local"
+    launch: Literal["local", "external", "slurm", "env", "collect"] = "local"
     timeout_s: Seconds = 600.0
     startup_timeout_s: Seconds = 900.0
     nodes: Count | None = None
@@ -58,7 +60,7 @@ class Distributed(AbstractEngine):
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {
-            # A collected run was started by hand or by Slurm: to the workers both are one.
+            # To the workers all others are one: they may be on several machines.
             "launch": "local" if self.launch == "local" else "external",
             "interface": self.interface,
             "startup_timeout_s": self.startup_timeout_s,
@@ -89,6 +91,13 @@ class Distributed(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         refuse_what_does_not_run(job.plan)
+        if self.launch == "env":
+            from gpp.runtime.controller.launched import Leader
+
+            if Leader.running is None:
+                rule = "is a way to start run.py, and this is another program"
+                raise InvalidConfig("engine.launch", "env", rule, "use local, external or slurm")
+            Leader.running.check(job.plan.num_devices, "plan.devices")
         if self.launch in ("external", "slurm"):
             from gpp.runtime.controller.follow import machines
 
@@ -103,6 +112,11 @@ class Distributed(AbstractEngine):
 
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
+        elif self.launch == "env":
+            from gpp.runtime.controller.launched import Leader
+
+            assert Leader.running is not None, "refused without"
+            logs = Leader.running.run(job, run_dir, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:

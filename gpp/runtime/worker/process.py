@@ -91,7 +91,7 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     status.enter(STARTING)
     if settings.launch != "local":
         _note_end(ranks, rank)
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job.settings.interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     store = open_store(job, run_dir, rank, world)
     meet(job, run_dir, store, rank, world)
