@@ -44,7 +44,7 @@ def check_started(experiment: Experiment) -> None:
         InvalidConfig: names both numbers.
     """
     if experiment.runs and getattr(experiment.engine, "launch", None) == ENV:
-        from gpp.runtime.controller.launched import Leader
+        from gpp.runtime.controller.leader import Leader
 
         assert Leader.running is not None, "only rank 0 tells the story"
         Leader.running.check(experiment.cluster.num_devices, "cluster.num_devices")
@@ -60,9 +60,15 @@ def run_together(engine: Distributed, words: list[str], tell: Callable[[], tuple
     try:
         place = Place.of(os.environ, interface=engine.interface, address=engine.master_addr, port=engine.master_port)
         end_with_launcher()
-        from gpp.runtime.controller.launched import Attendant, Leader
+        quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
+        # torch prints a stack for a store that is gone; we say it in a line.
+        os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR"} if quiet else {}
+        from gpp.runtime.controller.attendant import Attendant
+        from gpp.runtime.controller.leader import Leader
         from gpp.runtime.transport.network import interface_of
 
+        if quiet:
+            del os.environ["TORCH_CPP_LOG_LEVEL"]  # the worker is to say what it has to say
         interface_of(engine.interface)  # refuses one that is not here
         settings = {"interface": engine.interface, "words": words, "limit_s": engine.startup_timeout_s}
         if place.rank:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+DYING_S = 0.3
+"""Seconds that a launcher may take to die."""
 
 
 class Stopped(BaseException):
@@ -81,5 +85,14 @@ def _arrived(number: int, frame: FrameType | None) -> None:
 def _raise() -> None:
     if _state.number is not None and not _state.raised and not _state.holding:
         _state.raised = True
-        gone = _state.launcher is not None and os.getppid() != _state.launcher
-        raise Stopped(_state.number, f": its launcher, process {_state.launcher}, has ended" if gone else "")
+        raise Stopped(_state.number, f": its launcher, process {_state.launcher}, has ended" if _orphaned() else "")
+
+
+def _orphaned() -> bool:
+    """Whether the launcher has ended. The kernel's signal comes with the end of its first thread, a moment before its own."""
+    until = time.monotonic() + DYING_S
+    while _state.launcher is not None and os.getppid() == _state.launcher:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return _state.launcher is not None

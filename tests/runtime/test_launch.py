@@ -53,7 +53,7 @@ def saved(prepared: tuple[Job, Any], run_dir: Path, **settings: Any) -> Job:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, collect"),
+        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, env, collect"),
         ({"nodes": 0}, "engine.nodes=0"),
         ({"master_port": 99999}, "engine.master_port"),
         ({"startup_timeout_s": 0.0}, "engine.startup_timeout_s"),

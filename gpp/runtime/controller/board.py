@@ -68,7 +68,7 @@ class Board:
         self._store, self._rank = store.clone(), rank  # pyright: ignore[reportAttributeAccessIssue]
         self._words: dict[str, Any] = {}
         self._heard: dict[int, dict[str, Any]] = {other: {} for other in reads}
-        self._quiet: dict[int, tuple[int, float]] = {other: (0, 0.0) for other in self._heard}
+        self._quiet: dict[int, tuple[int, float]] = dict.fromkeys(self._heard, (0, 0.0))
         self._looked_s = time.monotonic()
         self._rounds = 0
         self._wake, self._closed = threading.Event(), False

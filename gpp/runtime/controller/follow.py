@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.controller.controller import POLL_S, Follower, clear, environment, failure
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, environment, failure
 from gpp.runtime.controller.slurm import Slurm, finish, word
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import status_path
@@ -134,7 +134,8 @@ def follow(
         known = over(ranks)
         if ranks.failed() or known:
             first_s = now_s if first_s is None else first_s
-            if not still or now_s - first_s > GRACE_S:
+            # A lost connection is nobody's cause: the one to blame may not have been heard of yet.
+            if (not still and (known or ranks.kinds() & set(KINDS[:2]))) or now_s - first_s > GRACE_S:
                 raise known or ranks.failure()
         elif now_s - heard_s > limit_s:
             raise WorkerFailed(still[0], f"no worker has given a sign of life for {now_s - heard_s:.0f} s")

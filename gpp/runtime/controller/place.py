@@ -122,14 +122,15 @@ def hosts(nodelist: str) -> tuple[str, ...]:
         InvalidConfig: it is no such list.
     """
     out: list[str] = []
-    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+    one = r"(?:[^,\[\]]|\[[^\[\]]*\])+"
+    if not re.fullmatch(f"{one}(,{one})*", nodelist):
+        raise _no_list(nodelist)
+    for word in re.findall(one, nodelist):
         names = [""]
         for part in re.split(r"(\[[^\]]*\])", word):
             ends = _range(part[1:-1], nodelist) if part.startswith("[") else [part]
             names = [name + end for name in names for end in ends]
         out += names
-    if not out or any("[" in name or "]" in name for name in out):
-        raise _no_list(nodelist)
     return tuple(out)
 
 

@@ -92,7 +92,7 @@ class Distributed(AbstractEngine):
     def refuse(self, job: Job) -> None:
         refuse_what_does_not_run(job.plan)
         if self.launch == "env":
-            from gpp.runtime.controller.launched import Leader
+            from gpp.runtime.controller.leader import Leader
 
             if Leader.running is None:
                 rule = "is a way to start run.py, and this is another program"
@@ -113,7 +113,7 @@ class Distributed(AbstractEngine):
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":
-            from gpp.runtime.controller.launched import Leader
+            from gpp.runtime.controller.leader import Leader
 
             assert Leader.running is not None, "refused without"
             logs = Leader.running.run(job, run_dir, progress)
