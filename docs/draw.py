@@ -16,8 +16,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.analysis.comparison import Attempt, attempt
-from gpp.app.cli import register_resolvers
 from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
@@ -45,7 +45,6 @@ WIDTH = 1200.0
 
 def experiment(name: str, words: tuple[str, ...]) -> Experiment:
     """The experiment as the command line composes it."""
-    register_resolvers()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides=[*PROBLEM, *words, f"name={name}"])
         return instantiate(config, _convert_="all")

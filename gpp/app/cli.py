@@ -47,7 +47,6 @@ def main(story: Story) -> None:
 
     from gpp.app.multirun import Refused, Sweep
 
-    register_resolvers()
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -72,23 +71,6 @@ def main(story: Story) -> None:
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     sys.exit(Sweep.exit_code if Sweep.exit_code is not None else max(codes, default=0))
-
-
-def register_resolvers() -> None:
-    """Make the functions known that YAML files call, as in `${or_started:4}`."""
-    from omegaconf import OmegaConf
-
-    from gpp.app.multirun import job_folder, sweep_id
-
-    resolvers = {
-        "sweep_id": sweep_id,
-        "job_folder": job_folder,
-        "or_compare": lambda mode, name: "compare" if mode == "compare" else name,
-        "or_started": or_started,
-        "per_device": samples_per_device,
-    }
-    for name, function in resolvers.items():
-        OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def _stop(message: str) -> None:
@@ -397,19 +379,3 @@ def _config_options() -> list[str]:
     out = ["-cd", flags.config_dir] if flags.config_dir else []
     out += ["-cn", flags.config_name] if flags.config_name != "config" else []
     return [*out, "hydra.mode=RUN"] if out else out
-
-
-def or_started(count: int, *, _root_: Any) -> int:
-    """`${or_started:4}`: as many as a launcher has started where engine.launch=env says so, else 4."""
-    from gpp.runtime.controller.place import world_of
-
-    started = world_of(os.environ) if _root_.engine.get("launch") == "env" else None
-    return count if started is None else started
-
-
-def samples_per_device(samples: Any, *, _root_: Any) -> int:
-    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch from the samples for each device, by the model's name."""
-    name, cluster = _root_.model.name, _root_.cluster
-    if name not in samples:
-        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
-    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)

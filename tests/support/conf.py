@@ -10,11 +10,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from gpp.app.cli import register_resolvers
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.models.network import Network
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-register_resolvers()
 
 
 def option(group: str, name: str, *overrides: str) -> Any:
