@@ -189,7 +189,7 @@ class SharedGradients:
         self.params = {name: p for stage in stages for name, p in stage.part.named_parameters()}
         groups = reduce_groups(job.plan, job.graph)
         self.groups = [g for g, group in enumerate(groups) if harness.device_id in group.devices]
-        transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of, backend=job.settings.backend)
+        transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of)
         self._make = lambda: Gradients(
             self.params, groups, device_id=harness.device_id, transport=transport, clip_norm=harness.optimizer.clip_norm
         )
@@ -204,6 +204,7 @@ class SharedGradients:
         """Sum the gradients; every rank has run all its backwards."""
         for group in self.groups:
             self._timed("R", group, lambda group=group: self.gradients.reduce(group))
+        self.gradients.settle()
 
     def clip(self) -> None:
         """Scale all gradients down to the largest norm allowed, if there is one."""

@@ -55,6 +55,10 @@ class AbstractOptimizer(ABC):
     clip_norm: float | None
     clip_scope: ClipScope
 
+    def needs_norm(self, autocast: str | None) -> bool:
+        """Whether an update needs the norm of all gradients: to clip by it, or to see whether float16 has overflowed."""
+        return self.clips_model or autocast == "float16"
+
     @property
     def clips_model(self) -> bool:
         """Whether all devices meet before the update, to clip by the norm over all stages."""

@@ -17,6 +17,8 @@ from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
+from gpp.program.cards import check_cards
+from gpp.program.global_order import in_global_order
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, check_program, reduce_groups
@@ -25,7 +27,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
-from gpp.simulate.simulator import simulate
+from gpp.simulate.simulator import Costs, simulate
 from gpp.timeline import Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -133,20 +135,33 @@ class Strategy:
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
         return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
 
-    def lower(self, plan: Plan, problem: Problem) -> Program:
+    def lower(self, plan: Plan, problem: Problem, *, cards: bool = False) -> Program:
         """The checked program of one training step.
 
         For a pipeline that does not drain it is one of a few mini-batches: see `gpp.program.steady_state`.
-        """
-        program = self._program(plan, problem)
-        check_program(program, reduce_groups(plan, problem.graph))
-        return program
 
-    def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int) -> Program:
-        """The checked program of one evaluation over `num_samples` samples."""
+        Args:
+            cards: the receives stand in the order that cards need, which is proved (`gpp.program.cards`).
+        """
+        return self._checked(self._program(plan, problem), plan, problem, cards)
+
+    def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
+        """The checked program of one evaluation over `num_samples` samples.
+
+        Args:
+            cards: as `lower` has it.
+        """
         orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._seconds(plan, problem))
-        program = lower(plan, problem.graph, orders, num_samples)
-        check_program(program)
+        return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
+
+    def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
+        groups = reduce_groups(plan, problem.graph)
+        if cards:
+            costs = Costs.of(program, plan, self.posed(problem))
+            program = in_global_order(program, plan, costs.seconds, costs.late)
+        check_program(program, groups)
+        if cards:
+            check_cards(program, plan, groups)
         return program
 
     def posed(self, problem: Problem) -> Problem:

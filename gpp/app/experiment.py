@@ -23,7 +23,7 @@ from gpp.cost.models.profiled import Profiled, cpu_setting
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.captured import Captured, capture_key, load_cached, store
+from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
@@ -245,7 +245,9 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        return coarsen_for(captured, self.max_ops, self.loss_scope)
+        graph = coarsen_for(captured, self.max_ops, self.loss_scope)
+        # Messages travel in the type of autocast, half as wide as float32.
+        return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
 
     def problem(self, captured: Captured, graph: OpGraph) -> Problem:
         """The planning problem; measures the operators first if the cost model is a profile.
@@ -274,7 +276,7 @@ class Experiment:
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
-            global_norm=self.optimizer.clips_model,
+            global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
         )
 

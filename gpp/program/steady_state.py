@@ -70,12 +70,18 @@ def of_length(program: Program, plan: Plan, device: int, minibatches: int) -> It
 
 def _shorter(actions: Sequence[Action], counts: Mapping[int, int], minibatches: int) -> list[Action]:
     out: list[Action] = []
-    sums: list[Action] = []
+    sums: list[int] = []
+    """Places of those that belong to the update that follows. Receives may stand between them."""
     for action in actions:
         if action.kind in SUMS:
-            sums.append(action)  # they belong to the update that follows
+            sums.append(len(out))
+            out.append(action)
         elif action.kind in UPDATES:
-            out += [*sums, action] if action.microbatch < minibatches else []
+            if action.microbatch < minibatches:
+                out.append(action)
+            else:
+                for place in reversed(sums):
+                    del out[place]
             sums = []
         elif action.microbatch < minibatches * counts[action.stage]:
             out.append(action)
@@ -121,7 +127,10 @@ def check_asked(problem: Problem, weights: AbstractWeights) -> None:
         raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch, or strategy/weights=flush")
     if problem.global_norm:
         rule = f"the norm over all stages needs every gradient of a mini-batch, and strategy.weights={weights.name} never drains"
-        fix = "set optimizer.clip_scope=stage to clip each stage by its own norm, or strategy/weights=flush"
+        fix = (
+            "set optimizer.clip_scope=stage to clip each stage by its own norm (engine.autocast=bfloat16 in place of float16, "
+            "which needs a norm too), or strategy/weights=flush"
+        )
         raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
 
 

@@ -29,6 +29,7 @@ from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
+from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
 from gpp.serialization import from_json, read_json, read_text, to_json
@@ -172,10 +173,11 @@ class Job:
         except InvalidPlan as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
+        cards = plan if values["settings"].backend == "nccl" else None
         job = cls(
             **values,
-            program=_checked(folder / "program.txt", groups),
-            evaluation=_checked(evaluation, groups) if evaluation.exists() else None,
+            program=_checked(folder / "program.txt", groups, cards),
+            evaluation=_checked(evaluation, groups, cards) if evaluation.exists() else None,
         )
         _check_fit(job, folder)
         return job
@@ -209,12 +211,18 @@ def _check_fit(job: Job, folder: Path) -> None:
         check_work(job.evaluation, plan, job.graph, settings.evaluation_samples, folder / "evaluation.txt")
 
 
-def _checked(path: Path, groups: Sequence[ReduceGroup]) -> Program:
-    """The program in a file, proved to run to its end."""
+def _checked(path: Path, groups: Sequence[ReduceGroup], cards: Plan | None = None) -> Program:
+    """The program in a file, proved to run to its end.
+
+    Args:
+        cards: the plan of a job that runs on cards, where more can go wrong.
+    """
     text = read_text(path)
     try:
         program = Program.from_text(text)
         check_program(program, groups)
+        if cards:
+            check_cards(program, cards, groups)
     except MalformedProgram as error:
         raise MalformedProgram(f"{path}: {error}") from None
     return program
@@ -246,6 +254,7 @@ def assemble(
         settings: further fields of `Settings`.
     """
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
+    cards = kind == "cuda"
     _check_weights(strategy.weights, settings)
     _check_clipping(optimizer, plan, problem.graph)
     if overwrites:
@@ -261,7 +270,7 @@ def assemble(
             model=describe(model) if model else {},
             train_samples=train_samples,
             evaluation_samples=held_out,
-            backend="nccl" if kind == "cuda" else "gloo",
+            backend="nccl" if cards else "gloo",
             device_kind=kind,
             weights={} if strategy.weights.flushes else describe(strategy.weights),
             **settings,
@@ -270,9 +279,9 @@ def assemble(
         graph=problem.graph,
         cluster=problem.cluster,
         plan=plan,
-        program=strategy.lower(plan, replace(problem, global_norm=optimizer.clips_model)),
+        program=strategy.lower(plan, replace(problem, global_norm=optimizer.needs_norm(settings.get("autocast"))), cards=cards),
         costs=plan.bills(strategy.posed(problem)),
-        evaluation=strategy.lower_evaluation(plan, problem, held_out) if held_out else None,
+        evaluation=strategy.lower_evaluation(plan, problem, held_out, cards=cards) if held_out else None,
     )
 
 

@@ -114,6 +114,10 @@ class Probes:
         if gradient is not None:
             self._sums.append((place, gradient.sum()))
 
+    def forget(self) -> None:
+        """What the gradients were is of no interest: their update was left out."""
+        self._sums.clear()
+
     def first(self) -> Place | None:
         """The first backward after which the gradient was not finite."""
         return min((place for place, total in list(self._sums) if not math.isfinite(total.item())), default=None)

@@ -73,7 +73,6 @@ def _work(jobs: dict[Path, Job], folder: Path, rank: int) -> None:
             job.graph,
             device=devices[rank],
             rank_of={device: r for r, device in enumerate(devices)},
-            backend="gloo",
             shared_memory=job.settings.shared_memory,
             timeout_s=TIMEOUT_S,
         )

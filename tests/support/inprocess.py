@@ -71,6 +71,7 @@ def make_job(
     dtype: str,
     seed: int = 0,
     held_out: int = 0,
+    **settings: Any,
 ) -> Job:
     plan.validate(problem)
     return assemble(
@@ -86,6 +87,7 @@ def make_job(
         seed=seed,
         train_samples=len(data.load("train", model, seed=seed, dtype=dtype)),
         held_out=held_out,
+        **settings,
     )
 
 

@@ -24,6 +24,9 @@ from typing import Protocol
 
 import torch
 
+FAR_S = 7 * 24 * 3600.0
+"""Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
+
 
 class Stream(Protocol):
     """A queue of operations on a card."""

@@ -10,7 +10,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from gpp.runtime.cards.card import AbstractCard, Communicator, Event, Stream, Work
+from gpp.runtime.cards.card import FAR_S, AbstractCard, Communicator, Event, Stream, Work
 
 
 @final
@@ -19,11 +19,10 @@ class CudaCard(AbstractCard):
 
     Args:
         device: of type `cuda`, with an index.
-        timeout_s: after which torch's watchdog ends a worker whose operation on a communicator is not over.
     """
 
-    def __init__(self, device: torch.device, *, timeout_s: float) -> None:
-        self.device, self._timeout = device, timedelta(seconds=timeout_s)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def stream(self) -> Stream:
         return torch.cuda.Stream(self.device)
@@ -52,7 +51,9 @@ class CudaCard(AbstractCard):
 
     def communicator(self, ranks: Sequence[int], name: str) -> Communicator | None:
         # With the device bound to the process group (`gpp.runtime.transport.network.join`), the communicator is made here and now.
-        group = dist.new_group(list(ranks), timeout=self._timeout, backend="nccl", group_desc=name, device_id=self.device)
+        group = dist.new_group(
+            list(ranks), timeout=timedelta(seconds=FAR_S), backend="nccl", group_desc=name, device_id=self.device
+        )
         return _Nccl(group) if isinstance(group, dist.ProcessGroup) and dist.get_rank() in ranks else None
 
     def peak_memory_bytes(self) -> int:

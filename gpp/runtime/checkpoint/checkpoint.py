@@ -194,7 +194,8 @@ class Checkpointer:
                 self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._copy[name].copy_(tensor, non_blocking=True)
         if any(copy.is_pinned() for copy in self._copy.values()):
-            torch.cuda.synchronize()
+            # Only this stream: what is received for coming passes may wait for others.
+            torch.cuda.current_stream().synchronize()
         names = list(state)
         stream = None if start is None else Stream(start=start, plan=stream_digest(self._job.plan, self._settings.weights))
         self._thread = threading.Thread(target=self._guarded, args=(done, names, stream), name=f"checkpoint-{done}", daemon=True)

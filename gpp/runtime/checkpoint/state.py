@@ -68,8 +68,8 @@ class Slices(Mapping[str, torch.Tensor]):
 
 
 @contextmanager
-def job_weights(run_dir: Path, device: torch.device) -> Iterator[Slices]:
-    """The initial weights of a job, while a stage takes what it needs.
+def job_weights(run_dir: Path) -> Iterator[Slices]:
+    """The initial weights of a job in main memory, while a stage takes what it needs.
 
     Raises:
         InvalidFile: the file cannot be read, or its end is missing.
@@ -77,7 +77,7 @@ def job_weights(run_dir: Path, device: torch.device) -> Iterator[Slices]:
     """
     path = run_dir / "job" / "weights.safetensors"
     try:
-        with safe_open(path, framework="pt", device=str(device)) as weights:
+        with safe_open(path, framework="pt") as weights:
             yield Slices(weights)
     except (SafetensorError, OSError) as error:
         raise InvalidFile(path, "", f"is no whole file of weights ({error})", AGAIN) from None

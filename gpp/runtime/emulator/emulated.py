@@ -215,7 +215,7 @@ class EmulatedSums:
         # Each member adds its clock at a place of its own, so the sum holds all of them.
         reached = torch.zeros(len(members), dtype=torch.float64)
         reached[members.index(self._device)] = self._clock.virtual_s
-        self._transport.reduce(group, reached)
+        self._transport.reduce(group, reached).wait()
         self._clock.occupy(max(reached.tolist()), self._seconds[group])
         return round(self._bytes[group] * 2 * (len(members) - 1) / len(members))
 

@@ -19,7 +19,7 @@ from gpp.runtime.worker.process import guarded, write_line
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     settings, ranks = job.settings, run_dir / "ranks"
     out = open(ranks / f"rank_{rank}.jsonl", "w")  # noqa: SIM115 (closed below)
-    with job_weights(run_dir, device) as weights:
+    with job_weights(run_dir) as weights:
         pipeline = Pipeline(job, dict(weights), warn=lambda words: write_line(out, {"warning": words}))
     named = pipeline.named()
     checkpoints = Checkpointer(

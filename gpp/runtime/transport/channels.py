@@ -1,7 +1,7 @@
 """Messages between devices: the contract, torch.distributed, and a fake for one process.
 
-One ordered channel for each (direction, stage edge, device pair): first-in first-out on every backend,
-so gloo and NCCL run the same program and forks and joins cannot cross.
+One ordered channel for each (direction, stage edge, device pair): first-in first-out on every transport, so all of them
+run the same program and forks and joins cannot cross. `cards.py` beside this moves messages between cards.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Mapping
-from typing import Protocol, final
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,28 @@ Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
 
 
-class Handle(Protocol):
-    """A receive under way."""
+Mark = Any
+"""A point in time, as the clock of the device has it: seconds of `time.perf_counter`, or an event on a card."""
 
-    def wait(self) -> object: ...
+Make = Callable[[], torch.Tensor]
+"""Function that makes the empty, contiguous buffer of a message."""
+
+
+class Handle(Protocol):
+    """A receive or a sum under way."""
+
+    def wait(self) -> object:
+        """Let what is computed from now on find its result."""
+
+
+class Done:
+    """A handle of what is over."""
+
+    def wait(self) -> None:
+        return None
+
+
+DONE = Done()
 
 
 class AbstractTransport(ABC):
@@ -46,16 +65,23 @@ class AbstractTransport(ABC):
         """
 
     @abstractmethod
-    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
-        """Start to receive the channel's next message into `buffer` (contiguous); wait on the handle before reading."""
+    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+        """Start to receive the channel's next message into a buffer; wait on the handle before it is read."""
 
     @abstractmethod
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         """Start to send a contiguous tensor; it must not be written to until `flush`."""
 
     @abstractmethod
-    def reduce(self, group: int, tensor: torch.Tensor) -> None:
-        """Sum `tensor` in place over the devices of gradient group number `group`, or over all of them (`EVERYONE`)."""
+    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
+        """Start to sum `tensor` in place over the devices of gradient group number `group`, or over all (`EVERYONE`).
+
+        It must not be read or written until the handle has been waited on.
+        """
+
+    @abstractmethod
+    def finished(self) -> Mark:
+        """When the send or sum begun last is over: for the clock of the device, not for waiting."""
 
     @abstractmethod
     def flush(self, limit: int = 0) -> None:
@@ -75,7 +101,7 @@ def channels_of(plan: Plan) -> tuple[Channel, ...]:
 
 @final
 class TorchTransport(AbstractTransport):
-    """torch.distributed: gloo tells channels apart by tag, NCCL (which ignores tags) by process group.
+    """torch.distributed with gloo, which tells channels apart by tag.
 
     Messages between processes of one machine go through shared memory (`shared_memory.py` beside this) if they may.
     All others go to the process groups directly: the checks of `torch.distributed.isend` cost more than its call.
@@ -88,25 +114,18 @@ class TorchTransport(AbstractTransport):
         *,
         device: int,
         rank_of: dict[int, int],
-        backend: str,
         shared_memory: bool = True,
         timeout_s: float = 600.0,
     ) -> None:
         self._device, self._rank_of, self._timeout_s = device, rank_of, timeout_s
-        self._shares = shared_memory and backend == "gloo" and available()
+        self._shares = shared_memory and available()
         self._tag = {channel: tag for tag, channel in enumerate(channels_of(plan)) if device in channel[3:]}
         world = dist.distributed_c10d._get_default_group()
         self._route: dict[Channel, tuple[dist.ProcessGroup, int]] = {}
         for channel in channels_of(plan):
             src, dst = rank_of[channel[3]], rank_of[channel[4]]
-            peer = dst if device == channel[3] else src
-            if backend == "nccl":
-                group = dist.new_group([src, dst])
-                if device in channel[3:]:
-                    assert isinstance(group, dist.ProcessGroup)
-                    self._route[channel] = group, dist.get_group_rank(group, peer)
-            elif device in channel[3:]:
-                self._route[channel] = world, peer
+            if device in channel[3:]:
+                self._route[channel] = world, dst if device == channel[3] else src
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._memory: SharedMemory | None = None
@@ -134,11 +153,12 @@ class TorchTransport(AbstractTransport):
         if min(found for (found,) in _gather([reached])):
             self._memory, self._near = memory, near
 
-    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
+    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+        buffer = make()
         if channel in self._near and self._memory:
-            return self._memory.post(self._tag[channel], buffer)
+            return self._memory.post(self._tag[channel], buffer), buffer
         group, peer = self._route[channel]
-        return group.recv([buffer], peer, self._tag[channel])
+        return group.recv([buffer], peer, self._tag[channel]), buffer
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         if channel in self._near and self._memory:
@@ -150,8 +170,12 @@ class TorchTransport(AbstractTransport):
         while self._pending and self._pending[0][0].is_completed():
             self._pending.popleft()
 
-    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
         dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
+        return DONE
+
+    def finished(self) -> Mark:
+        return time.perf_counter()
 
     def flush(self, limit: int = 0) -> None:
         if self._memory:
@@ -190,8 +214,9 @@ class FakeTransport(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         return None
 
-    def post(self, channel: Channel, buffer: torch.Tensor) -> Handle:
-        return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s)
+    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+        buffer = make()
+        return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s), buffer
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._queue(channel).put(tensor.detach().clone())
@@ -200,13 +225,17 @@ class FakeTransport(AbstractTransport):
         with self._network.lock:
             return self._network.queues[channel]
 
-    def reduce(self, group: int, tensor: torch.Tensor) -> None:
+    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
         terms, barrier = self._network.terms[group], self._network.barriers[group]
         terms[self._device] = tensor.clone()
         barrier.wait(self._network.timeout_s)
         # In the order of the devices: the order of arrival would change the last bit from run to run.
         tensor.copy_(torch.stack([terms[device] for device in sorted(terms)]).sum(0))
         barrier.wait(self._network.timeout_s)
+        return DONE
+
+    def finished(self) -> Mark:
+        return time.perf_counter()
 
     def flush(self, limit: int = 0) -> None:
         return None

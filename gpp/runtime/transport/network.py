@@ -16,6 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed import (
     FileStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -26,11 +27,9 @@ from torch.distributed import (
 )
 
 from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.runtime.cards.card import FAR_S
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
-
-FAR_S = 7 * 24 * 3600.0
-"""Seconds after which a wait inside a worker gives up. The watch over the ranks sees a hang before, and its cause."""
 
 
 def interface_of(setting: str) -> str:
@@ -176,11 +175,16 @@ def clock_offset_s(store: Store, rank: int, world: int, boot: int, clock: Callab
 
 
 def join(job: Job, store: Store, rank: int, world: int) -> None:
-    """Make the process group of all ranks, through the store at which they met."""
+    """Make the process group of all ranks, through the store at which they met.
+
+    With NCCL the group is bound to this process's card, so that communicators are made when they are asked for, and not
+    by the first message, when others may wait for something else.
+    """
     dist.init_process_group(
         job.settings.backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=FAR_S),
+        device_id=torch.device("cuda", torch.cuda.current_device()) if job.settings.backend == "nccl" else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
-from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.transport.channels import AbstractTransport, Handle
+from gpp.runtime.worker.loss_scale import LossScale
 
 
 class Gradients:
@@ -19,6 +21,7 @@ class Gradients:
         params: the device's parameters by full name.
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
+        scale: what the losses of this step were multiplied by; None for nothing.
     """
 
     def __init__(
@@ -29,10 +32,12 @@ class Gradients:
         device_id: int,
         transport: AbstractTransport,
         clip_norm: float | None,
+        scale: LossScale | None = None,
     ) -> None:
-        self.transport, self.clip_norm = transport, clip_norm
+        self.transport, self.clip_norm, self.scale = transport, clip_norm, scale
+        self.overflowed = False
         self.params = {name: param for name, param in params.items() if param.requires_grad}
-        self.norm: float | None = None
+        self.norm: torch.Tensor | None = None
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
         # A sum that several devices hold counts once in the norm: at the first of them.
         elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
@@ -47,28 +52,50 @@ class Gradients:
                 param.grad = flat[at : at + param.numel()].view_as(param)
                 at += param.numel()
         shared = {name for group in self._groups.values() for name in group.params}
+        self._sums: list[Handle] = []
         self._own = [param for name, param in self.params.items() if name not in shared]
 
     def reduce(self, group: int) -> int:
-        """Sum a group's gradients over its devices; returns the bytes over each member's link in a ring all-reduce."""
+        """Start to sum a group's gradients over its devices; `settle` before they are read.
+
+        Returns:
+            Bytes over each member's link in a ring all-reduce.
+        """
         flat, n = self._flat[group], len(self._groups[group].devices)
-        self.transport.reduce(group, flat)
+        self._sums.append(self.transport.reduce(group, flat))
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
+
+    def settle(self) -> None:
+        """Let what is computed from now on find the sums."""
+        for handle in self._sums:
+            handle.wait()
+        self._sums.clear()
 
     def clip(self) -> int:
         """Scale all gradients down to the largest norm allowed, if they are larger; returns the bytes moved.
 
+        Where the losses were scaled, the gradients are divided by that first; if one of them is not finite,
+        `overflowed` is set until the next step, and the update is to be left out.
         As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
         """
+        self.settle()
         grads = [param.grad for param in self._counted if param.grad is not None]
         device = next((param.device for param in self.params.values()), torch.device("cpu"))
         total = torch.zeros(1, dtype=torch.float64, device=device)
         if grads:
             total += get_total_norm(grads).double().square()
-        self.transport.reduce(EVERYONE, total)
+        self.transport.reduce(EVERYONE, total).wait()
         norm = total.sqrt()[0]
+        if self.scale:
+            scale = self.scale.value
+            self.overflowed = not math.isfinite(norm.item())
+            self.scale.agree(not self.overflowed)
+            norm = norm / scale
+            for grad in (param.grad for param in self.params.values()):
+                if grad is not None:
+                    grad.div_(scale)
         clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
-        self.norm = float(norm)
+        self.norm = norm
         return total.numel() * total.element_size()
 
     def clear(self) -> None:

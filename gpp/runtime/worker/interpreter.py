@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, SENDS, UPDATES, Kind, Role
+from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Role
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
-from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.transport.channels import AbstractTransport, Mark
+from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
 from gpp.runtime.worker.mailbox import AbstractMailbox
 from gpp.runtime.worker.stage import Span
 from gpp.timeline import Event
@@ -29,6 +29,9 @@ class Sums(Protocol):
     def reduce(self, group: int) -> int: ...
     def clip(self) -> int: ...
 
+
+_TRAVELS = SENDS | {REDUCE}
+"""Kinds that the transport carries out, which may go on after the call."""
 
 R = TypeVar("R", bound=Runner)
 T = TypeVar("T")
@@ -58,6 +61,8 @@ class Interpreter(Generic[R]):
         updated: called after each optimizer step, when its event is recorded.
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
+        clock: says when actions begin and end.
+        issued: called when the last action has been issued, before the wait for what goes on.
     """
 
     def __init__(
@@ -73,12 +78,15 @@ class Interpreter(Generic[R]):
         updated: Callable[[int, int], None] | None = None,
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,
+        clock: AbstractClock | None = None,
+        issued: Callable[[], None] | None = None,
     ) -> None:
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
-        self.events: list[Event] = []
-        self.waited_s = 0.0
+        self.clock, self.issued = clock or HostClock(), issued
+        self._timed: list[Timed] = []
+        self._waits: list[tuple[Mark, Mark]] = []
         self.status = status or NoStatus()
         self.actions = list(_flagged(actions))
         self.handlers = _Handlers(self._handler)
@@ -86,11 +94,10 @@ class Interpreter(Generic[R]):
     def run(self, actions: Iterable[Action] | None = None) -> None:
         """Run the list once, or `actions` in its place: a stretch of another length.
 
-        `events` then holds what the device did, waiting excluded, and `waited_s` how long it waited for messages
-        and for the other members of reductions; both since the last `take`.
+        `take` then gives what the device did.
         """
-        self.take()
-        clock, device, handlers = time.perf_counter, self.device_id, self.handlers
+        self._timed, self._waits = [], []
+        now, finished, device, handlers, timed = self.clock.now, self.transport.finished, self.device_id, self.handlers, self._timed
         at, index = self.status.at, -1
         for index, (action, last) in enumerate(self.actions if actions is None else _flagged(actions)):
             at(index)
@@ -98,16 +105,23 @@ class Interpreter(Generic[R]):
             if kind in COMPUTE:
                 span = handlers[kind](action, last)
                 if isinstance(span, tuple):
-                    self.events.append(Event(device, kind, action.stage, action.microbatch, *span))
+                    timed.append((device, kind, action.stage, action.microbatch, *span, 0))
                 continue
-            start = clock()
+            if kind in RECEIVES:
+                handlers[kind](action, last)
+                continue
+            start = now()
             num_bytes = handlers[kind](action, last)
-            if kind not in RECEIVES and isinstance(num_bytes, int):
-                self.events.append(Event(device, kind, action.stage, action.microbatch, start, clock(), num_bytes))
+            if isinstance(num_bytes, int):
+                end = finished() if kind in _TRAVELS else now()
+                timed.append((device, kind, action.stage, action.microbatch, start, end, num_bytes))
             if kind in UPDATES and self.updated:
                 self.updated(action.stage, action.microbatch)
+                timed = self._timed
         at(index + 1)
-        self._wait(self.transport.flush)
+        if self.issued:
+            self.issued()
+        self._wait(self._end)
 
     def _handler(self, kind: Kind) -> Handler:
         """Who runs actions of a kind.
@@ -128,10 +142,14 @@ class Interpreter(Generic[R]):
         return found[kind.role]
 
     def take(self) -> tuple[list[Event], float]:
-        """Events and seconds waited since the last call."""
-        found = self.events, self.waited_s
-        self.events, self.waited_s = [], 0.0
+        """What the device did since the last call, without waiting, and the seconds it waited for messages and sums."""
+        found = self.clock.events(self._timed), self.clock.total_s(self._waits)
+        self._timed, self._waits = [], []
         return found
+
+    def _end(self) -> None:
+        self.transport.flush()
+        self.clock.settle()
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, direction = self.runners[action.stage], KINDS[action.kind].direction
@@ -162,9 +180,9 @@ class Interpreter(Generic[R]):
     def _wait(self, call: Callable[..., T], *args: object) -> T:
         """Make a call that waits for other devices: the status says so meanwhile, and `waited_s` grows by its time."""
         self.status.waiting(True)
-        start = time.perf_counter()
+        start = self.clock.now()
         out = call(*args)
-        self.waited_s += time.perf_counter() - start
+        self._waits.append((start, self.clock.now()))
         self.status.waiting(False)
         return out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -50,8 +51,8 @@ class AbstractMailbox(ABC):
         """Start to receive samples [lo, hi) for a coming compute action."""
         handle = buffer = None
         if peer_device != self.device_id:
-            buffer = self._buffer(direction, peer_stage, hi - lo)
-            handle = self.transport.post((direction, peer_stage, self.stage, peer_device, self.device_id), buffer)
+            channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
+            handle, buffer = self.transport.post(channel, partial(self._buffer, direction, peer_stage, hi - lo))
         self._posted[direction, microbatch].append(Posted(handle, buffer, peer_stage, lo, hi))
 
     @final
@@ -149,6 +150,9 @@ class Mailbox(AbstractMailbox):
             found.sort(key=lambda part: part[0])
             columns = zip(*(tensors for _, tensors in found), strict=True)
             out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
+        # Gradients meet the narrow tensors that were sent; what comes forward is wide inside the stage.
+        if direction == FORWARD and (wide := self.boundary.wide):
+            out = [(name, tensor.to(wide.get(name, tensor.dtype))) for name, tensor in out]
         if dims := self._batch_dims:
             return [(name, tensor.movedim(0, dims[name]) if name in dims else tensor) for name, tensor in out]
         return out
@@ -186,4 +190,8 @@ class Mailbox(AbstractMailbox):
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
+        if self.boundary.wide:
+            return [
+                made[name][lo - first : hi - first].to(spec.dtype) for name, spec in zip(layout.names, layout.specs, strict=True)
+            ]
         return [made[name][lo - first : hi - first] for name in layout.names]

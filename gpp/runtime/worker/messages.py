@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,7 +65,7 @@ class Layout:
     def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
         """One contiguous buffer that holds batch-first `tensors`."""
         if len(tensors) == 1:
-            return tensors[0].contiguous()
+            return tensors[0].to(self.specs[0].dtype).contiguous()
         buffer = self.buffer(samples, device)
         for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
             view.copy_(tensor)
@@ -90,6 +90,7 @@ class Boundary:
     """Layouts of a stage's messages, by neighbour stage.
 
     Args:
+        wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
     """
@@ -98,6 +99,7 @@ class Boundary:
     outgoing: dict[int, Layout]
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
+    wide: dict[str, torch.dtype] = field(default_factory=dict)
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -105,12 +107,20 @@ class Boundary:
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int) -> Boundary:
-    """The boundary of `stage`, whose module is `module`."""
+def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow: torch.dtype | None = None) -> Boundary:
+    """The boundary of `stage`, whose module is `module`.
+
+    Args:
+        narrow: type in which messages of float32 tensors travel; None: as captured.
+    """
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
             specs = [(tensor.name, module.spec(tensor.name)) for tensor in tensors]
+            if narrow is not None:
+                cast = {name for name, spec in specs if spec.dtype is torch.float32}
+                out.wide.update(dict.fromkeys(cast, torch.float32))
+                specs = [(name, replace(spec, dtype=narrow) if name in cast else spec) for name, spec in specs]
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)

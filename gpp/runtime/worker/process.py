@@ -25,14 +25,19 @@ import torch
 import torch.distributed as dist
 
 from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
+from gpp.program.communicators import communicators
+from gpp.program.program import reduce_groups
+from gpp.runtime.cards.card import FAR_S, AbstractCard
 from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.diagnosis import Diagnosis
 from gpp.runtime.hang_detection.status import ENDED, FINISHING, SILENT, STARTING, AbstractStatus, Status, status_path
 from gpp.runtime.hang_detection.watchdog import Watchdog
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import TorchTransport
-from gpp.runtime.transport.network import FAR_S, clock_offset_s, interface_of, join, meet, open_store, program_digest
+from gpp.runtime.transport.cards import CardTransport
+from gpp.runtime.transport.channels import AbstractTransport, TorchTransport
+from gpp.runtime.transport.network import clock_offset_s, interface_of, join, meet, open_store, program_digest
 from gpp.runtime.transport.shared_memory import place
+from gpp.runtime.transport.staged import StagedTransport
 from gpp.runtime.worker.parent import end_with_parent
 
 KEPT_STEPS = 8
@@ -175,8 +180,13 @@ def check_world(job: Job, world: int) -> None:
         raise InvalidConfig("WORLD_SIZE", world, rule, f"start {devices} workers in all (torchrun: --nnodes, --nproc-per-node)")
 
 
-def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTransport, AbstractStatus]:
+def enter(
+    job: Job, run_dir: Path, rank: int, world: int, card: AbstractCard | None = None
+) -> tuple[int, AbstractTransport, AbstractStatus]:
     """Beginning of a worker of the project's own runtime: its device of the plan, its transport, its status.
+
+    Args:
+        card: what the worker computes on; None for a processor.
 
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
@@ -185,16 +195,25 @@ def enter(job: Job, run_dir: Path, rank: int, world: int) -> tuple[int, TorchTra
     check_world(job, world)
     status = connect(job, run_dir, rank, world)
     status.enter(STARTING)
-    transport = TorchTransport(
-        job.plan,
-        job.graph,
-        device=devices[rank],
-        rank_of={d: r for r, d in enumerate(devices)},
-        backend=job.settings.backend,
-        shared_memory=job.settings.shared_memory,
-        timeout_s=FAR_S,
-    )
+    transport = transport_of(job, device=devices[rank], rank_of={d: r for r, d in enumerate(devices)}, card=card)
     return devices[rank], transport, status
+
+
+def transport_of(job: Job, *, device: int, rank_of: dict[int, int], card: AbstractCard | None) -> AbstractTransport:
+    """The transport of a device of the plan; all workers make theirs together.
+
+    Args:
+        rank_of: device -> rank of its worker.
+    """
+    if card and job.settings.backend == "nccl":
+        programs = [job.program, *([job.evaluation] if job.evaluation else [])]
+        made = communicators(reduce_groups(job.plan, job.graph), *programs)
+        return CardTransport(card, made, device=device, rank_of=rank_of)
+    settings = job.settings
+    gloo = TorchTransport(
+        job.plan, job.graph, device=device, rank_of=rank_of, shared_memory=settings.shared_memory, timeout_s=FAR_S
+    )
+    return StagedTransport(card, gloo) if card else gloo
 
 
 def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], None], job: Job | None = None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from gpp.runtime.cards.card import AbstractCard, Event
 from gpp.runtime.job import Settings, restore
 from gpp.runtime.worker.stage import Fetch
 
@@ -20,15 +24,22 @@ Order = Callable[[int], torch.Tensor]
 class Rows:
     """The data set of a job, of which only the splits are loaded that somebody reads.
 
+    On a card, whole mini-batches travel from pinned memory on a stream of their own, and `ahead` sends the next one off
+    while the card computes.
+
     Args:
         device: where rows are put.
     """
 
-    def __init__(self, settings: Settings, device: torch.device) -> None:
-        self._settings, self._device = settings, device
+    def __init__(self, settings: Settings, device: torch.device, card: AbstractCard | None = None) -> None:
+        self._settings, self._device, self._card = settings, device, card
         # A model in memory has no settings; its data needs none.
         self._model, self._data = restore(settings.model) if settings.model else None, restore(settings.data)
         self._samples: dict[str, Samples] = {}
+        self._copies = card.stream() if card else None
+        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _Sent]]] = {}
+        self._sent: dict[tuple[str, ...], tuple[torch.Tensor, _Sent]] = {}
+        self._copied: deque[_Sent] = deque()
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
         """Function (lo, hi) -> the named rows of those samples of a pass of mini-batches of `size` samples."""
@@ -43,17 +54,69 @@ class Rows:
                 return found
             return {name: tensor.to(self._device, non_blocking=True) for name, tensor in found.items()}
 
-        whole = bool(wanted) and self._samples[split].in_memory
-        # Rows in memory are fetched once for each mini-batch; forwards come in order, so one is enough to hold.
+        def send(number: int) -> tuple[torch.Tensor, _Sent]:
+            indices = order(number)
+            return indices, self._send(self._samples[split].fetch(indices, wanted))
+
+        def receive(number: int) -> dict[str, torch.Tensor]:
+            indices, sent = self._sent.pop(key, None) or send(number)
+            if not torch.equal(indices, order(number)):  # the run went on elsewhere
+                _, sent = send(number)
+            self._next[key] = partial(send, number + 1)
+            return self._receive(sent)
+
+        key = (split, *sorted(wanted))
+        whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
+        # The rows of a mini-batch are fetched once; forwards come in order, so one is enough to hold.
         held: tuple[int, torch.Tensor, dict[str, torch.Tensor]] | None = None
 
         def fetch(lo: int, hi: int) -> dict[str, torch.Tensor]:
             nonlocal held
             number = lo // size
             if held is None or held[0] != number:
-                indices = order(number)
-                held = number, indices, rows(indices) if whole else {}
+                if self._card:
+                    held = number, torch.empty(0), receive(number)
+                else:
+                    indices = order(number)
+                    held = number, indices, rows(indices) if whole else {}
             lo, hi = lo - number * size, hi - number * size
             return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
 
         return fetch
+
+    def ahead(self) -> None:
+        """Send the next mini-batch's rows off, where there is a card; they wait there until they are fetched."""
+        for key, send in self._next.items():
+            if key not in self._sent:
+                self._sent[key] = send()
+
+    def _send(self, found: dict[str, torch.Tensor]) -> _Sent:
+        assert self._card and self._copies
+        while self._copied and self._copied[0].done.query():
+            self._copied.popleft()
+        pinned = {name: self._card.pinned(tensor) for name, tensor in found.items()}
+        with self._card.use(self._copies):
+            rows = {name: self._card.upload(tensor) for name, tensor in pinned.items()}
+            done = self._card.event()
+            done.record()
+        sent = _Sent(pinned, rows, done)
+        # The copies read from pinned memory until they are done.
+        self._copied.append(sent)
+        return sent
+
+    def _receive(self, sent: _Sent) -> dict[str, torch.Tensor]:
+        assert self._card
+        sent.done.wait()
+        rows, sent.rows = sent.rows, {}
+        for tensor in rows.values():
+            self._card.keep(tensor)
+        return rows
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Rows on their way to a card."""
+
+    pinned: dict[str, torch.Tensor]
+    rows: dict[str, torch.Tensor]
+    done: Event

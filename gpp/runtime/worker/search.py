@@ -62,6 +62,11 @@ class Search:
             findings, silent = answer or (self._look(lo, hi), ())
             self._end(told(seen, findings, silent=silent, first_step=self._settings.first_step), answer is not None)
 
+    def late(self, seen: Seen, lo: int, hi: int) -> None:
+        """A loss of the training was not finite, and the step that it belongs to is over."""
+        if not self._told:
+            self._end(f"{seen}; where it began is not known on a card. Fix: engine=reference finds it")
+
     def held_out(self, seen: Seen, lo: int, hi: int) -> None:
         """A loss of an evaluation is not finite."""
         if not self._told:

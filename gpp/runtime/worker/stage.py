@@ -14,6 +14,8 @@ import torch
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
+from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
 
-Span = tuple[float, float]
-"""When a computation began and when it ended, in seconds of `time.perf_counter`."""
+Span = tuple[Mark, Mark]
+"""When a computation began and when it ended, by the clock of the device."""
 
 
 @dataclass(slots=True)
@@ -55,11 +57,13 @@ class StageRunner:
         round_robin_degree: replicas that take them in turn; each counts its own for its weights.
         num_samples: of a mini-batch, or of an evaluation; a micro-batch's loss counts by its share.
         train: backward passes follow, so what they need is kept.
-        autocast: the type to which forwards are cast where PyTorch's rules allow; messages keep the captured types.
-        synchronize: waits for the accelerator, so that a span's end is the end of its kernels.
+        autocast: the type to which forwards are cast where PyTorch's rules allow; float32 tensors travel in it, too.
+        now: gives the marks at which a pass begins and ends (`gpp.runtime.worker.clock`).
+        deferred: whether losses are looked at when `examine` is called, because reading one makes the host wait.
         weights: decides which weights a pass uses; None where there is one version.
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
+        scale: what losses are multiplied by before their backwards; None for nothing.
     """
 
     def __init__(
@@ -75,16 +79,18 @@ class StageRunner:
         num_samples: int,
         train: bool = True,
         autocast: torch.dtype | None = None,
-        synchronize: Callable[[], None] | None = None,
+        now: Callable[[], Mark] = time.perf_counter,
+        deferred: bool = False,
         weights: AbstractStageWeights | None = None,
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
-        self.autocast, self.synchronize = autocast, synchronize
-        self.weights, self.on_nonfinite, self.probes = weights, on_nonfinite, probes
+        self.autocast, self.now, self.deferred = autocast, now, deferred
+        self.weights, self.on_nonfinite, self.probes, self.scale = weights, on_nonfinite, probes, scale
         self.masters = [p for p in module.parameters() if p.requires_grad]
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
         self.meter: MemoryMeter | None = None
@@ -93,6 +99,7 @@ class StageRunner:
         self._seed: Callable[[int], int] = int
         self._step = 0
         self._passes: dict[int, _Pass] = {}
+        self._unread: list[tuple[str, int, int, int, torch.Tensor]] = []
         self._specs = mailbox.boundary.specs()
 
     def begin(self, fetch: Fetch, seed: Callable[[int], int], step: int) -> None:
@@ -130,7 +137,7 @@ class StageRunner:
             differentiable = self.train and self._specs[name].differentiable
             leaves[name] = tensor.detach().requires_grad_() if differentiable else tensor
         values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
-        start = time.perf_counter()
+        start = self.now()
         if self.weights:
             self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
@@ -139,19 +146,16 @@ class StageRunner:
             torch.manual_seed(self._seed(microbatch))
         with self._modes(microbatch):
             outputs = self.module(hi - lo, values)
-        if self.synchronize:
-            self.synchronize()
-        end = time.perf_counter()
+        end = self.now()
         share = (hi - lo) / self.num_samples
-        loss, seen = None, None
+        loss = None
         for name in self.module.results:
             if name in outputs:
                 value = outputs.pop(name)
                 self._add_result(microbatch // self.accumulation, name, value.detach().double() * share)
                 if is_loss(name):
                     loss = value * share if loss is None else loss + value * share
-                    if seen is None and not math.isfinite(number := value.item()):
-                        seen = Seen(name=name, value=number, stage=self.stage, place=self._place(microbatch, lo, hi))
+                    self._unread.append((name, microbatch, lo, hi, value.detach()))
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
@@ -161,9 +165,19 @@ class StageRunner:
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
         self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
-        if seen is not None and self.on_nonfinite:
-            self.on_nonfinite(seen, lo, hi)
+        if self._unread and not self.deferred:
+            self.examine()
         return start, end
+
+    def examine(self) -> None:
+        """Look at the losses of the forwards since the last call; the first that is not finite is told."""
+        unread, self._unread = self._unread, []
+        for name, microbatch, lo, hi, value in unread:
+            if not math.isfinite(number := value.item()):
+                if self.on_nonfinite:
+                    place = self._place(microbatch, lo, hi)
+                    self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
+                return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
         """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
@@ -222,8 +236,8 @@ class StageRunner:
                 seeds.append(grad)
         if done.loss is not None and done.loss.requires_grad:
             roots.append(done.loss)
-            seeds.append(None)
-        start = time.perf_counter()
+            seeds.append(torch.full_like(done.loss, self.scale.value) if self.scale else None)
+        start = self.now()
         if self.weights:
             self.weights.backward(microbatch // self.round_robin_degree)
         if roots:
@@ -232,9 +246,7 @@ class StageRunner:
             self.weights.done(microbatch // self.round_robin_degree)
         if self.probes and self._probed is not None:
             self.probes.note(self._place(microbatch, *piece), self._probed.grad)
-        if self.synchronize:
-            self.synchronize()
-        end = time.perf_counter()
+        end = self.now()
         made = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for name, leaf in done.leaves.items()

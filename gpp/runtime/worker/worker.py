@@ -10,35 +10,41 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from gpp.capture.stage import StageModule, build_stage, tie
+from gpp.capture.stage import StageModule
 from gpp.data.sampler import minibatch
 from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
+from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import job_weights, save_final, static_bytes
+from gpp.runtime.checkpoint.state import save_final, static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.build import build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary, most_sends, ring_sizes
+from gpp.runtime.worker.loss_scale import NAME, LossScale
+from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.messages import most_sends, ring_sizes
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.runtime.worker.stage import StageRunner
+from gpp.runtime.worker.stage import OnNonFinite, StageRunner
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
 
@@ -54,6 +60,7 @@ class Worker:
         device: the torch device.
         transport: messages to the other devices.
         status: is told the worker's actions.
+        card: the accelerator that `device` is; None for a processor.
     """
 
     def __init__(
@@ -65,27 +72,34 @@ class Worker:
         device: torch.device,
         transport: AbstractTransport,
         status: AbstractStatus | None = None,
+        card: AbstractCard | None = None,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
-        self.status = status or NoStatus()
+        self.status, self.card = status or NoStatus(), card
+        self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
-        self.modules = self._build(run_dir)
+        self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
+        self.modules = build_modules(job, run_dir, self.stages, device)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
-        self.optimizers = self._optimizers()
+        self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
-        self.rows, self.num_train = Rows(settings, device), settings.train_samples
+        self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
             reduce_groups(plan, job.graph),
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+            scale=self.scale,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        mailboxes = self._mailboxes(self.modules)
+        mailboxes = build_mailboxes(
+            job, self.modules, device_id=device_id, device=device, transport=transport, narrow=self._autocast
+        )
         self.training = Interpreter(
             job.program.actions[device_id],
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -97,11 +111,14 @@ class Worker:
             updated=self._updated if job.streams else None,
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
+            clock=self.clock,
+            issued=self.rows.ahead,
         )
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(self._ring_sizes())
         weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        weights |= {NAME: self.scale.state} if self.scale else {}
         self.checkpoints = Checkpointer(
             job,
             run_dir,
@@ -109,7 +126,7 @@ class Worker:
             world=plan.num_devices,
             weights=weights,
             optimizers=list(self.optimizers.values()),
-            owned=owned_names(job, device_id, weights) if settings.checkpoint_every else frozenset(),
+            owned=self._owned(weights, rank) if settings.checkpoint_every else frozenset(),
         )
         self.checkpoints.restore()
         self.step = settings.first_step
@@ -119,30 +136,10 @@ class Worker:
         self._since, self._start, self._stop = 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
 
-    def _build(self, run_dir: Path) -> dict[int, StageModule]:
-        """The device's stages with their weights; no other stage's tensors are read."""
-        job, settings = self.job, self.job.settings
-        modules: dict[int, StageModule] = {}
-        with job_weights(run_dir, self.device) as weights:
-            for s in self.stages:
-                nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
-                module = modules[s] = build_stage(job.captured, nodes, device=self.device)
-                module.load(weights)
-        tie(modules.values())
-        if settings.compile:
-            for module in modules.values():
-                module.compile_with(settings.compile)
-        return modules
-
-    def _optimizers(self) -> dict[int, torch.optim.Optimizer]:
-        """An optimizer for each stage that trains; a weight shared by two stages of this device is the first's."""
-        out, taken = {}, set()
-        for s, module in self.modules.items():
-            own = [p for p in module.parameters() if p.requires_grad and p not in taken]
-            taken.update(own)
-            if own:
-                out[s] = self.spec.build(own)
-        return out
+    def _owned(self, weights: Mapping[str, torch.Tensor], rank: int) -> frozenset[str]:
+        """What this worker saves in a checkpoint."""
+        owned = owned_names(self.job, self.device_id, weights.keys() - {NAME})
+        return owned | {NAME} if self.scale and not rank else owned
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -159,24 +156,10 @@ class Worker:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
 
-    def _mailboxes(self, modules: Mapping[int, StageModule]) -> dict[int, Mailbox]:
-        handover: Handover = {}
-        return {
-            s: Mailbox(
-                stage=s,
-                device_id=self.device_id,
-                transport=self.transport,
-                device=self.device,
-                boundary=boundary(self.job.plan, self.job.graph, module, s),
-                handover=handover,
-            )
-            for s, module in modules.items()
-        }
-
     def _runners(
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
-        plan, settings = self.job.plan, self.job.settings
+        plan = self.job.plan
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
@@ -192,22 +175,33 @@ class Worker:
                 num_samples=num_samples,
                 # A stage without backward passes keeps nothing for them.
                 train=train and any(KINDS[a.kind].frees and a.stage == s for a in program.actions[self.device_id]),
-                autocast=getattr(torch, settings.autocast) if settings.autocast else None,
-                synchronize=torch.cuda.synchronize if self.device.type == "cuda" else None,
+                autocast=self._autocast,
+                now=self.clock.now,
+                deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
-                on_nonfinite=self.search.training if train else self.search.held_out,
+                on_nonfinite=self._told(train),
                 # Those of two steps, and more where the pipeline does not drain.
                 probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
                 if train
                 else None,
+                scale=self.scale if train else None,
             )
         return out
+
+    def _told(self, train: bool) -> OnNonFinite:
+        """Who is told of a loss that is not finite."""
+        if not train:
+            return self.search.held_out
+        # On a card the losses of a step are read at its end, when the update is over and nothing of the passes is left.
+        return self.search.late if self.card else self.search.training
 
     def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = self._mailboxes(modules)
+        mailboxes = build_mailboxes(
+            self.job, modules, device_id=self.device_id, device=self.device, transport=self.transport, narrow=self._autocast
+        )
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -218,6 +212,7 @@ class Worker:
             # A large micro-batch waits for several small ones, all of which may be under way.
             pending_limit=EVALUATION_SENDS * -(-max(sizes) // min(sizes)),
             status=self.status,
+            clock=self.clock,
         )
 
     def _ring_sizes(self) -> dict[Channel, RingSize]:
@@ -232,7 +227,8 @@ class Worker:
 
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
-        if optimizer is not None:
+        self.gradients.settle()
+        if optimizer is not None and not self.gradients.overflowed:
             rate = self._rate(self.step + minibatch)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -246,8 +242,6 @@ class Worker:
                 optimizer.step()
         if stage == self.stages[-1]:
             self.gradients.clear()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:
         """One stretch: so many optimizer steps from `first` on, drained at its end.
@@ -305,6 +299,7 @@ class Worker:
 
     def _record(self, minibatch_of_stretch: int) -> None:
         """Log a step that is done; its events are kept, unless the pipeline drains meanwhile."""
+        self._settle(self.training)
         step, end = self.step + minibatch_of_stretch, time.perf_counter()
         events, waited = self.training.take()
         if step < self._stop - self._ahead or step < self.job.settings.first_step + KEPT_STEPS:
@@ -316,10 +311,22 @@ class Worker:
             for runner in self.training.runners.values():
                 runner.meter = None
 
+    def _settle(self, interpreter: Interpreter[StageRunner]) -> None:
+        """Wait until the device has done what was issued, and look at the losses."""
+        self.clock.settle()
+        for runner in interpreter.runners.values():
+            runner.examine()
+
     def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
+        self.rows.ahead()
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
+
+    def _skipped(self) -> None:
+        for runner in self.training.runners.values():
+            if runner.probes:
+                runner.probes.forget()
 
     def _warn(self, words: str) -> None:
         self._log({"warning": words})
@@ -352,6 +359,7 @@ class Worker:
         self.status.begin(EVALUATION, self.step)
         with torch.no_grad():
             self.evaluation.run()
+        self._settle(self.evaluation)
         return self._results(self.evaluation, 0)
 
     def run(self, out: TextIO) -> None:
@@ -366,7 +374,7 @@ class Worker:
     def _run(self, out: TextIO) -> None:
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
-        meter = MemoryMeter({t.untyped_storage().data_ptr() for t in tensors}) if self.device.type == "cpu" else None
+        meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
         for runner in self.training.runners.values():
             runner.meter = meter
         step = settings.first_step
@@ -383,7 +391,7 @@ class Worker:
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
         held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
-        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        peak = self.card.peak_memory_bytes() if self.card else held + (meter.peak_bytes if meter else 0)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
         result |= {
             "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
@@ -397,10 +405,15 @@ class Worker:
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     """Train as one worker of `job`, whose device in the plan follows from the rank."""
-    device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status)
-    with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-        worker.run(out)
+    card = CudaCard(device) if device.type == "cuda" else None
+    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    with ExitStack() as stack:
+        if card:
+            status = CardStatus(status, card)
+            stack.enter_context(status.followed())
+        worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+            worker.run(out)
     disconnect(status)
 
 

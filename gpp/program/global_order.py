@@ -1,0 +1,295 @@
+"""One order of all messages, in which every card can issue them: for backends that block.
+
+On a card a receive is an operation that occupies its queue until the sender comes to it (NCCL). A receive that stands in front of a
+message which must go first is a deadlock, so `POSTED_AHEAD` of `gpp.program.lower`, which is right for gloo, is wrong there. Here
+every receive stands where one run of the whole program has it. A run is a total order of all passes, sums, updates and messages
+that agrees with the order of every device and in which every message comes after the pass that makes it and before the pass that
+needs it. Even if each card has a single queue and each send blocks until it is received, the earliest message of the run that is
+not over is then at the head of both queues, so something always moves.
+
+The run is the one in which everything happens as late as the last pass allows: a stage that is faster than its reader makes its
+messages just in time, and no buffer waits for longer than it must. Passes keep together with the sends of their messages.
+
+A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch; the time of a class moves
+on by the period with every mini-batch. These times solve a system of difference constraints (one for each wait), which has a
+solution for every period that is at least the largest ratio of seconds to mini-batches on a cycle of waits (Reiter, "Scheduling
+parallel computations", 1968). So stretches of every length have the same order, without the actions that they leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from gpp.errors import MalformedProgram
+from gpp.plan.plan import Plan
+from gpp.program.action import Action
+from gpp.program.kinds import RECEIVES, SENDS, SUMS, UPDATES
+from gpp.program.program import Program, channel_of
+from gpp.program.steady_state import accumulation, of_length
+from gpp.program.waits import TRANSFER, Waits
+
+TICK_S = 1e-9
+"""Times are whole numbers of these, so that no rounding can order two actions otherwise in another mini-batch."""
+
+_Wait = tuple[int, int, int]
+"""A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
+
+_Place = tuple[int, int, int]
+"""Where an action stands in the run: half ticks, class of the pass, sum or update that it belongs to, number of the send."""
+
+_LAST = 1 << 60
+"""What a device hands to itself is taken over behind all sends of the pass."""
+
+
+class _Block(NamedTuple):
+    """A pass, a sum or an update, and the sends that follow it."""
+
+    node: int
+    sends: list[int]
+
+
+def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late: Sequence[float]) -> Program:
+    """The same program with every receive where one run of the whole program has it.
+
+    Passes, sends, sums and updates of a device keep their order; receives of one channel do, too. A program of several mini-batches
+    repeats its middle as before (`gpp.program.steady_state.of_length`).
+
+    Args:
+        program: as `gpp.program.lower.lower` makes it.
+        seconds, late: of its actions and channels, as `gpp.program.waits.Waits.times` has them. They decide which run it is, not
+            whether it is one.
+
+    Raises:
+        MalformedProgram: the program cannot run to its end, or holds too few mini-batches to repeat itself.
+    """
+    waits = program.waits
+    took, transit = _ticks(waits, seconds, late)
+    blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
+    class_of, minibatch_of = _classes(program, plan, blocks)
+    body = {device: _body(program, own) for device, own in blocks.items()}
+    after: list[list[_Wait]] = [[] for _ in range(max(class_of, default=0) + 1)]
+    reader = waits.reader
+    for device, (start, stop) in body.items():
+        own = blocks[device]
+        for i in range(start, stop):
+            node, sends = own[i]
+            users = [(reader[send], transit[send]) for send in sends]
+            users += [(own[i + 1].node, 0)] if i + 1 < len(own) else []
+            for user, more in users:
+                after[class_of[node]].append((class_of[user], minibatch_of[user] - minibatch_of[node], took[node] + more))
+    busy = max((sum(took[block.node] for block in blocks[d][slice(*body[d])]) for d in body), default=0)
+    inside = {class_of[block.node] for device, part in body.items() for block in blocks[device][slice(*part)]}
+    if any(class_of[node] not in inside for node in (block.node for own in blocks.values() for block in own)):
+        raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
+    latest, period = _latest(after, _sweep(waits, class_of, inside), busy)
+
+    def place(node: int, *, end: bool = False) -> int:
+        """Half ticks of a block's beginning, or just before its end."""
+        begin = 2 * (latest[class_of[node]] + minibatch_of[node] * period)
+        return begin + 2 * took[node] - 1 if end else begin
+
+    sent: dict[int, _Place] = {}
+    for own in blocks.values():
+        for block in own:
+            for number, send in enumerate(block.sends):
+                sent[send] = place(block.node, end=True), class_of[block.node], number
+    actions: dict[int, tuple[Action, ...]] = {}
+    for device in waits.devices:
+        entries: list[tuple[_Place, int, Action]] = []
+        first, listed = waits.first[device], program.actions[device]
+        for block in blocks[device]:
+            entries.append(((place(block.node), class_of[block.node], -1), block.node, listed[block.node - first]))
+            entries += [(sent[send], send, listed[send - first]) for send in block.sends]
+        for node, send, action in _received(waits, device, listed):
+            half, of, number = sent[send]
+            entries.append(((half, of, number + _LAST if action.peer_device == device else number), node, action))
+        entries.sort(key=lambda entry: entry[:2])
+        actions[device] = tuple(action for _, _, action in entries)
+    return replace(program, actions=actions)
+
+
+def check_any_length(program: Program, plan: Plan) -> None:
+    """Prove that stretches of every length (`gpp.program.steady_state.of_length`) have one order on all cards, one queue a card.
+
+    The device lists of the steady state, repeated without end, must agree with one order that repeats itself, too: times of all
+    classes, each later than what stands before it on any device, with a message in one place on both. What fills and drains the
+    pipeline must be in this order.
+
+    Raises:
+        MalformedProgram: they do not; names two actions.
+    """
+    waits = program.waits
+    for device in waits.devices:
+        next(of_length(program, plan, device, program.minibatches + 1), None)  # refuses a middle that does not repeat itself
+    blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
+    class_of, minibatch_of = _classes(program, plan, blocks)
+    numbers: dict[tuple[int, int], int] = {}
+    steps: dict[int, tuple[int, int]] = {}
+    for own in blocks.values():
+        for node, sends in own:
+            for number, step in enumerate([node, *sends]):
+                of = numbers.setdefault((class_of[node], number), len(numbers))
+                steps[step] = of, minibatch_of[node]
+    after: list[list[_Wait]] = [[] for _ in numbers]
+    lists: list[list[tuple[int, int, int]]] = []
+    for device in waits.devices:
+        listed, first = program.actions[device], waits.first[device]
+        received = {node: steps[send] for node, send, action in _received(waits, device, listed) if action.peer_device != device}
+        own = [(node, *place) for node in range(first, first + len(listed)) if (place := received.get(node) or steps.get(node))]
+        lists.append(own)
+        ends = [i + 1 for i, (node, _, _) in enumerate(own) if listed[node - first].kind in UPDATES]
+        middle = program.minibatches // 2
+        if len(ends) < middle + 2:
+            raise MalformedProgram("the program holds fewer updates than mini-batches")
+        for i in range(ends[middle], ends[middle + 1]):
+            (_, this, before), (_, user, later) = own[i], own[(i + 1) % len(own)]
+            if i + 1 < len(own):
+                after[this].append((user, later - before, 1))
+    latest, period = _latest(after, range(len(numbers)), len(numbers) + 1)
+    for own in lists:
+        for (a, this, before), (b, user, later) in pairwise(own):
+            if latest[this] + before * period >= latest[user] + later * period:
+                raise MalformedProgram(
+                    f"{waits.text(a)} stands before {waits.text(b)}, and the steady state has their like the other way round: "
+                    "cards could wait for each other in a longer stretch"
+                )
+
+
+def _ticks(waits: Waits, seconds: Sequence[float], late: Sequence[float]) -> tuple[list[int], list[int]]:
+    """By node, ticks that it occupies its device, at least one; by send, ticks until the message arrives."""
+    ticks = [round(took / TICK_S) for took in seconds]
+    took, transit, num = [1] * waits.num_nodes, [0] * waits.num_nodes, len(waits.devices)
+    for does, node, _, label, needs, occupied in waits.order:
+        if does == TRANSFER:
+            transit[node] = ticks[label] + round(late[occupied - num] / TICK_S)
+        else:
+            for member in needs if node in waits.meetings else (node,):
+                took[member] += ticks[label]
+    return took, transit
+
+
+def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
+    out: list[_Block] = []
+    for node, action in enumerate(actions, start=first):
+        if action.kind in SENDS:
+            out[-1].sends.append(node)
+        elif action.kind not in RECEIVES:
+            out.append(_Block(node, []))
+    return out
+
+
+def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
+    """By node of a block, its class, and its mini-batch; all members of a sum are one. Of a program that drains, 0."""
+    waits = program.waits
+    class_of, minibatch_of = [-1] * waits.num_nodes, [0] * waits.num_nodes
+    numbers: dict[tuple[object, ...], int] = {}
+    streams = program.minibatches > 1
+    counts = {s: accumulation(plan, s) for s in range(len(plan.stages))} if streams else {}
+    for device, own in blocks.items():
+        listed, first = program.actions[device], waits.first[device]
+        updates = 0
+        for block in own:
+            kind, stage, microbatch = listed[block.node - first][:3]
+            leader = waits.meetings.get(block.node, (block.node,))[0]
+            what: tuple[object, ...] = (leader,)
+            if streams and kind in SUMS:
+                # A sum belongs to the update that follows it.
+                what, minibatch_of[block.node] = (kind, microbatch, waits.place(leader)[0]), updates
+            elif streams and kind in UPDATES:
+                what, minibatch_of[block.node] = (device, kind, stage), microbatch
+                updates = microbatch + 1
+            elif streams:
+                minibatch_of[block.node], rest = divmod(microbatch, counts[stage])
+                what = device, kind, stage, rest
+            class_of[block.node] = numbers.setdefault(what, len(numbers))
+    return class_of, minibatch_of
+
+
+def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
+    """The blocks of a device that every mini-batch of the steady state repeats; of a program that drains, all."""
+    if program.minibatches == 1:
+        return 0, len(own)
+    ends = [i + 1 for i, block in enumerate(own) if program.waits.action(block.node).kind in UPDATES]
+    middle = program.minibatches // 2
+    if len(ends) < middle + 2:
+        raise MalformedProgram("the program holds fewer updates than mini-batches")
+    return ends[middle], ends[middle + 1]
+
+
+def _sweep(waits: Waits, class_of: Sequence[int], inside: set[int]) -> list[int]:
+    """Classes in an order in which most of them come before those that they wait for: the last of the program first."""
+    seen: dict[int, None] = {}
+    for does, node, _, _, _, _ in reversed(waits.order):
+        if does != TRANSFER and class_of[node] in inside:
+            seen.setdefault(class_of[node])
+    return list(seen)
+
+
+def _latest(after: Sequence[Sequence[_Wait]], sweep: Sequence[int], period: int) -> tuple[list[int], int]:
+    """The latest ticks, at most 0, at which the classes of mini-batch 0 can begin, and the period.
+
+    Args:
+        after: by class, who waits for it.
+        sweep: all classes, those first that others do not wait for.
+        period: a lower bound on the ticks between two mini-batches.
+
+    Raises:
+        MalformedProgram: no period is long enough.
+    """
+    while True:
+        latest, through = [0] * len(after), [-1] * len(after)
+        cycle: list[int] = []
+        changed = True
+        while changed and not cycle:
+            changed = False
+            for this in sweep:
+                now = latest[this]
+                for user, later, ticks in after[this]:
+                    if latest[user] + later * period - ticks < now:
+                        now = latest[user] + later * period - ticks
+                        through[this] = user
+                if now < latest[this]:
+                    latest[this] = now
+                    changed = True
+            cycle = _cycle(through) if changed else []
+        if not cycle:
+            return latest, period
+        ticks = minibatches = 0
+        for this, user in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+            later, least = min(
+                ((later, least) for to, later, least in after[this] if to == user), key=lambda w: w[0] * period - w[1]
+            )
+            ticks, minibatches = ticks + least, minibatches + later
+        if minibatches < 1:
+            raise MalformedProgram("the actions of a mini-batch wait for each other")
+        period = max(-(-ticks // minibatches), period + 1)
+
+
+def _cycle(through: Sequence[int]) -> list[int]:
+    """A cycle of the graph in which every class points to one other, or to none (-1)."""
+    state = [0] * len(through)
+    for start in range(len(through)):
+        path, at = [], start
+        while at >= 0 and not state[at]:
+            state[at] = start + 1
+            path.append(at)
+            at = through[at]
+        if at >= 0 and state[at] == start + 1 and path:
+            return path[path.index(at) :]
+    return []
+
+
+def _received(waits: Waits, device: int, listed: Sequence[Action]) -> list[tuple[int, int, Action]]:
+    """Node and action of each receive of a device, and the node of its send."""
+    out: list[tuple[int, int, Action]] = []
+    count: dict[object, int] = {}
+    for node, action in enumerate(listed, start=waits.first[device]):
+        if action.kind in RECEIVES:
+            channel = channel_of(action, device)
+            place = count.get(channel, 0)
+            count[channel] = place + 1
+            out.append((node, waits.channels[channel].sends[place], action))
+    return out

@@ -1,0 +1,117 @@
+"""Messages between cards: nothing here makes the host wait for a card, and nothing can deadlock.
+
+* Every device issues its messages in one global order (`gpp.program.global_order`): even if a card ran one
+  operation at a time, and every send waited for its receive, the earliest message that is not done has both ends at the
+  heads of their queues.
+* On top of that, the messages of an ordered pair of devices stand in line behind no other pair's on either card:
+  `gpp.program.communicators` gives each card one communicator a pair and role, and as few as that takes in all.
+* A receive is queued from a stream of its own, which owns the buffer, so that it need not wait for passes that the host
+  has queued before. The pass that needs the message waits for an event; the allocator is told that it reads the buffer.
+* A tensor that is sent stays referenced until the host has seen that its send is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+
+from gpp.program.communicators import Communicator, Pair
+from gpp.runtime.cards.card import AbstractCard, Event, Stream
+from gpp.runtime.cards.card import Communicator as Line
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Make, Mark
+from gpp.runtime.transport.shared_memory import RingSize
+
+
+@final
+class CardTransport(AbstractTransport):
+    """The messages and sums of one device of the plan.
+
+    Args:
+        communicators: those of all devices (`gpp.program.communicators.communicators`), made here, in their order.
+        device: this worker's device of the plan.
+        rank_of: device -> rank of its worker.
+    """
+
+    def __init__(
+        self, card: AbstractCard, communicators: Sequence[Communicator], *, device: int, rank_of: Mapping[int, int]
+    ) -> None:
+        self._card, self._device, self._rank_of = card, device, rank_of
+        self._route: dict[Pair, tuple[Line, int, Stream]] = {}
+        self._sums: dict[int, tuple[Line, Stream]] = {}
+        for made in communicators:
+            line = card.communicator([rank_of[d] for d in made.devices], made.name)
+            if line is None:
+                continue
+            for pair in made.pairs:
+                if device in pair:
+                    self._route[pair] = line, rank_of[pair[1] if device == pair[0] else pair[0]], card.stream()
+            if made.groups:
+                self._sums |= dict.fromkeys(made.groups, (line, card.stream()))
+        self._pending: deque[tuple[Event, torch.Tensor]] = deque()
+        self._finished: Mark = None
+
+    def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
+        """Send one message over each connection: the first one makes it, and both hosts wait meanwhile."""
+        token = torch.zeros(1, dtype=torch.uint8, device=self._card.device)
+        # In one order on all devices: that of the communicators, and of the pairs of each.
+        for (src, _), (line, peer, _) in self._route.items():
+            (line.send if src == self._device else line.receive)(token, peer).wait()
+        for line, _ in self._sums.values():
+            line.sum(token).wait()
+        done = self._card.event()
+        done.record()
+        done.synchronize()
+
+    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+        line, peer, side = self._route[channel[3], channel[4]]
+        with self._card.use(side):
+            buffer = make()
+            line.receive(buffer, peer).wait()
+            arrived = self._card.event()
+            arrived.record()
+        return _Arrival(self._card, arrived, buffer), buffer
+
+    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
+        line, peer, side = self._route[channel[3], channel[4]]
+        work = line.send(tensor, peer)
+        with self._card.use(side):
+            work.wait()
+            self._finished = self._card.event(timed=True)
+            self._finished.record()
+        # The communicator reads from the tensor's memory.
+        self._pending.append((self._finished, tensor))
+        while self._pending and self._pending[0][0].query():
+            self._pending.popleft()
+
+    def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
+        line, side = self._sums[group]
+        work = line.sum(tensor)
+        with self._card.use(side):
+            work.wait()
+            self._finished = self._card.event(timed=True)
+            self._finished.record()
+        return self._finished
+
+    def finished(self) -> Mark:
+        return self._finished
+
+    def flush(self, limit: int = 0) -> None:
+        while len(self._pending) > limit:
+            # The tensor goes after the wait, not before.
+            self._pending[0][0].synchronize()
+            self._pending.popleft()
+
+
+@final
+class _Arrival:
+    """A receive on a card: the current stream waits for it, and the memory of its buffer is kept for that stream."""
+
+    def __init__(self, card: AbstractCard, arrived: Event, buffer: torch.Tensor) -> None:
+        self._card, self._arrived, self._buffer = card, arrived, buffer
+
+    def wait(self) -> None:
+        self._arrived.wait()
+        self._card.keep(self._buffer)

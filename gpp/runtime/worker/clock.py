@@ -1,0 +1,150 @@
+"""When a worker's operations begin and end: on its processor the host's clock says it, on a card events in its stream do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import final
+
+from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.cards.card import Event as CardEvent
+from gpp.runtime.hang_detection.status import AbstractStatus
+from gpp.runtime.transport.channels import Mark
+from gpp.timeline import Event
+
+LOOK_S = 0.25
+"""Seconds between two looks at how far a card has come."""
+
+Timed = tuple[int, str, int, int, Mark, Mark, int]
+"""An event of the timeline with marks in place of its start and end."""
+
+
+class AbstractClock(ABC):
+    """Gives marks, and says later when they were reached.
+
+    `now` gives a mark behind everything that the worker has done, or has queued on the current stream.
+    """
+
+    now: Callable[[], Mark]
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until all marks are reached."""
+
+    @abstractmethod
+    def events(self, timed: Iterable[Timed]) -> list[Event]:
+        """The events with seconds of `time.perf_counter`; their marks are reached."""
+
+    @abstractmethod
+    def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
+        """Seconds of all the spans; their marks are reached."""
+
+
+@final
+class HostClock(AbstractClock):
+    """The processor does what the host calls, at once: a mark is a time."""
+
+    def __init__(self) -> None:
+        self.now = time.perf_counter
+
+    def settle(self) -> None:
+        return None
+
+    def events(self, timed: Iterable[Timed]) -> list[Event]:
+        return list(map(Event._make, timed))
+
+    def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
+        return sum(end - start for start, end in spans)
+
+
+@final
+class CardClock(AbstractClock):
+    """The card works off what the host has queued: a mark is an event in a stream, and is read once a step.
+
+    Seconds between two events of a card are good to a microsecond only over short times, so every step's marks are
+    counted from the last one of the step before.
+    """
+
+    def __init__(self, card: AbstractCard) -> None:
+        self._card = card
+        self.now = self._now
+        base = self._last = self._now()
+        base.synchronize()
+        self._base, self._base_s = base, time.perf_counter()
+
+    def _now(self) -> CardEvent:
+        event = self._last = self._card.event(timed=True)
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        self._last.synchronize()
+
+    def events(self, timed: Iterable[Timed]) -> list[Event]:
+        found = [Event(*event[:4], self._at_s(event[4]), self._at_s(event[5]), event[6]) for event in timed]
+        last, self._base_s = self._last, self._at_s(self._last)
+        self._base = last
+        return found
+
+    def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
+        return sum(self._card.seconds(start, end) for start, end in spans)
+
+    def _at_s(self, mark: CardEvent) -> float:
+        return self._base_s + self._card.seconds(self._base, mark)
+
+
+@final
+class CardStatus(AbstractStatus):
+    """The status of a worker whose card is behind the host: its position is the action that the card has not finished.
+
+    Args:
+        status: where it is written.
+    """
+
+    def __init__(self, status: AbstractStatus, card: AbstractCard) -> None:
+        self._status, self._card = status, card
+        self._begun: deque[tuple[int, CardEvent]] = deque()
+
+    def at(self, index: int) -> None:
+        event = self._card.event()
+        event.record()
+        self._begun.append((index, event))
+        self.look()
+
+    def look(self) -> None:
+        """Write down how far the card has come; a thread calls it while the host waits."""
+        reached = None
+        while self._begun and self._begun[0][1].query():
+            with suppress(IndexError):  # the host and the thread may both look
+                reached = self._begun.popleft()[0]
+        if reached is not None:
+            self._status.at(reached)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Context in which a thread looks at the card while the host waits."""
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(LOOK_S):
+                self.look()
+
+        threading.Thread(target=follow, name="card", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def waiting(self, waits: bool) -> None:
+        self._status.waiting(waits)
+
+    def begin(self, phase: int, step: int) -> None:
+        self._begun.clear()
+        self._status.begin(phase, step)
+
+    def enter(self, phase: int) -> None:
+        self._status.enter(phase)

@@ -1,0 +1,128 @@
+"""The static proof for cards against the model of cards, on many random programs; a small sample runs in the ordinary tests.
+
+    python -m tests.check_cards --count 2000
+
+Each program is tried as gloo has it, in the order for cards, and in that order with some messages moved; each of these on the
+runtime's path, on the strictest path (one operation at a time on a card, every send blocking) and on the path of before (receives
+two passes ahead, a communicator for each channel, a device-wide wait after every pass). Proof and model must say the same of every
+one. Prints how many run and how many do not, and ends with 1 if they disagree anywhere or if a program in the order for cards
+hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpp.errors import MalformedProgram
+from gpp.program.cards import OVERLAPPED, STRICTEST, Path, Queues, check_cards
+from gpp.program.communicators import Communicator, communicators
+from gpp.program.program import Program
+from tests.oracle.cards import outcome
+from tests.support.card_programs import Case, case, perturbed, stretch
+
+TODAY = Path(queues=Queues.CHANNELS, receives_wait=True, waits_for_all=True)
+
+FREE = replace(OVERLAPPED, pending=None)
+
+PATHS: dict[str, tuple[Path, dict[str, Any]]] = {
+    "overlapped, one send under way": (OVERLAPPED, {"pending": 0}),
+    "overlapped, three sends under way": (replace(OVERLAPPED, pending=2), {"pending": 2}),
+    "overlapped": (FREE, {}),
+    "one communicator": (FREE, {}),
+    "a communicator for each pair of devices": (FREE, {}),
+    "strictest": (STRICTEST, {"one_queue": True}),
+    "today": (TODAY, {"today": True}),
+}
+"""Name -> rules of the proof, and those of the model."""
+
+
+def communicators_of(path: str, found: Case, program: Program) -> tuple[Communicator, ...]:
+    """Those of the runtime, or fewer: on them messages stand in line behind others."""
+    made = communicators(found.groups, program)
+    pairs = tuple(pair for one in made for pair in one.pairs)
+    if path == "one communicator":
+        groups = tuple(group for one in made for group in one.groups if one.devices == tuple(sorted(program.actions)))
+        one = Communicator("all", tuple(sorted(program.actions)), pairs, groups)
+        return one, *(other for other in made if other.groups and not set(other.groups) <= set(groups))
+    if path == "a communicator for each pair of devices":
+        # torch's lazy mode: both directions share it.
+        shared = sorted({(min(pair), max(pair)) for pair in pairs})
+        lazy = [Communicator(f"{a} and {b}", (a, b), tuple(p for p in ((a, b), (b, a)) if p in pairs)) for a, b in shared]
+        return *lazy, *(other for other in made if other.groups)
+    return made
+
+
+def proved(found: Case, program: Program, path: Path, made: Sequence[Communicator]) -> str:
+    """What the proof says: `runs`, `deadlock`, or `mismatch` of a message."""
+    try:
+        check_cards(replace(program, minibatches=1), found.plan, found.groups, paths=[path], made=made)
+    except MalformedProgram as error:
+        return "mismatch" if "disagree on the order" in str(error) else "deadlock"
+    return "runs"
+
+
+def check(seed: int) -> tuple[list[str], Counter[str]]:
+    """Where proof and model disagree on the programs of a seed, and what they say."""
+    rng = random.Random(seed)
+    found = case(seed)
+    ordered = found.ordered()
+    check_cards(ordered, found.plan, found.groups)
+    variants = {"gloo's order": found.program, "order for cards": ordered}
+    if ordered.minibatches > 1:
+        short = rng.randint(1, ordered.minibatches + 2)
+        variants["order for cards, other length"] = stretch(ordered, found.plan, short)
+        variants = {name: program for name, program in variants.items() if name != "order for cards" or seed % 3 == 0}
+    for number in range(2):
+        moved = perturbed(found, variants.get("order for cards, other length", ordered), rng)
+        if moved:
+            variants[f"moved {number}"] = moved
+    wrong: list[str] = []
+    counts = Counter({f"program: {word}": 1 for word in found.words})
+    for name, program in variants.items():
+        for path, (rules, model) in PATHS.items():
+            made = communicators_of(path, found, program)
+            static = proved(found, program, rules, made)
+            policy = rng.choice(["random", "eager", "lazy"])
+            ran = outcome([program], made, policy=policy, seed=seed, **model)
+            kind = name.rstrip("01 ")
+            counts[f"{kind}, {path}: {ran}"] += 1
+            if (static == "runs") != (ran == "runs"):
+                wrong.append(f"seed {seed}, {name}, {path}: the proof says {static}, the model {ran}")
+            if kind.startswith("order for cards") and ran != "runs":
+                wrong.append(f"seed {seed}, {name}, {path}: {ran}")
+    return wrong, counts
+
+
+def check_many(count: int, *, start: int = 0, jobs: int = 1) -> tuple[list[str], Counter[str]]:
+    """The same for `count` seeds from `start` on."""
+    seeds = range(start, start + count)
+    if jobs > 1:
+        with multiprocessing.Pool(jobs) as pool:
+            outcomes = pool.map(check, seeds, chunksize=4)
+    else:
+        outcomes = [check(seed) for seed in seeds]
+    return [line for wrong, _ in outcomes for line in wrong], sum((counts for _, counts in outcomes), Counter())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    wrong, counts = check_many(args.count, start=args.start, jobs=args.jobs)
+    lines = [f"{args.count} programs from {args.start}, {len(wrong)} disagreements"]
+    lines += [f"  {name}: {number}" for name, number in sorted(counts.items())]
+    print("\n".join([*wrong[:50], *lines]))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

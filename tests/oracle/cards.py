@@ -1,0 +1,146 @@
+"""Programs on the model of cards (`gpp.runtime.cards.model`): each action becomes the calls that the host of a card would make.
+
+It shares nothing with the static proof (`gpp.program.cards`) but the list of communicators.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Sequence
+
+from gpp.program.communicators import Communicator
+from gpp.program.program import Program
+from gpp.runtime.cards.model.faults import Deadlock, Mismatch
+from gpp.runtime.cards.model.hosts import AbstractHost, Wait
+from gpp.runtime.cards.model.machine import Machine, Policy
+from gpp.runtime.cards.model.meetings import Group
+from gpp.runtime.cards.model.operations import Op
+
+_Made = tuple[Sequence[int], Sequence[object]]
+"""Members of a communicator, and what it carries."""
+
+Steps = Generator[Wait | None, None, object]
+
+
+def outcome(
+    programs: Sequence[Program],
+    made: Sequence[Communicator],
+    *,
+    one_queue: bool = False,
+    today: bool = False,
+    pending: int | None = None,
+    policy: Policy = "random",
+    seed: int = 0,
+) -> str:
+    """How the programs end on the model, one after the other: `runs`, `deadlock`, or `mismatch` of a message.
+
+    Args:
+        made: the communicators of the new path.
+        one_queue: the strictest rule, one operation at a time on a card.
+        today: a communicator for each channel, receives behind the passes before them, a device-wide wait after every pass.
+        pending: sends under way before the host waits for the oldest.
+    """
+    machine = Machine(rule="one_queue" if one_queue else "streams", policy=policy, seed=seed)
+    devices = sorted({device for program in programs for device in program.actions})
+    groups: dict[object, Group] = {}
+    for device in devices:
+
+        def main(host: AbstractHost, device: int = device) -> Steps:
+            yield from _make(host, machine, devices, groups, _today(programs) if today else _ours(made))
+            card = _Host(host, device, devices, groups, today, pending)
+            for program in programs:
+                yield from card.run(program)
+
+        machine.generator(main)
+    try:
+        machine.run()
+    except Deadlock:
+        return "deadlock"
+    except Mismatch:
+        return "mismatch"
+    return "runs"
+
+
+def _ours(made: Sequence[Communicator]) -> list[_Made]:
+    return [(one.devices, [*one.pairs, *(("sum", group) for group in one.groups)]) for one in made]
+
+
+def _today(programs: Sequence[Program]) -> list[_Made]:
+    """A communicator for each channel, one for each gradient group, one for the norm."""
+    channels: dict[tuple, None] = {}
+    sums: dict[object, set[int]] = defaultdict(set)
+    for program in programs:
+        for device, own in sorted(program.actions.items()):
+            for a in own:
+                if a.kind in ("SF", "SB") and a.peer_device != device:
+                    channels[a.kind[1], a.stage, a.peer_stage, device, a.peer_device] = None
+                if a.kind in ("R", "N"):
+                    sums["sum", -1 if a.kind == "N" else a.microbatch].add(device)
+    out: list[_Made] = [(tuple(sorted(channel[3:])), [channel]) for channel in channels]
+    return out + [(tuple(sorted(members)), [group]) for group, members in sums.items()]
+
+
+def _make(
+    host: AbstractHost,
+    machine: Machine,
+    devices: Sequence[int],
+    groups: dict[object, Group],
+    made: Sequence[_Made],
+) -> Steps:
+    for number, (members, carries) in enumerate(made):
+        group, wait = machine.gather(host, [devices.index(device) for device in members], f"communicator {number}")
+        groups.update(dict.fromkeys(carries, group))
+        yield wait
+
+
+class _Host:
+    def __init__(
+        self, host: AbstractHost, device: int, devices: Sequence[int], groups: dict[object, Group], today: bool, pending: int | None
+    ) -> None:
+        self.host, self.device, self.devices, self.groups = host, device, devices, groups
+        self.today, self.pending = today, pending
+        self.compute = host.queue("compute")
+
+    def run(self, program: Program) -> Steps:
+        host, compute = self.host, self.compute
+        posted: dict[tuple, list[Op]] = defaultdict(list)
+        sent: deque[Op] = deque()
+        summed: list[Op] = []
+        for a in program.actions[self.device]:
+            behind = compute if self.today or a.kind not in ("RF", "RB") else None
+            if a.kind in ("F", "B"):
+                for op in posted.pop((a.kind, a.stage, a.microbatch), ()):
+                    host.order(compute, op)
+                host.launch(compute, a.text(self.device))
+            elif a.kind == "U":
+                for op in summed:
+                    host.order(compute, op)
+                summed = []
+                host.launch(compute, a.text(self.device))
+            elif a.kind in ("R", "N"):
+                if a.kind == "N":
+                    for op in summed:
+                        host.order(compute, op)
+                    summed = []
+                group = -1 if a.kind == "N" else a.microbatch
+                op = self.groups["sum", group].sum(host, (a.kind, group), after=behind)
+                if self.today:
+                    host.order(compute, op)
+                summed.append(op)
+            elif a.peer_device == self.device:
+                continue
+            elif a.kind in ("RF", "RB"):
+                about = a.kind[1], a.peer_stage, a.stage, a.peer_device, self.device
+                group = self.groups[about if self.today else about[3:]]
+                op = group.receive(host, self.devices.index(a.peer_device), (about, a.lo, a.hi), after=behind)
+                posted[a.kind[1], a.stage, a.microbatch].append(op)
+            else:
+                about = a.kind[1], a.stage, a.peer_stage, self.device, a.peer_device
+                while self.pending is not None and len(sent) > self.pending:
+                    yield host.until([sent.popleft()], "send")
+                group = self.groups[about if self.today else about[3:]]
+                op = group.send(host, self.devices.index(a.peer_device), (about, a.lo, a.hi), after=behind)
+                sent.append(op)
+            if self.today and a.kind in ("F", "B", "U"):
+                yield host.everything()
+        yield host.everything("end of the step")
