@@ -221,7 +221,7 @@ def job_folder(*, _root_: Any) -> str:
     return f"{name}-{digest_of(_root_)}"
 
 
-def or_started(count: int, *, _root_: Any) -> int:
+def or_started(count: int | None, *, _root_: Any) -> int | None:
     """`${or_started:4}`: as many as a launcher has started where engine.launch=env says so, else 4."""
     started = world_of(os.environ) if _root_.engine.get("launch") == "env" else None
     return count if started is None else started

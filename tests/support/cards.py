@@ -67,9 +67,7 @@ def train(
 
     def worker_of(device: int) -> Callable[[ModelCard], str]:
         def program(card: ModelCard) -> str:
-            worker = Worker(
-                job, run_dir, device_id=device, device=card.device, transport=transport(job, card, device), card=card
-            )
+            worker = Worker(job, run_dir, device_id=device, device=card.device, transport=transport(job, card, device), card=card)
             change(worker)
             lines = StringIO()
             worker.run(lines)

@@ -37,6 +37,7 @@ class Distributed(AbstractEngine):
         master_addr, master_port: of an external launch, and of `env` where the launcher does not say: where the workers
             meet, on the machine of rank 0.
         autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        workers_per_card: workers that share a card. With more than one, messages go by gloo over pinned main memory.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
@@ -56,6 +57,7 @@ class Distributed(AbstractEngine):
     autocast: Literal["bfloat16", "float16"] | None = None
     compile: str | None = None
     shared_memory: bool = True
+    workers_per_card: Count = 1
 
     @property
     def worker_settings(self) -> dict[str, Any]:
@@ -68,11 +70,12 @@ class Distributed(AbstractEngine):
             "autocast": self.autocast,
             "compile": self.compile,
             "shared_memory": self.shared_memory,
+            "workers_per_card": self.workers_per_card,
         }
 
     def devices_here(self, cluster: Cluster) -> int:
         # Workers that others start count the devices of their own machines.
-        return cluster.num_devices if self.launch == "local" else 0
+        return -(-cluster.num_devices // self.workers_per_card) if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_what_does_not_run(plan)
@@ -80,17 +83,31 @@ class Distributed(AbstractEngine):
             _check_backend(self.compile)
         if self.launch == "slurm":
             self.slurm.check()
+        warnings = self._shared(plan)
         if self.launch != "local":
-            return ()
+            return warnings
         check_interface(self.interface)
-        return crowded(plan)
+        return (*warnings, *crowded(plan))
 
     @property
     def joins(self) -> bool:
         return self.launch == "collect"
 
+    def _shared(self, plan: Plan) -> tuple[str, ...]:
+        """Warning for workers that share a card, if they do."""
+        count = min(self.workers_per_card, plan.num_devices)
+        if count == 1:
+            return ()
+        return (
+            f"{count} workers share a card: their messages go by gloo over pinned main memory, because NCCL refuses two ranks on "
+            "one card; measured times are not those of a card for each worker",
+        )
+
     def refuse(self, job: Job) -> None:
         refuse_what_does_not_run(job.plan)
+        if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
+            rule = f"cluster={job.cluster.name} has no cards to share"
+            raise InvalidConfig("engine.workers_per_card", self.workers_per_card, rule, "leave it out, or use cluster=local_gpus")
         if self.launch == "env":
             from gpp.runtime.controller.leader import Leader
 
