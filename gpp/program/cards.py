@@ -1,18 +1,22 @@
 """Proof that a program cannot hang on cards, before any process starts.
 
-On a card the host issues operations on queues, and each queue runs them in the order of their issue. The nodes of a graph are
-these operations and the waits of the hosts. A message is one node, which stands in a queue of either end: neither is over before
-both have come to it. So is a sum, for all its members. Every node waits for all that its edges name:
+The host of a card issues operations on queues, and each queue runs them in the order of their issue. The nodes of a graph are these
+operations and the waits of the hosts. A message is one node, which stands in a queue of either end: it is over when both have come
+to it. A sum is one node, too, for all its members. An edge says that a node waits for another one:
 
-* what stands before it in its queues;
-* for the last wait of the host that issues it;
-* a pass for the messages that it needs, a send and a sum for the passes before them, an update and a norm for the sums before;
-* a wait of the host for the operations that it is about.
+* an operation waits for the one before it in its queue, and for the last wait of the host that issued it;
+* a pass waits for the messages that it needs;
+* a send and a sum wait for the passes before them;
+* an update and a norm wait for the sums before them;
+* a wait of the host waits for the operations that it is about.
 
-So the program runs to its end if and only if the graph has no cycle, whatever each operation takes. A `Path` says which queues
-there are, and for what a host waits. `STRICTEST` allows one operation at a time on a card: what runs there is safe however little
-the streams of a card overlap. Steps, evaluations and stretches follow each other without harm, if each of them is proved: every
-message and sum of one has both ends in it, so nothing in it waits for what comes later.
+So the program runs to its end if and only if the graph has no cycle, however long each operation takes. A `Path` says which queues
+there are, and what a host waits for.
+
+What runs on the `STRICTEST` path, where a card does one operation at a time, runs on every path on which a card waits only for what
+it has issued before: each of its waits is one that the single queue has, too. So it needs no two streams of a card to progress side
+by side. Steps, evaluations and stretches that are proved may follow each other: both ends of a message, and all members of a sum,
+lie in one of them, so nothing waits for what comes later.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class Path:
 
 
 OVERLAPPED: Final = Path(queues=Queues.COMMUNICATORS, pending=0)
-"""The path of the runtime. With 0 sends under way the host waits most: what runs so runs with any number of them."""
+"""The path of the runtime. The host waits most if no other send may be under way: what runs so runs with any number of them."""
 
 STRICTEST: Final = Path(queues=Queues.ONE)
 
@@ -99,7 +103,7 @@ def check_cards(
 
 
 _QUEUE, _HOST, _NEEDS, _ISSUED = range(4)
-"""Why a node waits for another one: it stands behind it, its host waits for it first, it needs it, its host waits for it itself."""
+"""Why a node waits for another one: it stands behind it in a queue, its host issues it later, it needs it, it is a wait for it."""
 
 _About = tuple[Channel, int, int]
 """Channel and samples of a message. Of a sum, its kind and group in place of a channel."""
@@ -107,7 +111,7 @@ _About = tuple[Channel, int, int]
 
 @final
 class _Line:
-    """Operations that meet in the order of their issue: the n-th of every end. There are no tags."""
+    """Operations that meet in the order of their issue, because there are no tags: the n-th of every end."""
 
     __slots__ = ("about", "came", "nodes")
 
@@ -125,7 +129,7 @@ class _Operations:
     def __init__(self, program: Program, made: Sequence[Communicator], path: Path) -> None:
         self.program, self.path = program, path
         self.owner: list[tuple[int, int]] = []
-        """By node, its device and the position of its action; of a host's wait, that of the action before, less than 0: -1 is 0."""
+        """By node, its device and the position of its action; of a host's wait, -1 less the position of the action before it."""
         self.waiting: list[int] = []
         self.waits: list[int] = []
         """For each edge, the node that waits, and 4 times the one that it waits for, and why."""

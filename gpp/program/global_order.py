@@ -1,17 +1,17 @@
-"""One order of all messages, in which every card can issue them: for backends that block.
+"""One order of all messages in which every card can issue them, for backends that block.
 
 On a card a receive is an operation that occupies its queue until the sender comes to it (NCCL). A receive that stands in front of a
 message which must go first is a deadlock, so `POSTED_AHEAD` of `gpp.program.lower`, which is right for gloo, is wrong there. Here
-every receive stands where one run of the whole program has it. A run is a total order of all passes, sums, updates and messages
-that agrees with the order of every device and in which every message comes after the pass that makes it and before the pass that
-needs it. Even if each card has a single queue and each send blocks until it is received, the earliest message of the run that is
-not over is then at the head of both queues, so something always moves.
+every receive stands where one run of the whole program has it. A run is a total order of all passes, sums, updates and messages.
+It agrees with the order of every device, and every message comes after the pass that makes it and before the pass that needs it.
+Even if each card has a single queue and each send blocks until it is received, the earliest message of the run that is not over is
+at the head of both queues, so something always moves.
 
-The run is the one in which everything happens as late as the last pass allows: a stage that is faster than its reader makes its
-messages just in time, and no buffer waits for longer than it must. Passes keep together with the sends of their messages.
+In this run everything happens as late as the last pass allows: a stage that is faster than its reader makes its messages just in
+time, and no buffer waits for longer than it must. A message goes as soon as the pass that makes it is over.
 
-A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch; the time of a class moves
-on by the period with every mini-batch. These times solve a system of difference constraints (one for each wait), which has a
+A pipeline that does not drain repeats the run of one mini-batch. A class is an action of any mini-batch, and its time moves on by
+the period with every mini-batch. The times of all classes solve a system of difference constraints, one for each wait. It has a
 solution for every period that is at least the largest ratio of seconds to mini-batches on a cycle of waits (Reiter, "Scheduling
 parallel computations", 1968). So stretches of every length have the same order, without the actions that they leave out.
 """
@@ -32,7 +32,7 @@ from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import TRANSFER, Waits
 
 TICK_S = 1e-9
-"""Times are whole numbers of these, so that no rounding can order two actions otherwise in another mini-batch."""
+"""Times are whole numbers of these, so that rounding cannot order two actions differently in another mini-batch."""
 
 _Wait = tuple[int, int, int]
 """A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
@@ -84,7 +84,7 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
     inside = {class_of[block.node] for device, part in body.items() for block in blocks[device][slice(*part)]}
     if any(class_of[node] not in inside for node in (block.node for own in blocks.values() for block in own)):
         raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
-    latest, period = _latest(after, _sweep(waits, class_of, inside), busy)
+    latest, period = _latest(after, _sweep(waits, class_of), busy)
 
     def place(node: int, *, end: bool = False) -> int:
         """Half ticks of a block's beginning, or just before its end."""
@@ -114,9 +114,9 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
 def check_any_length(program: Program, plan: Plan) -> None:
     """Prove that stretches of every length (`gpp.program.steady_state.of_length`) have one order on all cards, one queue a card.
 
-    The device lists of the steady state, repeated without end, must agree with one order that repeats itself, too: times of all
-    classes, each later than what stands before it on any device, with a message in one place on both. What fills and drains the
-    pipeline must be in this order.
+    The lists of the steady state, repeated without end, must agree with one order that repeats itself, too. Such an order is a time
+    for each class, later than the times of all that stands before it on any device; both ends of a message have one time. What
+    fills and drains the pipeline must be in this order.
 
     Raises:
         MalformedProgram: they do not; names two actions.
@@ -127,18 +127,19 @@ def check_any_length(program: Program, plan: Plan) -> None:
     blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
     class_of, minibatch_of = _classes(program, plan, blocks)
     numbers: dict[tuple[int, int], int] = {}
-    steps: dict[int, tuple[int, int]] = {}
+    step_of = [-1] * waits.num_nodes
     for own in blocks.values():
         for node, sends in own:
             for number, step in enumerate([node, *sends]):
-                of = numbers.setdefault((class_of[node], number), len(numbers))
-                steps[step] = of, minibatch_of[node]
+                step_of[step] = numbers.setdefault((class_of[node], number), len(numbers))
+                minibatch_of[step] = minibatch_of[node]
     after: list[list[_Wait]] = [[] for _ in numbers]
     lists: list[list[tuple[int, int, int]]] = []
     for device in waits.devices:
         listed, first = program.actions[device], waits.first[device]
-        received = {node: steps[send] for node, send, action in _received(waits, device, listed) if action.peer_device != device}
-        own = [(node, *place) for node in range(first, first + len(listed)) if (place := received.get(node) or steps.get(node))]
+        sender = {node: send for node, send, action in _received(waits, device, listed) if action.peer_device != device}
+        whole = [(node, sender.get(node, node)) for node in range(first, first + len(listed))]
+        own = [(node, step_of[step], minibatch_of[step]) for node, step in whole if step_of[step] >= 0]
         lists.append(own)
         ends = [i + 1 for i, (node, _, _) in enumerate(own) if listed[node - first].kind in UPDATES]
         middle = program.minibatches // 2
@@ -148,7 +149,7 @@ def check_any_length(program: Program, plan: Plan) -> None:
             (_, this, before), (_, user, later) = own[i], own[(i + 1) % len(own)]
             if i + 1 < len(own):
                 after[this].append((user, later - before, 1))
-    latest, period = _latest(after, range(len(numbers)), len(numbers) + 1)
+    latest, period = _latest(after, _sweep(waits, step_of), len(numbers) + 1)
     for own in lists:
         for (a, this, before), (b, user, later) in pairwise(own):
             if latest[this] + before * period >= latest[user] + later * period:
@@ -219,13 +220,9 @@ def _body(program: Program, own: Sequence[_Block]) -> tuple[int, int]:
     return ends[middle], ends[middle + 1]
 
 
-def _sweep(waits: Waits, class_of: Sequence[int], inside: set[int]) -> list[int]:
-    """Classes in an order in which most of them come before those that they wait for: the last of the program first."""
-    seen: dict[int, None] = {}
-    for does, node, _, _, _, _ in reversed(waits.order):
-        if does != TRANSFER and class_of[node] in inside:
-            seen.setdefault(class_of[node])
-    return list(seen)
+def _sweep(waits: Waits, class_of: Sequence[int]) -> list[int]:
+    """Classes (by node, -1 for none) in an order in which most of them come before those that they wait for: the last one first."""
+    return [number for number in dict.fromkeys(class_of[step[1]] for step in reversed(waits.order)) if number >= 0]
 
 
 def _latest(after: Sequence[Sequence[_Wait]], sweep: Sequence[int], period: int) -> tuple[list[int], int]:

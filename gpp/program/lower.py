@@ -21,8 +21,9 @@ Slots = Mapping[DevicePass, Sequence[Action]]
 POSTED_AHEAD = 2
 """Passes before the one that needs a message at which its receive is posted.
 
-One is too late where the pass before is short: the sender's data then waits for the receiver's buffer, because gloo and NCCL
-move nothing until both sides have met. More holds buffers for nothing: what is in flight bounds them already.
+One is too late where the pass before is short: the sender's data then waits for the receiver's buffer, because gloo moves nothing
+until both sides have met. More holds buffers for nothing: what is in flight bounds them already. Cards need another order
+(`gpp.program.global_order`).
 """
 
 

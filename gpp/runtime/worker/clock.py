@@ -36,8 +36,8 @@ class AbstractClock(ABC):
         """Wait until all marks are reached."""
 
     @abstractmethod
-    def events(self, timed: Iterable[Timed]) -> list[Event]:
-        """The events with seconds of `time.perf_counter`; their marks are reached."""
+    def events(self, timed: list[Timed]) -> tuple[list[Event], list[Timed]]:
+        """The events whose marks are reached, with seconds of `time.perf_counter`; and the others, whose messages go on."""
 
     @abstractmethod
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
@@ -54,8 +54,8 @@ class HostClock(AbstractClock):
     def settle(self) -> None:
         return None
 
-    def events(self, timed: Iterable[Timed]) -> list[Event]:
-        return list(map(Event._make, timed))
+    def events(self, timed: list[Timed]) -> tuple[list[Event], list[Timed]]:
+        return list(map(Event._make, timed)), []
 
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
         return sum(end - start for start, end in spans)
@@ -84,11 +84,16 @@ class CardClock(AbstractClock):
     def settle(self) -> None:
         self._last.synchronize()
 
-    def events(self, timed: Iterable[Timed]) -> list[Event]:
-        found = [Event(*event[:4], self._at_s(event[4]), self._at_s(event[5]), event[6]) for event in timed]
+    def events(self, timed: list[Timed]) -> tuple[list[Event], list[Timed]]:
+        found, later = [], []
+        for event in timed:
+            if event[5].query():
+                found.append(Event(*event[:4], self._at_s(event[4]), self._at_s(event[5]), event[6]))
+            else:
+                later.append(event)
         last, self._base_s = self._last, self._at_s(self._last)
         self._base = last
-        return found
+        return found, later
 
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
         return sum(self._card.seconds(start, end) for start, end in spans)

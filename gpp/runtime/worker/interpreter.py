@@ -143,9 +143,9 @@ class Interpreter(Generic[R]):
 
     def take(self) -> tuple[list[Event], float]:
         """What the device did since the last call, without waiting, and the seconds it waited for messages and sums."""
-        found = self.clock.events(self._timed), self.clock.total_s(self._waits)
-        self._timed, self._waits = [], []
-        return found
+        events, self._timed = self.clock.events(self._timed)
+        waited_s, self._waits = self.clock.total_s(self._waits), []
+        return events, waited_s
 
     def _end(self) -> None:
         self.transport.flush()

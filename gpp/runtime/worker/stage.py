@@ -172,8 +172,11 @@ class StageRunner:
     def examine(self) -> None:
         """Look at the losses of the forwards since the last call; the first that is not finite is told."""
         unread, self._unread = self._unread, []
-        for name, microbatch, lo, hi, value in unread:
-            if not math.isfinite(number := value.item()):
+        values = [value for *_, value in unread]
+        # One copy for all of them: each makes the host wait.
+        numbers = torch.stack(values).tolist() if len(values) > 1 else [value.item() for value in values]
+        for (name, microbatch, lo, hi, _), number in zip(unread, numbers, strict=True):
+            if not math.isfinite(number):
                 if self.on_nonfinite:
                     place = self._place(microbatch, lo, hi)
                     self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)

@@ -7,7 +7,7 @@ does, autograd's own included. The kernels use other tensors over the same bytes
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -61,17 +61,12 @@ class _Watch(weakref.ref[_Array]):
 
 @final
 class Blocks:
-    """All storages on the cards of one process.
+    """All storages on the cards of one process."""
 
-    Args:
-        freed: called with each block whose last reference is gone.
-    """
-
-    def __init__(self, freed: Callable[[Block], None]) -> None:
+    def __init__(self) -> None:
         self.of: dict[int, Block] = {}
         """Address of a storage's implementation -> its block."""
         self._watches: dict[int, _Watch] = {}
-        self._freed = freed
 
     def find(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor lies in; None for ordinary main memory."""
@@ -98,4 +93,4 @@ class Blocks:
         assert isinstance(watch, _Watch)
         del self.of[watch.number]
         del self._watches[watch.number]
-        self._freed(watch.block)
+        watch.block.host.release(watch.block.memory)

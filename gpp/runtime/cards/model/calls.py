@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, final
 
@@ -15,6 +16,8 @@ from gpp.runtime.cards.model.kernels import DEVICE
 from gpp.runtime.cards.model.memory import use_on_host
 
 _MAIN = torch.device("cpu")
+_GROUPING = ("torch/nn/utils/clip_grad.py",)
+"""Files of torch that group tensors by their devices in C++, where tensors on the card have devices without a number."""
 
 
 class Context(Protocol):
@@ -95,7 +98,8 @@ def _to(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
     if rest and isinstance(rest[-1], bool):
         free, rest = rest[-1], rest[:-1]
     moved = func(tensor, *rest, **kwargs) if rest or kwargs else tensor
-    return moved if torch.device(device) == DEVICE else _down(calls, moved, bool(free))
+    stays = torch.device(device) == DEVICE or sys._getframe(2).f_code.co_filename.endswith(_GROUPING)
+    return moved if stays else _down(calls, moved, bool(free))
 
 
 def _down(calls: Calls, tensor: torch.Tensor, free: bool = False) -> torch.Tensor:
@@ -154,19 +158,15 @@ def _deepcopy(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
     return copied
 
 
-def _backward(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
-    if args[0].grad_fn is None and not args[0].requires_grad:
-        return func(*args, **kwargs)
-    names = ("gradient", "retain_graph", "create_graph", "inputs")
-    found = dict(zip(names, args[1:], strict=False)) | kwargs
-    with calls:  # hooks are calls of the program
-        torch.autograd.backward(
-            args[0],
-            found.get("gradient"),
-            found.get("retain_graph"),
-            bool(found.get("create_graph")),
-            inputs=found.get("inputs"),
-        )
+def _hook(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
+    """Autograd calls hooks without modes; theirs are calls of the program, too."""
+    tensor, hook = args
+
+    def called(*values: Any) -> Any:
+        with calls:
+            return hook(*values)
+
+    return func(tensor, called, **kwargs)
 
 
 def _is_pinned(calls: Calls, func: Any, args: Any, kwargs: Any) -> Any:
@@ -187,7 +187,8 @@ _SPECIAL: dict[Any, Callable[[Calls, Any, Any, Any], Any]] = {
     torch.Tensor.__array__: _refused,
     torch.Tensor.is_pinned: _is_pinned,
     torch.Tensor.pin_memory: _pin,
-    torch.Tensor.backward: _backward,
+    torch.Tensor.register_hook: _hook,
+    torch.Tensor.register_post_accumulate_grad_hook: _hook,
     torch.Tensor.__deepcopy__: _deepcopy,
     torch.tensor: _from_values,
     torch.as_tensor: _from_values,

@@ -34,7 +34,7 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
     Raises:
         Fault: what the model finds.
     """
-    blocks = Blocks(_release)
+    blocks = Blocks()
     threads = torch.get_num_threads()
 
     def start(number: int) -> T:
@@ -46,11 +46,6 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
     with torch._C._AutoDispatchBelowAutograd():
         machine.run()
     return [host.result for host in hosts]  # pyright: ignore[reportReturnType]
-
-
-def _release(block: Block) -> None:
-    if not block.pinned:
-        block.host.released.append(block.memory)
 
 
 @final
@@ -77,9 +72,7 @@ class ModelCard(AbstractCard):
         """Run the worker's program in this thread."""
         self._go()
         with self.kernels, self.calls:
-            out = program(self)
-        self.host.hand_back()
-        return out
+            return program(self)
 
     # Each worker has random numbers of its own, as in a process of its own.
     def _go(self) -> None:
@@ -90,8 +83,9 @@ class ModelCard(AbstractCard):
 
     def make(self, key: New, name: str) -> tuple[torch.Tensor, Block]:
         """A tensor in fresh memory of the current stream, filled with what is no number."""
+        self.host.allocate(self.current)
         tensor, block = self.blocks.make(key.shape, key.stride, key.dtype, self.host, self.current, name)
-        self.host.allocate(block.memory)
+        self.host.made(block.memory)
         return tensor, block
 
     def factory_on_card(self) -> bool:
@@ -160,11 +154,9 @@ class ModelCard(AbstractCard):
         return ModelCommunicator(self, group) if self.host.rank in group.ranks else None
 
     def peak_memory_bytes(self) -> int:
-        self.host.hand_back()
         return self.host.peak_bytes
 
     def reset_peak(self) -> None:
-        self.host.hand_back()
         self.host.peak_bytes = self.host.live_bytes
 
     def device_wait(self) -> None:

@@ -89,8 +89,6 @@ class AbstractHost(ABC):
         """How often it waited, by kind; waits for what was over already count too."""
         self.waiting: Wait | None = None
         self.ended = False
-        self.released: list[Memory] = []
-        """Memory without references, which goes back to its stream at the next call."""
         self.live_bytes = self.peak_bytes = 0
         self._tail: Op | None = None
         self.id = machine.actor(self)
@@ -125,8 +123,6 @@ class AbstractHost(ABC):
 
     def queued(self, op: Op) -> None:
         """Put an operation at the end of its queue."""
-        if self.released:
-            self.hand_back()
         self.launched += 1
         queue = op.queue
         before = self._tail if self.machine.one_queue else queue.tail
@@ -155,8 +151,6 @@ class AbstractHost(ABC):
 
     def until(self, ops: Iterable[Op | None], kind: str, text: str = "") -> Wait:
         """What to wait for until operations are over that `Queue.point` or a communicator has given."""
-        if self.released:
-            self.hand_back()
         self.waits[kind] += 1
         return Wait(self, kind, text or kind, [op for op in ops if op is not None])
 
@@ -185,26 +179,31 @@ class AbstractHost(ABC):
 
     def saw(self, op: Op) -> bool:
         """Whether an operation is over that `Queue.point` or a communicator has given; the host then knows it."""
-        if self.released:
-            self.hand_back()
         if op.done:
             self.learn((op,))
         return op.done
 
-    def allocate(self, memory: Memory) -> None:
-        """Count memory that was made; what has no references left has gone before."""
-        if self.released:
-            self.hand_back()
+    def allocate(self, queue: Queue) -> None:
+        """Memory is about to be made for a stream: what went back to it may be handed out now.
+
+        Raises:
+            EarlyReuse: another stream may still use some of that.
+        """
+        released, queue.released = queue.released, []
+        for memory in released:
+            if len(memory.used) > 1 or (memory.used and queue not in memory.used):
+                Free(memory, self)
+
+    def made(self, memory: Memory) -> None:
+        """Count memory that was made."""
         self.live_bytes += memory.num_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def hand_back(self) -> None:
-        """Give memory without references back to its stream."""
-        released, self.released = self.released, []
-        for memory in released:
+    def release(self, memory: Memory) -> None:
+        """The last reference to some memory has gone, at any time and in any thread: it goes back to its stream."""
+        if memory.queue is not None:
             self.live_bytes -= memory.num_bytes
-            if len(memory.used) > 1 or (memory.used and memory.queue not in memory.used):
-                Free(memory, self)
+            memory.queue.released.append(memory)
 
 
 @final

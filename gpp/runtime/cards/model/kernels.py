@@ -193,11 +193,11 @@ class Kernels(TorchDispatchMode):
         fresh: list[Memory] = []
         out = self._results(form, call, info.name, made, fresh)
         writes = [block.memory for block in self._written(info, args, kwargs)] if info.writes or info.written or info.silent else []
+        if func in _EMPTY:
+            return out
         run = _run(func, inner, named, form, made)
         if drawn is not None:
             run = _with_state(run, drawn, named)
-        if func in _EMPTY:
-            run = _nothing
         reads = [block.memory for block in call.blocks if block.memory not in writes]
         self.host.launch(self.card.current, info.name, run=run, reads=reads, writes=writes + fresh)
         return out
@@ -319,10 +319,6 @@ _EMPTY = {
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
 }
-
-
-def _nothing() -> None:
-    return None
 
 
 def _masked(indices: Any) -> bool:

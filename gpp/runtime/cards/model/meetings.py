@@ -108,7 +108,7 @@ class Group:
         if number == len(meetings):
             name = f"message {number} from {source} to {target} on communicator {self.name}"
             meetings.append(Meeting(self.machine.ready, name, 2, one_way=True))
-        way = f"to {peer}" if kind == "send" else f"from {peer}"
+        way = f"to worker {peer}" if kind == "send" else f"from worker {peer}"
         return meetings[number], f"{kind} {number} {way}"
 
     def _launch(

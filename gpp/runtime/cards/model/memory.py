@@ -37,8 +37,6 @@ def use(op: Op) -> None:
 
 
 def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
-    if memory.freed:
-        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
     own = op.queue
     if memory.wrote and clock[own.host.id] < memory.wrote:
         verb = "writes to" if writes else "reads"
@@ -63,6 +61,8 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
                 f"{first} {'writes to' if wrote else 'reads'} {memory}, {second} {'writes to' if writes else 'reads'} it, and "
                 f"no event orders the two: {second.queue} does not wait for an event recorded on {first.queue} after {first.name}"
             )
+    if memory.freed:
+        raise EarlyReuse(f"{op} uses {memory}, {memory.freed}, and nothing orders the use before that")
 
 
 def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
@@ -86,7 +86,7 @@ def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
 
 @final
 class Free:
-    """Memory goes back to its stream: later operations of the stream may be handed it at once.
+    """Memory that went back to its stream is handed out again: later operations of the stream may write to it.
 
     Every use on another stream must happen before the end of what its own stream holds now, or before the end of what
     the streams of `keep` hold now, or be known to the host.
@@ -119,10 +119,11 @@ class Free:
             for op in memory.touched.get(queue, ()):
                 if op is not None and op.index > clock[queue.id]:
                     raise EarlyReuse(
-                        f"{memory} goes back to {owner} while {op} may still use it: record an event after {op.name} and make "
-                        f"{owner} wait for it before the last reference goes, or call keep(tensor, {queue.name})"
+                        f"{memory} went back to {owner} and is handed out again while {op} may still use it: record an event "
+                        f"after {op.name} and make {owner} wait for it before the last reference goes, or call keep(tensor, "
+                        f"{queue.name})"
                     )
-        memory.freed = f"which went back to {owner}"
+        memory.freed = f"which went back to {owner} and was handed out again"
 
     def _clock(self) -> Sequence[int]:
         clock = [0] * len(self.host.clock)

@@ -141,7 +141,7 @@ class Queue:
         ready: gets the operations that may run.
     """
 
-    __slots__ = ("clock", "count", "end_s", "host", "id", "known", "name", "pending", "ready", "tail")
+    __slots__ = ("clock", "count", "end_s", "host", "id", "known", "name", "pending", "ready", "released", "tail")
 
     def __init__(self, host: Owner, name: str, number: int, ready: list[Op]) -> None:
         self.host, self.name, self.id, self.ready = host, name, number, ready
@@ -150,6 +150,8 @@ class Queue:
         self.count, self.end_s = 0, 0.0
         self.tail: Op | None = None
         self.pending: deque[Op] = deque()
+        self.released: list[Memory] = []
+        """Memory of the stream without references, which the next memory made for it may be."""
 
     def point(self) -> Op | None:
         """The operation that is queued last, as something to wait for; None on a stream that was never used."""

@@ -1,0 +1,235 @@
+"""The order of messages for cards, the proof that it cannot hang, and the communicators: properties of many random programs.
+
+`tests.check_cards` compares the proof with a model of cards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from gpp.errors import MalformedProgram
+from gpp.plan.build import make_plan
+from gpp.program.action import Action
+from gpp.program.cards import OVERLAPPED, STRICTEST, check_cards
+from gpp.program.communicators import Communicator, communicators, first_messages
+from gpp.program.global_order import check_any_length, in_global_order
+from gpp.program.program import Program, check_program
+from gpp.program.steady_state import of_length, window
+from gpp.runtime.job import _checked
+from gpp.runtime.transport.channels import channels_of
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.simulator import Costs
+from tests.check_cards import TODAY, check_many
+from tests.support.card_programs import AHEAD, Case, case, perturbed, stretch
+from tests.support.graphs import chain, problem
+from tests.support.problems import random_problem
+from tests.support.programs import lower
+
+SEEDS = range(60)
+
+
+@cache
+def found(seed: int) -> tuple[Case, Program]:
+    one = case(seed)
+    return one, one.ordered()
+
+
+def others(actions: tuple[Action, ...]) -> list[Action]:
+    """All but receives."""
+    return [action for action in actions if action.kind not in ("RF", "RB")]
+
+
+def hangs(one: Case, program: Program, path=STRICTEST) -> bool:
+    try:
+        check_cards(replace(program, minibatches=1), one.plan, one.groups, paths=[path])
+    except MalformedProgram:
+        return True
+    return False
+
+
+def test_only_receives_move_and_nothing_can_hang() -> None:
+    for seed in SEEDS:
+        one, ordered = found(seed)
+        check_program(replace(ordered), one.groups)
+        check_cards(ordered, one.plan, one.groups)
+        for device, before in one.program.actions.items():
+            after = ordered.actions[device]
+            assert others(after) == others(before), seed
+            assert Counter(after) == Counter(before)
+        assert one.ordered(ordered).actions == ordered.actions  # the order does not hang on where receives stood
+
+
+def test_the_order_of_gloo_hangs_on_cards() -> None:
+    """Most programs as gloo has them: on the path of before, and where a card runs one operation at a time."""
+    messages = [one for one, _ in map(found, SEEDS) if any(a.peer_stage >= 0 for own in one.program.actions.values() for a in own)]
+    assert sum(hangs(one, one.program, TODAY) for one in messages) > len(messages) / 2
+    assert sum(hangs(one, one.program) for one in messages) > len(messages) / 2
+    assert not any(hangs(one, ordered, TODAY) for one, ordered in map(found, SEEDS))
+
+
+def test_what_runs_on_the_strictest_path_runs_on_all() -> None:
+    checked = 0
+    for seed in SEEDS:
+        one, ordered = found(seed)
+        moved = perturbed(one, ordered, random.Random(seed))
+        for program in filter(None, (one.program, moved)):
+            if not hangs(one, program):
+                checked += 1
+                assert not any(hangs(one, program, replace(OVERLAPPED, pending=pending)) for pending in (0, 1, None)), seed
+    assert checked > 20
+
+
+def test_steps_and_evaluations_follow_each_other() -> None:
+    """Written out one after the other, they are as safe as alone."""
+    for seed in range(40):
+        one, ordered = found(seed)
+        actions = {device: own * 3 for device, own in ordered.actions.items()}
+        made = communicators(one.groups, ordered)
+        for path in (STRICTEST, OVERLAPPED, TODAY):
+            check_cards(replace(ordered, actions=actions, minibatches=1), one.plan, one.groups, paths=[path], made=made)
+
+
+def test_a_stretch_of_any_length_has_the_order() -> None:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:12]:
+        one, ordered = found(seed)
+        known = ordered.minibatches
+        for count in (1, 2, 3, known - 1, known + 1, known + 3):
+            part = stretch(ordered, one.plan, count)
+            check_program(part, one.groups)
+            check_cards(part, one.plan, one.groups)
+        whole = lower(one.plan, one.problem.graph, NoFlush(), minibatches=known + 3)
+        longer = one.ordered(whole)
+        assert {device: tuple(of_length(ordered, one.plan, device, known + 3)) for device in ordered.actions} == longer.actions
+
+
+def test_a_longer_stretch_is_proved_not_tried() -> None:
+    """A receive that is issued one mini-batch too early, in every mini-batch, is found from the program of a few."""
+    prob = problem(chain(3), 3, 2)
+    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(3)], 1)
+    program = lower(plan, prob.graph, NoFlush(), minibatches=window(plan, AHEAD))
+    costs = Costs.of(program, plan, prob)
+    ordered = in_global_order(program, plan, costs.seconds, costs.late)
+    check_any_length(ordered, plan)
+    check_cards(ordered, plan)
+    with pytest.raises(MalformedProgram, match="cards"):
+        check_cards(program, plan)
+    with pytest.raises(MalformedProgram, match="mini-batch"):
+        check_any_length(program, plan)
+    swapped = dict(ordered.actions)
+    own = list(swapped[1])
+    at = next(i for i, a in enumerate(own) if a.kind == "RB")
+    own[at - 1], own[at] = own[at], own[at - 1]
+    with pytest.raises(MalformedProgram):
+        check_any_length(replace(ordered, actions={**swapped, 1: tuple(own)}), plan)
+
+
+def test_a_circle_is_named() -> None:
+    prob = problem(chain(2), 2, 4)
+    plan = make_plan(prob, "test", [(1, 1), (2, 1)], 1)
+    program = lower(plan, prob.graph, OneFOneB())
+    # s0.RB0 stands before s0.F0, and behind it on the card waits all that makes what it waits for.
+    with pytest.raises(MalformedProgram, match=r"one queue a card: .*s0\.F0@d0 stands behind .*s0\.RB0|s0\.SF0>s1\.d1"):
+        check_cards(program, plan, paths=[STRICTEST])
+    with pytest.raises(
+        MalformedProgram, match=r"the wait of the host of device 0 after s0\.F0@d0 is about s0\.RB0<s1\.d1\[0:1\]@d0"
+    ):
+        check_cards(program, plan, paths=[TODAY])
+    check_cards(program, plan, paths=[OVERLAPPED])
+
+
+def test_a_file_in_another_order_is_refused_for_cards(tmp_path) -> None:
+    one, ordered = next(pair for pair in map(found, SEEDS) if hangs(pair[0], pair[0].program))
+    path = tmp_path / "program.txt"
+    path.write_text(ordered.to_text())
+    assert _checked(path, one.groups, one.plan) == ordered
+    path.write_text(one.program.to_text())
+    assert _checked(path, one.groups) == one.program
+    with pytest.raises(MalformedProgram, match=r"program\.txt: .*on cards"):
+        _checked(path, one.groups, one.plan)
+
+
+def test_no_buffer_waits_for_a_faster_stage() -> None:
+    """An evaluation's first stage could run far ahead of a slow last one: its messages are made just in time."""
+    prob = problem(chain(3), 3, 64)
+    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(3)], 1)
+    from gpp.schedules.forward_only import ForwardOnly
+
+    program = lower(plan, prob.graph, ForwardOnly(), 64)
+    label_of, costs = program.waits.label_of, Costs.of(program, plan, prob)
+    slow = {label_of[program.waits.first[2] + i] for i, a in enumerate(program.actions[2]) if a.kind == "F"}
+    seconds = [20.0 * took if label in slow else took for label, took in enumerate(costs.seconds)]
+    ordered = in_global_order(program, plan, seconds, costs.late)
+    held = most = 0
+    for action in ordered.actions[2]:
+        held += (action.kind == "RF") - (action.kind == "F")
+        most = max(most, held)
+    assert most <= 3
+
+
+def meetings(made: tuple[Communicator, ...], devices: list[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The first messages of hosts that walk their lists by themselves: both must have come. Yields what has happened."""
+    lists = {d: [(c.name, pair) for c, pair in first_messages(made) if d in pair] for d in devices}
+    while True:
+        heads = Counter(own[0] for own in lists.values() if own)
+        ready = sorted(what for what, count in heads.items() if count == 2)
+        if not ready:
+            assert not any(lists.values())
+            return
+        for own in lists.values():
+            if own and own[0] == ready[-1]:
+                own.pop(0)
+        yield ready[-1]
+
+
+def test_pairs_of_devices_share_communicators_that_are_not_theirs() -> None:
+    for seed in SEEDS:
+        one, ordered = found(seed)
+        made = communicators(one.groups, ordered)
+        assert made == communicators(one.groups, one.program)
+        pairs = [pair for c in made for pair in c.pairs]
+        wanted = {(d, a.peer_device) for d, own in ordered.actions.items() for a in own if a.kind in ("SF", "SB")}
+        assert sorted(pairs) == sorted(pair for pair in wanted if pair[0] != pair[1])
+        for c in made:
+            ends = [device for pair in c.pairs for device in pair]
+            assert len(ends) == len(set(ends))
+            assert set(ends) <= set(c.devices) and list(c.devices) == sorted(set(c.devices))
+            assert all(one.groups[group].devices == c.devices for group in c.groups if group >= 0)
+        assert len({c.name for c in made}) == len(made)
+        most = max(Counter(device for pair in pairs for device in pair).values(), default=0)
+        assert sum(bool(c.pairs) for c in made) <= max(2 * most - 1, 0)
+        norm = any(a.kind == "N" for own in ordered.actions.values() for a in own)
+        assert len(made) <= len(pairs) + len(one.groups) + norm
+        assert len(list(meetings(made, sorted(ordered.actions)))) == len(pairs)
+
+
+@pytest.mark.parametrize("replicas", ["split", "round_robin"])
+def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
+    prob = replace(random_problem(7, max_ops=16, max_devices=16), minibatch_size=64)
+    ops = prob.graph.num_ops
+    wide = replace(prob, cluster=problem(chain(2), 4 * ops, 64).cluster)
+    plan = make_plan(wide, "test", [(1 << op, 1 + op % 4) for op in range(ops)], 12 if replicas == "split" else 1, k=1)
+    if replicas == "round_robin":
+        plan = make_plan(wide, "test", [(1 << op, (1, 2, 4)[op % 3]) for op in range(ops)], 1, round_robin=True)
+    program = lower(plan, wide.graph, GPipe())
+    made = communicators((), program)
+    assert 3 * len(made) < len(channels_of(plan))
+
+
+def test_sample() -> None:
+    """Of `python -m tests.check_cards`: proof and model say the same."""
+    wrong, counts = check_many(50)
+    assert not wrong, "\n".join(wrong)
+    for path in ("strictest", "today", "one communicator", "overlapped"):
+        ran = Counter()
+        for name, number in counts.items():
+            if f", {path}: " in name:
+                ran[name.endswith(": runs")] += number
+        assert min(ran[True], ran[False]) > (2 if path == "overlapped" else 10), (path, ran)

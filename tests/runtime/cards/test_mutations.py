@@ -1,0 +1,171 @@
+"""Defects put into the path of the cards on purpose: the stream model finds each, in every order of execution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpp.errors import MalformedProgram
+from gpp.optimizers import SGD
+from gpp.program.cards import check_cards
+from gpp.program.program import reduce_groups
+from gpp.runtime.cards.card import AbstractCard
+from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Mismatch, Race
+from gpp.runtime.cards.model.machine import Machine, Policy, Rule
+from gpp.runtime.job import Job
+from gpp.runtime.transport import cards as transport_of_cards
+from gpp.runtime.transport.cards import CardTransport
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.gradients import Gradients
+from gpp.weights.flush import Flush
+from gpp.weights.stash import Stash
+from tests.check_cards import TODAY
+from tests.support import asynchronous, cards
+
+WAYS: list[tuple[Rule, Policy]] = [("streams", "random"), ("streams", "lazy"), ("streams", "eager"), ("one_queue", "random")]
+
+
+def job_of(**settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
+    """A fork and a join with replicas, clipped by the norm of all stages."""
+    optimizer = SGD(lr=0.1, momentum=0.9, clip_norm=0.2)
+    settings = {"steps": 3, "device_kind": "cuda"} | settings
+    return asynchronous.make_job("Fork", Flush(), optimizer, replicas=(1, 2, 1, 2), sizes=2, **settings)
+
+
+def run(folder: Path, rule: Rule, policy: Policy, **changes: Any) -> cards.Trained:
+    job, weights = job_of()
+    return cards.train(job, folder, weights, Machine(rule=rule, policy=policy), **changes)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_without_a_defect_nothing_is_found(rule: Rule, policy: Policy, tmp_path: Path) -> None:
+    assert not run(tmp_path, rule, policy).machine.findings
+
+
+def test_the_path_of_before_deadlocks_in_the_model_and_in_the_proof(tmp_path: Path) -> None:
+    """Receives two passes ahead, a communicator for each channel, a device-wide wait after every pass."""
+    job, weights = job_of(device_kind="cpu")
+    assert job.program.actions != job_of()[0].program.actions
+    with pytest.raises(MalformedProgram):
+        check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph), paths=(TODAY,))
+    job = replace(job, settings=replace(job.settings, backend="nccl", device_kind="cuda"))
+    with pytest.raises(Deadlock):
+        cards.train(job, tmp_path, weights, transport=cards.TransportOfBefore, change=cards.wait_for_the_device, proved=False)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path) -> None:
+    try:
+        found = run(tmp_path, rule, policy, change=cards.wait_for_the_device).machine.findings
+    except Deadlock:
+        return
+    assert any("device-wide wait" in words for words in found)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_a_pass_that_does_not_wait_for_its_message_is_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_of_cards._Arrival, "wait", lambda self: self._card.keep(self._buffer))
+    with pytest.raises(Race):
+        run(tmp_path, rule, policy)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_an_update_that_does_not_wait_for_its_sums_is_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gradients, "settle", lambda self: self._sums.clear())
+    with pytest.raises(Race):
+        run(tmp_path, rule, policy)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_a_sent_tensor_that_is_freed_early_is_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = CardTransport.send
+
+    def forgets(self: CardTransport, channel: Any, tensor: torch.Tensor) -> None:
+        send(self, channel, tensor)
+        self._pending.clear()
+
+    monkeypatch.setattr(CardTransport, "send", forgets)
+    with pytest.raises((EarlyReuse, Race)):
+        run(tmp_path, rule, policy)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_a_buffer_that_is_not_kept_for_the_stream_that_reads_it_is_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost `record_stream`: the next receive may be given the memory while a pass still reads it."""
+    monkeypatch.setattr(transport_of_cards._Arrival, "wait", lambda self: self._arrived.wait())
+    with pytest.raises((EarlyReuse, Race)):
+        run(tmp_path, rule, policy)
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_rows_that_are_not_kept_for_the_stream_that_reads_them_are_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpp.runtime.worker import rows
+
+    def receive(self: rows.Rows, sent: rows._Sent) -> dict[str, torch.Tensor]:
+        sent.done.wait()
+        out, sent.rows = sent.rows, {}
+        return out
+
+    monkeypatch.setattr(rows.Rows, "_receive", receive)
+    # A step that drains ends with a wait, after which nothing reads its rows.
+    job, weights = asynchronous.make_job("Fork", Stash(), SGD(lr=0.1), sizes=2, steps=6, device_kind="cuda")
+    with pytest.raises((EarlyReuse, Race)):
+        cards.train(job, tmp_path, weights, Machine(rule=rule, policy=policy))
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+def test_pinned_memory_that_is_freed_under_a_copy_is_found(
+    rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpp.runtime.worker import rows
+
+    send = rows.Rows._send
+
+    def forgets(self: rows.Rows, found: dict[str, torch.Tensor]) -> rows._Sent:
+        sent = send(self, found)
+        self._copied.clear()
+        for tensor in sent.pinned.values():
+            tensor.zero_()
+        return sent
+
+    monkeypatch.setattr(rows.Rows, "_send", forgets)
+    with pytest.raises((EarlyReuse, Race)):
+        run(tmp_path, rule, policy)
+
+
+def test_communicators_made_in_another_order_are_found(tmp_path: Path) -> None:
+    def turned(job: Job, card: AbstractCard, device: int) -> AbstractTransport:
+        if device != 2:
+            return cards.card_transport(job, card, device)
+        with pytest.MonkeyPatch.context() as patch:
+            made = cards.communicators
+            patch.setattr(cards, "communicators", lambda *words: made(*words)[::-1])
+            return cards.card_transport(job, card, device)
+
+    for rule, policy in WAYS:
+        with pytest.raises((Mismatch, Deadlock)):
+            run(tmp_path, rule, policy, transport=turned)
+
+
+def test_receives_in_another_order_are_found(tmp_path: Path) -> None:
+    """The order of gloo, two passes ahead, on the cards' own path: the strictest card deadlocks, and the proof says so."""
+    job, weights = job_of(device_kind="cpu")
+    job = replace(job, settings=replace(job.settings, backend="nccl", device_kind="cuda"))
+    with pytest.raises(MalformedProgram):
+        check_cards(job.program, job.plan, reduce_groups(job.plan, job.graph))
+    with pytest.raises((Deadlock, Mismatch)):
+        cards.train(job, tmp_path, weights, Machine(rule="one_queue"), proved=False)

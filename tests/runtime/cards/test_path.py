@@ -1,0 +1,157 @@
+"""The real workers on cards of the stream model: one device's losses and weights, and no wait of a host inside a step.
+
+`python -m tests.check_card_path` runs every case under every schedule, rule and policy of the model; here each runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpp.optimizers import SGD, Adam
+from gpp.runtime.cards.model.card import ModelCard
+from gpp.runtime.cards.model.machine import Machine, Policy, Rule
+from gpp.runtime.job import Job
+from gpp.runtime.worker.worker import Worker
+from gpp.weights.base import AbstractWeights
+from gpp.weights.flush import Flush
+from tests.runtime import test_equality as equality
+from tests.runtime.test_async_equality import POLICIES, followed
+from tests.support import asynchronous, cards, inprocess
+from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
+
+WAYS: list[tuple[Rule, Policy]] = [(rule, policy) for rule in ("streams", "one_queue") for policy in ("random", "lazy", "eager")]
+STEPS = 2
+READ = "result of _local_scalar_dense"
+
+
+def check_drained(name: str, schedule: str, machine: Machine, folder: Path, *, clip: bool = False) -> None:
+    """A case of the equality matrix, with evaluations, equals one device."""
+    case, (order, k) = equality.CASES[name], SCHEDULES[schedule]
+    model, found, weights = captured(case.network)
+    problem, plan = equality.plan_of(case, found, order, k)
+    optimizer = replace(equality.OPTIMIZER, clip_norm=0.05 if clip else None)
+    job = inprocess.make_job(
+        found,
+        problem,
+        plan,
+        order,
+        model=model,
+        data=DATA,
+        optimizer=optimizer,
+        steps=STEPS,
+        dtype="float64",
+        held_out=8,
+        device_kind="cuda",
+    )
+    out = cards.train(job, folder, weights, machine)
+    if case.network == "Dropping":
+        expected, params = inprocess.staged_reference(job, model, DATA, weights)
+    else:
+        expected, params = inprocess.reference(
+            model, DATA, optimizer, weights, steps=STEPS, minibatch_size=MINIBATCH, dtype="float64"
+        )
+    assert out.losses == pytest.approx(expected, abs=1e-9)
+    assert set(out.evaluations) == {STEPS}
+    for tensor_name, tensor in params.items():
+        torch.testing.assert_close(out.weights[tensor_name], tensor, rtol=0, atol=1e-8, msg=lambda m, n=tensor_name: f"{n}: {m}")
+    assert not machine.findings
+
+
+def check_continuous(
+    network: str, policy: AbstractWeights, replicas: tuple[int, ...] | None, machine: Machine, folder: Path
+) -> None:
+    """A pipeline that does not drain but for an evaluation equals the loop in one process, bit for bit."""
+    settings = {"steps": 7, "held_out": asynchronous.HELD_OUT, "evaluate_every": 4}
+    job, weights = asynchronous.make_job(network, policy, Adam(lr=0.01), replicas=replicas, sizes=2, device_kind="cuda", **settings)
+    out, expected = cards.train(job, folder, weights, machine), followed(job, weights)
+    assert out.losses == expected.losses
+    assert out.evaluations == {e["step"]: {k: v for k, v in e.items() if k != "step"} for e in expected.evaluations}
+    for name, tensor in out.weights.items():
+        assert torch.equal(tensor, expected.state[name]), name
+    assert not machine.findings
+
+
+def _rotated(names: Iterable[str], others: Iterable[str]) -> list[tuple[str, str, Rule, Policy]]:
+    """Every name once, with the next of the others and the next way of the model."""
+    return [(name, other, *way) for name, other, way in zip(names, cycle(others), cycle(WAYS), strict=False)]
+
+
+@pytest.mark.parametrize(("name", "schedule", "rule", "policy"), _rotated(equality.CASES, SCHEDULES))
+def test_pipelines_that_drain_equal_one_device(name: str, schedule: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
+    check_drained(name, schedule, Machine(rule=rule, policy=policy), tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["streams", "one_queue"])
+@pytest.mark.parametrize("name", ["two stages on replicated devices", "tied weights, replicas", "in turn, unequal micro-batches"])
+def test_clipping_by_the_norm_of_all_stages_equals_one_device(name: str, rule: Rule, tmp_path: Path) -> None:
+    check_drained(name, "1F1B", Machine(rule=rule), tmp_path, clip=True)
+
+
+SHAPES = {"chain": ("Chain4", None), "fork": ("Fork", None), "replicas": ("Chain", (1, 2, 1))}
+
+
+@pytest.mark.parametrize(("name", "shape", "rule", "policy"), _rotated(POLICIES, SHAPES))
+def test_pipelines_that_do_not_drain_equal_the_loop(name: str, shape: str, rule: Rule, policy: Policy, tmp_path: Path) -> None:
+    network, replicas = SHAPES[shape]
+    check_continuous(network, POLICIES[name], replicas, Machine(rule=rule, policy=policy), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flush", "stash"])
+def test_a_resumed_run_is_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
+    def job_of(**settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
+        policy = POLICIES.get(name, Flush())
+        return asynchronous.make_job("Fork", policy, Adam(lr=0.01), sizes=2, steps=6, device_kind="cuda", **settings)
+
+    whole, weights = job_of(checkpoint_every=3, checkpoint_keep=5)
+    out = cards.train(whole, tmp_path / "whole", weights)
+    rest, _ = job_of(resume=str(tmp_path / "whole" / "checkpoints" / "step_3"), first_step=3)
+    again = cards.train(rest, tmp_path / "rest", weights, Machine(rule="one_queue"))
+    assert again.losses == out.losses[3:]
+    assert out.weights.keys() == again.weights.keys()
+    assert all(torch.equal(tensor, again.weights[key]) for key, tensor in out.weights.items())
+
+
+def job_of_replicas(steps: int = STEPS, **settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
+    """A fork and a join with replicas, clipped by the norm of all stages."""
+    return asynchronous.make_job(
+        "Fork", Flush(), SGD(lr=0.1, clip_norm=0.2), replicas=(1, 2, 1, 2), sizes=2, steps=steps, device_kind="cuda", **settings
+    )
+
+
+def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
+    """From the first action of a step to the last one that is issued; then one number is read, however many passes there were."""
+    inside: list[int] = []
+    between: list[int] = []
+
+    def counted(worker: Worker) -> None:
+        interpreter, card = worker.training, worker.card
+        assert isinstance(card, ModelCard)
+        run, issued = interpreter.run, interpreter.issued
+        before, read = [0], [-1]
+
+        def begin(*words: Any) -> None:
+            before[0] = card.host.waits.total()
+            if read[0] >= 0:
+                between.append(card.host.waits[READ] - read[0])
+            run(*words)
+
+        def end() -> None:
+            inside.append(card.host.waits.total() - before[0])
+            read[0] = card.host.waits[READ]
+            assert issued
+            issued()
+
+        interpreter.run, interpreter.issued = begin, end
+
+    for size in (1, 4):
+        job, weights = asynchronous.make_job("Fork", Flush(), SGD(lr=0.1, clip_norm=0.1), sizes=size, steps=4, device_kind="cuda")
+        cards.train(job, tmp_path / str(size), weights, change=counted)
+    assert len(inside) == 2 * 4 * 4 and not any(inside)
+    assert max(between) <= 1  # the loss, on the device that has one
