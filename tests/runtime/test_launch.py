@@ -84,6 +84,11 @@ def test_what_does_not_join_the_machines_is_refused(prepared: tuple[Job, Any], s
         Distributed(launch="external", **settings).refuse(prepared[0])
 
 
+def test_another_program_is_no_place_of_a_launch(prepared: tuple[Job, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=r"engine.launch=env: is a way to start run.py"):
+        Distributed(launch="env").refuse(prepared[0])
+
+
 def test_an_interface_that_is_not_here_is_refused_before_anything_starts(prepared: tuple[Job, Any]) -> None:
     with pytest.raises(InvalidConfig, match=r"engine.interface=eth99"):
         Distributed(interface="eth99").check(prepared[0].plan)

@@ -367,6 +367,13 @@ def ended(processes: list[subprocess.Popen[str]], limit_s: float) -> list[str]:
                 process.communicate()
 
 
+def listening(pid: int) -> set[str]:
+    """Addresses at which something listens on the machine of a process."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    found = [bytes.fromhex(row[1].partition(":")[0])[::-1] for row in rows if row[3] == "0A"]
+    return {".".join(map(str, address)) for address in found}
+
+
 HERE = ["engine.launch=env", "engine.interface=gpp0", "strategy.planner.replication=false"]
 
 
@@ -390,8 +397,15 @@ def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one
         )
         for rank in range(2)
     ]
+    heard = set[str]()
+    while all(process.poll() is None for process in processes) and not (run_dir / "ranks" / "device_0.json").exists():
+        # Before its first file it may still be on its way into the namespace.
+        heard |= listening(processes[0].pid) if run_dir.exists() else set()
+        time.sleep(0.2)
     said = ended(processes, 150.0)
     assert [process.returncode for process in processes] == [0, 0], said
+    # The store and the workers, each on the named interface alone.
+    assert heard == {pair[0].address}
     assert "rank 1 on" in said[0] and "it gets the job by the network" in said[0]
     check_against_one_device(Finished(0, said[0], run_dir), "digits")
     theirs = tmp_path / "other" / "run"
