@@ -18,7 +18,7 @@ from gpp.graph.captured import is_loss
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import Outcome, refuse_what_does_not_run
+from gpp.runtime.engine import Outcome, refuse_recomputation, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.timeline import Event
 
@@ -32,7 +32,8 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
     Raises:
         UnsupportedPlan: the plan has one of them; the message names the stage.
     """
-    refuse_what_does_not_run(plan)
+    refuse_recomputation(plan)
+    refuse_split_operators(plan, "this engine")
     sizes = [stage.microbatch_size for stage in plan.stages]
     if plan.minibatch_size % sizes[0]:
         raise UnsupportedPlan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import refuse_what_does_not_run
+from gpp.runtime.engine import refuse_recomputation, refuse_split_operators
 
 
 def refuse_several_stages(plan: Plan, engine: str) -> None:
@@ -13,7 +13,8 @@ def refuse_several_stages(plan: Plan, engine: str) -> None:
     Raises:
         UnsupportedPlan: the plan has several stages, recomputes or splits operators.
     """
-    refuse_what_does_not_run(plan)
+    refuse_recomputation(plan)
+    refuse_split_operators(plan, "this engine")
     if len(plan.stages) > 1:
         raise UnsupportedPlan(
             f"the plan has {len(plan.stages)} stages, but engine={engine} runs the model whole. Fix: leave plan out, "

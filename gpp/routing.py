@@ -56,9 +56,11 @@ def pieces(devices: Sequence[int], microbatch_size: int, num_samples: int, *, ro
 def copies(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int]]:
     """(sender, receiver) pairs of a message between two replicas of several devices that all hold the whole tensor.
 
-    Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`.
+    Every receiver gets it once, and the senders take turns; those that are too many send nothing.
+
+    Example: `copies((0, 1), (4, 5, 6, 7))` gives `[(0, 4), (1, 5), (0, 6), (1, 7)]`, and `copies((4, 5), (0,))` gives `[(4, 0)]`.
     """
-    return [(src[i % len(src)], dst[i % len(dst)]) for i in range(max(len(src), len(dst)))]
+    return [(src[i % len(src)], device) for i, device in enumerate(dst)]
 
 
 def messages(src: list[Piece], dst: list[Piece]) -> list[Message]:

@@ -25,6 +25,7 @@ from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes
 from gpp.graph.op_graph import Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
+from gpp.graph.sharding.declare import with_variants
 from gpp.models.losses import Loss, Measure
 
 MEASURED_BATCH = 8
@@ -121,7 +122,7 @@ def assemble(
             if known[draft.name].derived
         ),
     )
-    return replace(captured, **cut_loss(captured)._asdict())
+    return with_variants(replace(captured, **cut_loss(captured)._asdict()))
 
 
 def _loss_ops(graph: OpGraph, groups: Groups, drafts: Drafts, facts: dict[str, Facts]) -> tuple[str, ...]:

@@ -139,20 +139,28 @@ class Emitter:
         """Leave an in-place update out: its value is the tensor that it would have written."""
         self.values[node.name] = self.values[node.args[0]["ref"]]
 
-    def call(self, node: Node) -> None:
-        """Add a call of an operator or a block."""
+    def begin(self, node: Node) -> None:
+        """Switch autograd off or on, as the node has it."""
+        if self.training:
+            self._set_mode(node.no_grad)
+
+    def call(self, node: Node, through: Callable[..., Any] | None = None) -> None:
+        """Add a call of an operator or a block.
+
+        Args:
+            through: calls the operator in its place.
+        """
         if node.kind == "block":
             args = tuple(self._decode(argument) for argument in node.args)
             self.values[node.name] = self.graph.create_node("call_module", node.name, args)
             return
-        if self.training:
-            self._set_mode(node.no_grad)
+        self.begin(node)
         target = operator_of(node.target)
         args = [self._decode(argument) for argument in node.args]
         kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
         if not self.training:
             args, kwargs = _for_evaluation(target, args, kwargs)
-        self.values[node.name] = self.graph.call_function(target, tuple(args), kwargs)
+        self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)
 
     def finish(self, outputs: list[str]) -> Callable[..., tuple[Tensor, ...]]:
         """The function (root, batch, *placeholders) -> outputs by node name."""

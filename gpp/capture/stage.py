@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.emit import Emitter, Root
+from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, node_references
 
@@ -135,9 +136,14 @@ class _Cut:
     """The nodes that a stage runs, and the tensors that cross its boundary."""
 
     def __init__(
-        self, captured: Captured, nodes: Iterable[str], device: torch.device, dtypes: dict[torch.dtype, torch.dtype]
+        self,
+        captured: Captured,
+        nodes: Iterable[str],
+        device: torch.device,
+        dtypes: dict[torch.dtype, torch.dtype],
+        shards: Shards | None = None,
     ) -> None:
-        self.captured, self.device, self.dtypes = captured, device, dtypes
+        self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
         self.node_of = captured.node_of
         self.order = {node.name: i for i, node in enumerate(captured.nodes)}
         self.own = set(nodes)
@@ -208,12 +214,14 @@ class _Cut:
         """The generated function, the names of its arguments, and the names of its results."""
         closure = self.train_closure if training else self.eval_closure
         emitter = Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=self.captured.batch)
-        reads = []
+        reads, placed = [], set[str]()
         ordered = [self.node_of[name] for name in sorted(closure, key=self.order.__getitem__)]
         for node in ordered:
             if node.kind == "input" or self._foreign(node):
                 emitter.placeholder(node.name)
+                placed.add(node.name)
                 reads.append(node.target if node.kind == "input" else node.name)
+        sharded = ShardedCode(emitter, self.shards, frozenset(placed)) if self.shards else None
         for node in ordered:
             if node.kind in ("param", "buffer", "constant"):
                 emitter.attribute(node)
@@ -221,7 +229,9 @@ class _Cut:
                 if not training and self.dropped(node):
                     emitter.skip(node)
                 else:
-                    emitter.call(node)
+                    (sharded or emitter).call(node)
+        if sharded:
+            sharded.outputs(list(self.sends))
         results = [name for name in self.results if is_loss(name) or not training]
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), (*self.sends, *results)
@@ -245,6 +255,7 @@ def build_stage(
     device: torch.device | str,
     dtype_of_floats: torch.dtype | None = None,
     blocks: Mapping[str, Callable[[], nn.Module]] | None = None,
+    shards: Shards | None = None,
 ) -> StageModule:
     """The module of the stage that holds `nodes`: the node names of all of its operators.
 
@@ -254,18 +265,20 @@ def build_stage(
         device: where parameters, buffers and tensors made by the stage live.
         dtype_of_floats: the type that replaces every floating-point type (a mix would be promoted to the widest).
         blocks: makers of hand-written blocks by block name; default: each block's factory is imported.
+        shards: the device's part of a tensor-parallel replica; its parameters are then shares (`Shards.share`). None for a whole
+            stage.
 
     Raises:
         CaptureError: a node is unknown, or an operator is not registered in this process.
     """
     device = torch.device(device)
     dtypes = {} if dtype_of_floats is None else dict.fromkeys(_FLOATS, dtype_of_floats)
-    cut = _Cut(captured, nodes, device, dtypes)
+    cut = _Cut(captured, nodes, device, dtypes, shards)
     root = Root()
     for name in cut.blocks:
         root.add_block(captured.node_of[name], (blocks or {}).get(name), device, dtypes)
     for node in cut.leaves:
-        root.add(node, device, dtypes)
+        root.add(replace(node, shape=shards.shape(node)) if shards else node, device, dtypes)
         data = captured.constants.get(node.target) if node.kind == "constant" else None
         if data is not None:
             _fill(root.get(node.target), node, data)

@@ -17,7 +17,7 @@ from gpp.cluster import Cluster
 from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.regime import Regime
-from gpp.cost.variants import boundary_bytes, held, passes
+from gpp.cost.variants import boundary_bytes, held, passes, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
@@ -74,7 +74,7 @@ class Problem:
     global_norm: bool = False
     extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
-    _times: dict[tuple[int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _times: dict[tuple[int, int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
     _amounts: dict[int, Amounts] = field(default_factory=dict, init=False, repr=False, compare=False)
     bills: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -108,11 +108,15 @@ class Problem:
         devices = self.cluster.devices
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
-    def op_times(self, samples: int, device: int) -> OpTimes:
-        """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated."""
-        key = (samples, self.type_of_device[device])
+    def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
+        """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated.
+
+        Args:
+            degree: devices that share the work of each operator that declares shares.
+        """
+        key = (samples, self.type_of_device[device], degree)
         if key not in self._times:
-            times = self.cost.op_times(self.graph, samples, self.cluster.devices[device])
+            times = self.cost.op_times(self.graph, samples, self.cluster.devices[device], degree)
             if self.graph.differentiated != self.graph.all_mask:
                 times = replace(times, backward_s=np.where(self.graph.amounts.differentiated, times.backward_s, 0.0))
             self._times[key] = times
@@ -134,18 +138,34 @@ class Problem:
         """
         samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
         index = list(ops)
-        pairs, boundary_s = [], 0.0
+        pairs, exchange = [], (0.0, 0.0)
         if tensor_parallel > 1:
-            boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel)
-            boundary_s = boundary * samples / self.cluster.link(devices[0], devices[tensor_parallel - 1]).bandwidth_bytes_per_s
+            exchange = self.exchange_s(ops, samples, devices, recompute, tensor_parallel)
         for device in {self.type_of_device[d] for d in devices}:
-            times = self.op_times(samples, device)
+            times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
                 forward, backward = passes(self.graph, times, ops, recompute, tensor_parallel)
-                pairs.append((forward + boundary_s, backward + boundary_s))
+                pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
+
+    def exchange_s(
+        self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], recompute: tuple[int, ...], tensor_parallel: int
+    ) -> tuple[float, float]:
+        """Seconds that the devices of a replica exchange shards in a forward and in a backward, for so many samples each.
+
+        What a profile declares at the stage's boundary moves over the link between a replica's first and last device; sums are
+        rings over its devices. The slowest replica decides.
+        """
+        replicas = [devices[i : i + tensor_parallel] for i in range(0, len(devices), tensor_parallel)]
+        boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel) * samples
+        boundary_s = boundary / self.cluster.link(*replicas[0][:: max(tensor_parallel - 1, 1)]).bandwidth_bytes_per_s
+        forward, backward = (
+            max(sums_s(self.cluster, sums, samples, replica) for replica in replicas)
+            for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)
+        )
+        return boundary_s + forward, boundary_s + backward
 
     @cached_property
     def _sums(self) -> Sums:

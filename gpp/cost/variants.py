@@ -11,9 +11,10 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.errors import InvalidPlan
-from gpp.graph.op_graph import OpGraph, Variant, bits, mask_of
+from gpp.graph.op_graph import OpGraph, Sums, Variant, bits, mask_of
 
 if TYPE_CHECKING:
+    from gpp.cluster import Cluster
     from gpp.cost.models.base import OpTimes
 
 
@@ -33,7 +34,7 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
     """An operator at a tensor-parallel degree, kept or recomputed.
 
     Args:
-        forward_s, backward_s: its own seconds, on one device, nothing recomputed.
+        forward_s, backward_s: its own seconds on one device, nothing recomputed, as `Problem.op_times` gives them at this degree.
 
     Raises:
         InvalidPlan: it declares no such degree.
@@ -42,6 +43,8 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
     variant = next((v for v in own.variants if v.degree == degree and v.recompute == recompute), None)
     if degree == 1 and not recompute:
         return Running(forward_s, backward_s, 1.0, own.saved_bytes, 0.0, variant)
+    if variant is not None and variant.share is not None:
+        return Running(forward_s, backward_s, variant.params, variant.saved_bytes, variant.extra_bytes, variant)
     if variant is not None:
         total = forward_s + backward_s
         return Running(
@@ -77,6 +80,24 @@ def boundary_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int
         if variant is not None:
             total += sum(size for peer, size in (*variant.receive, *variant.send) if not mask >> peer & 1)
     return total
+
+
+def sums_inside(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[Sums, Sums]:
+    """Sums over the devices of one replica that a forward and a backward of a stage wait for."""
+    forward, backward = Sums(), Sums()
+    for op in ops:
+        variant = running(graph, op, 0.0, 0.0, op in recompute, degree).variant
+        if variant is not None:
+            forward = forward.plus(variant.forward_sums.num_bytes, variant.forward_sums.count)
+            backward = backward.plus(variant.backward_sums.num_bytes, variant.backward_sums.count)
+    return forward, backward
+
+
+def sums_s(cluster: Cluster, sums: Sums, samples: float, devices: tuple[int, ...]) -> float:
+    """Seconds of sums over so many samples on a replica's devices: each waits for the links' latencies, and moves its bytes."""
+    if not sums.count:
+        return 0.0
+    return sums.count * cluster.allreduce_s(max(sums.num_bytes * samples / sums.count, 1.0), devices)
 
 
 class Held(NamedTuple):

@@ -33,29 +33,53 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """All-reduces over the devices that share one replica.
+
+    Args:
+        count: for each micro-batch.
+        num_bytes: per sample, of all of them together.
+    """
+
+    count: Natural = 0
+    num_bytes: NotNegative = 0.0
+
+    def plus(self, num_bytes: float, count: int = 1) -> Sums:
+        """These and further ones."""
+        return Sums(count=self.count + count, num_bytes=self.num_bytes + num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another way to run an operator that its profile declares; amounts per sample, on one device.
+    """Another way to run an operator; amounts per sample, on one device.
+
+    A profile declares times as measured, and captures declare shares (`gpp.graph.sharding`).
 
     Args:
         degree: devices that share one replica (tensor parallelism); 1 for a way to recompute.
         recompute: whether the activations are computed again in the backward pass.
         forward, backward: times, as multiples of the forward plus backward time of the operator as it stands.
+        share: of the operator's arithmetic and traffic, from which the cost model makes both times instead.
         params: share of the operator's parameter bytes.
         saved_bytes: activations kept from forward to backward.
         extra_bytes: bytes held once, for the current micro-batch, beyond weights and gradients.
         receive, send: (other operator, bytes) that the devices exchange, each way, if that edge crosses the stage's
             boundary.
+        forward_sums, backward_sums: sums over the devices that a pass waits for, wherever the stage is cut.
     """
 
     degree: Count = 1
     recompute: bool = False
-    forward: NotNegative
-    backward: NotNegative
+    forward: NotNegative = 0.0
+    backward: NotNegative = 0.0
+    share: NotNegative | None = None
     params: NotNegative = 1.0
     saved_bytes: NotNegative = 0.0
     extra_bytes: float = 0.0
     receive: tuple[tuple[Natural, NotNegative], ...] = ()
     send: tuple[tuple[Natural, NotNegative], ...] = ()
+    forward_sums: Sums = Sums()
+    backward_sums: Sums = Sums()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +333,17 @@ class OpGraph:
             trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),
             differentiated=np.array([self.differentiated >> i & 1 for i in range(self.num_ops)], dtype=bool),
         )
+
+    @cached_property
+    def _shares(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def shares(self, degree: int) -> np.ndarray:
+        """[num_ops] share of the work of each operator that one of `degree` devices does, where its variant says so; else 1."""
+        if degree not in self._shares:
+            ways = [next((v for v in op.variants if v.degree == degree and not v.recompute), None) for op in self.ops]
+            self._shares[degree] = np.array([1.0 if v is None or v.share is None else v.share for v in ways])
+        return self._shares[degree]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -40,6 +40,11 @@ class Stage:
         t = self.tensor_parallel
         return tuple(self.devices[i : i + t] for i in range(0, len(self.devices), t))
 
+    def replica_of(self, device: int) -> tuple[int, ...]:
+        """The devices of the replica that one of them belongs to; the first one leads it."""
+        at = self.devices.index(device) // self.tensor_parallel * self.tensor_parallel
+        return self.devices[at : at + self.tensor_parallel]
+
     @property
     def round_robin_degree(self) -> int:
         """Replicas that take micro-batches in turn: R with `round_robin`, else 1."""

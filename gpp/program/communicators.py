@@ -28,20 +28,25 @@ class Communicator(NamedTuple):
         devices: its members, ascending.
         pairs: who sends to whom on it. No device is in two of them.
         groups: the gradient groups whose sums it carries; `EVERYONE` for the norm.
+        replica: whether it carries the sums of the passes of one replica (tensor parallelism).
     """
 
     name: str
     devices: tuple[int, ...]
     pairs: tuple[Pair, ...] = ()
     groups: tuple[int, ...] = ()
+    replica: bool = False
 
 
-def communicators(groups: Sequence[ReduceGroup], *programs: Program) -> tuple[Communicator, ...]:
+def communicators(
+    groups: Sequence[ReduceGroup], *programs: Program, replicas: Sequence[tuple[int, ...]] = ()
+) -> tuple[Communicator, ...]:
     """The communicators of all these programs, in the order in which every card makes them.
 
     Args:
         groups: the gradient groups of the plan (`gpp.program.program.reduce_groups`).
         programs: of training, and of evaluation if there is one.
+        replicas: those that are several devices (`gpp.program.program.teams`).
     """
     pairs = {pair: None for program in programs for pair in _pairs(program)}
     out = []
@@ -56,6 +61,7 @@ def communicators(groups: Sequence[ReduceGroup], *programs: Program) -> tuple[Co
     if any(a.kind in SUMS and KINDS[a.kind].everyone for program in programs for own in program.actions.values() for a in own):
         everyone = tuple(sorted({device for program in programs for device in program.actions}))
         out.append(Communicator("norm", everyone, groups=(EVERYONE,)))
+    out += [Communicator(f"replica {', '.join(map(str, devices))}", devices, replica=True) for devices in replicas]
     return tuple(out)
 
 

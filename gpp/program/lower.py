@@ -82,12 +82,13 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     for s, t in plan.edges:
         back = (s, t) in returning
         for src_first, src_mb, dst_first, dst_mb, lo, hi in messages(cut[s], cut[t]):
-            for src, dst in copies(group_of[s][src_first], group_of[t][dst_first]):
+            makers, readers = group_of[s][src_first], group_of[t][dst_first]
+            for src, dst in copies(makers, readers):
                 after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
                 before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
-                if back:
-                    after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
-                    before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
+            for dst, src in copies(readers, makers) if back else ():
+                after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
+                before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
     return before, after
 
 

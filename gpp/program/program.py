@@ -109,7 +109,7 @@ class ReduceGroup(NamedTuple):
     devices: tuple[int, ...]
     params: tuple[str, ...]
     share: float = 1.0
-    """Of each parameter's bytes: below 1 where a tensor-parallel stage splits them."""
+    """Of the parameters' bytes: below 1 where a tensor-parallel stage splits them."""
 
     def num_bytes(self, graph: OpGraph) -> float:
         """Bytes that each member holds."""
@@ -136,17 +136,31 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     return tuple(sorted([*whole, *split]) if split else whole)
 
 
+def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -> tuple[int, ...]:
+    """The stages of a device whose backwards add to the gradients of a group."""
+    params = set(group.params)
+    return tuple(
+        s for s in plan.stages_of_device[device] if any(not params.isdisjoint(graph.ops[op].params) for op in plan.stages[s].ops)
+    )
+
+
 def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
     """Of a tensor-parallel stage: its n-th devices in all replicas sum the n-th part of each gradient."""
     if len(stage.replicas) < 2:
         return []
-    by_share: dict[float, set[str]] = defaultdict(set)
+    held: dict[str, float] = {}
     for op in stage.ops:
         variants = graph.ops[op].variants
         share = next((v.params for v in variants if v.degree == stage.tensor_parallel), 1.0)
-        by_share[share] |= {name for name in graph.ops[op].params if graph.param_of[name].trainable}
-    members = tuple(zip(*stage.replicas, strict=True))
-    return [ReduceGroup(devices, tuple(sorted(names)), share) for devices in members for share, names in by_share.items() if names]
+        held |= {name: graph.param_of[name].num_bytes * share for name in graph.trained_by[op] if name not in held}
+    whole = sum(graph.param_of[name].num_bytes for name in held)
+    share = sum(held.values()) / whole if whole else 1.0
+    return [ReduceGroup(devices, tuple(sorted(held)), share) for devices in zip(*stage.replicas, strict=True) if held]
+
+
+def teams(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The devices of each replica that is several devices, in one order on all devices."""
+    return tuple(sorted({replica for stage in plan.stages if stage.tensor_parallel > 1 for replica in stage.replicas}))
 
 
 def channel_of(action: Action, device: int) -> Channel:

@@ -64,18 +64,31 @@ class Progress:
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 
 
-def refuse_what_does_not_run(plan: Plan) -> None:
-    """Refuse recomputation and tensor parallelism, which are planned and simulated only.
+def refuse_recomputation(plan: Plan) -> None:
+    """Refuse recomputation, which is planned and simulated only.
 
     Raises:
-        UnsupportedPlan: the plan asks for one of them; names the stage.
+        UnsupportedPlan: the plan asks for it; names the stage.
     """
     for s, stage in enumerate(plan.stages):
-        what = "tensor parallelism" if stage.tensor_parallel > 1 else "recomputation" if stage.recompute else None
-        if what is not None:
+        if stage.recompute:
             raise UnsupportedPlan(
-                f"stage {s} asks for {what}, which is planned and simulated but cannot run yet. Fix: plan without it "
-                "(strategy.planner.recompute=false, strategy.planner.tensor_parallel=false), or engine=emulate"
+                f"stage {s} asks for recomputation, which is planned and simulated but cannot run yet. Fix: plan without it "
+                "(strategy.planner.recompute=false), or engine=emulate"
+            )
+
+
+def refuse_split_operators(plan: Plan, engine: str) -> None:
+    """Refuse tensor parallelism, for an engine that runs every operator whole.
+
+    Raises:
+        UnsupportedPlan: the plan asks for it; names the stage.
+    """
+    for s, stage in enumerate(plan.stages):
+        if stage.tensor_parallel > 1:
+            raise UnsupportedPlan(
+                f"stage {s} splits its operators over {stage.tensor_parallel} devices (tensor parallelism), and {engine} runs "
+                "every operator whole. Fix: plan without it (strategy.planner.tensor_parallel=false), or engine=distributed"
             )
 
 

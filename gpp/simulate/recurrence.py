@@ -120,16 +120,17 @@ def _channels(plan: Plan, problem: Problem, b: int, index: dict[int, int]) -> tu
         forward = sum(x.bytes_per_sample for x in tensors)
         backward = sum(x.bytes_per_sample for x in tensors if x.differentiable)
         for route in messages(cut[s], cut[t]):
-            for src_device, dst_device in copies(group_of[route.src_device], group_of[route.dst_device]):
-                link = problem.cluster.link(src_device, dst_device)
-                size = forward * (route.hi - route.lo) + fixed
-                src, dst = index[src_device], index[dst_device]
-                out[dst][FORWARD].append((src, size / link.bandwidth_bytes_per_s, link.latency_s))
+            makers, readers = group_of[route.src_device], group_of[route.dst_device]
+            size = forward * (route.hi - route.lo) + fixed
+            for src, dst in copies(makers, readers):
+                link = problem.cluster.link(src, dst)
+                out[index[dst]][FORWARD].append((index[src], size / link.bandwidth_bytes_per_s, link.latency_s))
                 total += size
-                if (s, t) in returning:
-                    size = backward * (route.hi - route.lo) + fixed
-                    out[src][BACKWARD].append((dst, size / link.bandwidth_bytes_per_s, link.latency_s))
-                    total += size
+            size = backward * (route.hi - route.lo) + fixed
+            for dst, src in copies(readers, makers) if (s, t) in returning else ():
+                link = problem.cluster.link(src, dst)
+                out[index[src]][BACKWARD].append((index[dst], size / link.bandwidth_bytes_per_s, link.latency_s))
+                total += size
     return out, total
 
 

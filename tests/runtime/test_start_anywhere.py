@@ -402,7 +402,7 @@ def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one
         # Before its first file it may still be on its way into the namespace.
         heard |= listening(processes[0].pid) if run_dir.exists() else set()
         time.sleep(0.2)
-    said = ended(processes, 150.0)
+    said = ended(processes, 300.0)
     assert [process.returncode for process in processes] == [0, 0], said
     # The store and the workers, each on the named interface alone.
     assert heard == {pair[0].address}

@@ -13,7 +13,7 @@ import torch
 
 from gpp.graph.captured import is_loss
 from gpp.program.communicators import communicators
-from gpp.program.program import reduce_groups
+from gpp.program.program import reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.cards.card import AbstractCard, Communicator, Work
 from gpp.runtime.cards.model.card import ModelCard, run
@@ -42,7 +42,7 @@ class Trained:
 def card_transport(job: Job, card: AbstractCard, device: int) -> AbstractTransport:
     """As a worker process makes it."""
     programs = [job.program, *([job.evaluation] if job.evaluation else [])]
-    made = communicators(reduce_groups(job.plan, job.graph), *programs)
+    made = communicators(reduce_groups(job.plan, job.graph), *programs, replicas=teams(job.plan))
     ranks = {d: r for r, d in enumerate(sorted(job.plan.stages_of_device))}
     return CardTransport(card, made, device=device, rank_of=ranks)
 
@@ -139,6 +139,9 @@ class TransportOfBefore(AbstractTransport):
         line = self._all if group == EVERYONE else self._sums[group]
         assert line is not None
         return line.sum(tensor)
+
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        raise AssertionError("no replica was split")
 
     def finished(self) -> Mark:
         event = self._card.event(timed=True)

@@ -31,8 +31,8 @@ class Rate(AbstractCostModel):
     flop_per_s: float = 1e12
     fixed_s: float = 2e-4
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
-        forward = np.array([op.forward_flops for op in graph.ops]) * samples / self.flop_per_s + self.fixed_s
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
+        forward = np.array([op.forward_flops for op in graph.ops]) * samples * graph.shares(degree) / self.flop_per_s + self.fixed_s
         return OpTimes(forward_s=forward / device.speed_factor, backward_s=2 * forward / device.speed_factor)
 
     def update_s(self, num_bytes: float, device: Device) -> float:

@@ -44,16 +44,18 @@ class Analytical(AbstractCostModel):
     gathered_traffic: NotNegative = 4.0
     update_traffic: NotNegative = 7.0
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
-        amounts = graph.amounts
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
+        amounts, shares = graph.amounts, graph.shares(degree)
         flop_per_s = device.flop_per_s(graph.dtype)
         bytes_per_s = device.memory_bandwidth_bytes_per_s * device.speed_factor
         latency_s = device.kernel_latency_s / device.speed_factor
         moved = amounts.traffic_bytes * samples + amounts.param_bytes - amounts.gathered_bytes
-        forward = np.maximum(amounts.forward_flops * samples / flop_per_s, moved / bytes_per_s) + amounts.num_kernels * latency_s
+        forward = np.maximum(amounts.forward_flops * samples / flop_per_s, moved / bytes_per_s)
+        # A shard's kernels are smaller, and as many.
+        forward = forward * shares + amounts.num_kernels * latency_s
         returned = self.backward_traffic * moved + self.gathered_traffic * amounts.gathered_bytes * amounts.trains
         backward = np.maximum(amounts.backward_flops * samples / flop_per_s, returned / bytes_per_s)
-        backward = backward + self.backward_kernels * amounts.num_kernels * latency_s
+        backward = backward * shares + self.backward_kernels * amounts.num_kernels * latency_s
         differentiated = (amounts.backward_flops > 0) | (amounts.saved_bytes > 0) | amounts.trains
         return OpTimes(forward_s=forward, backward_s=np.where(differentiated, backward, 0.0))
 

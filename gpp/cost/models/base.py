@@ -25,13 +25,14 @@ class AbstractCostModel(ABC):
     """Seconds of operators on a device. Transfers and collectives belong to `Cluster`."""
 
     @abstractmethod
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         """Times of one forward and one backward of every operator on `samples` samples.
 
         Args:
             graph: the operators, amounts per sample.
             samples: micro-batch size on one replica, at least 1.
             device: where they run; its `speed_factor` is honoured.
+            degree: devices that share the work (`OpGraph.shares`).
         """
 
     @abstractmethod

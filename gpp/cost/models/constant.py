@@ -20,9 +20,10 @@ class Constant(AbstractCostModel):
 
     fixed_s: NotNegative = 0.0
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
-        forward = np.array([op.forward_flops for op in graph.ops]) * samples + self.fixed_s
-        backward = np.array([op.backward_flops for op in graph.ops]) * samples + self.fixed_s
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
+        many = samples * graph.shares(degree)
+        forward = np.array([op.forward_flops for op in graph.ops]) * many + self.fixed_s
+        backward = np.array([op.backward_flops for op in graph.ops]) * many + self.fixed_s
         return OpTimes(forward_s=forward / device.speed_factor, backward_s=backward / device.speed_factor)
 
     def update_s(self, num_bytes: float, device: Device) -> float:

@@ -128,12 +128,12 @@ class Profiled(AbstractCostModel):
             return self.companions
         return min(cluster.num_devices * self.num_threads, len(os.sched_getaffinity(0))) // self.num_threads - 1
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         profile = self._find(graph.fingerprint, device)
         if profile is None:
-            return self._fallback(device).op_times(graph, samples, device)
-        times = profile.at(samples)
-        return OpTimes(forward_s=times.forward_s / device.speed_factor, backward_s=times.backward_s / device.speed_factor)
+            return self._fallback(device).op_times(graph, samples, device, degree)
+        times, shares, speed = profile.at(samples), graph.shares(degree), device.speed_factor
+        return OpTimes(forward_s=times.forward_s * shares / speed, backward_s=times.backward_s * shares / speed)
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         per_byte = [p.update_s_per_byte for p in self.profiles if p.setting.device_kind == device.kind]

@@ -25,9 +25,10 @@ class Tabulated(AbstractCostModel):
 
     update_s_per_byte: NotNegative = 0.0
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
-        forward = np.array([op.forward_flops for op in graph.ops]) * samples / device.speed_factor
-        backward = np.array([op.backward_flops for op in graph.ops]) * samples / device.speed_factor
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
+        many = samples * graph.shares(degree)
+        forward = np.array([op.forward_flops for op in graph.ops]) * many / device.speed_factor
+        backward = np.array([op.backward_flops for op in graph.ops]) * many / device.speed_factor
         return OpTimes(forward_s=forward, backward_s=backward)
 
     def update_s(self, num_bytes: float, device: Device) -> float:

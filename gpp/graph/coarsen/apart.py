@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpp.errors import InvalidGraph
 from gpp.graph.coarsen.coarsen import coarsen
-from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between
+from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between, with_variants
 from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
 
 
@@ -38,7 +38,7 @@ def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
     group |= {i: len(coarse.ops) + p for p, part in enumerate(parts) for i in bits(part)}
     names = {op.name for op in coarse.ops}
     ops = [*coarse.ops, *(_merged([graph.ops[i] for i in bits(part)], names) for part in parts)]
-    return replace(graph, ops=tuple(ops), tensors=tensors_between(graph, group))
+    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
 
 
 def connected_parts(graph: OpGraph, mask: int) -> list[int]:
@@ -55,13 +55,13 @@ def connected_parts(graph: OpGraph, mask: int) -> list[int]:
 
 
 def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
-    """The graph of some operators and the tensors among them."""
+    """The graph of some operators and the tensors among them; variants, which may name others, are left out."""
     position = {op: i for i, op in enumerate(ops)}
     tensors: list[Tensor] = []
     for tensor in graph.tensors:
         if tensor.producer in position and (consumers := tuple(position[c] for c in tensor.consumers if c in position)):
             tensors.append(replace(tensor, producer=position[tensor.producer], consumers=consumers))
-    return replace(graph, ops=tuple(graph.ops[op] for op in ops), tensors=tuple(tensors))
+    return replace(graph, ops=tuple(replace(graph.ops[op], variants=()) for op in ops), tensors=tuple(tensors))
 
 
 def _merged(ops: list[Op], taken: set[str]) -> Op:

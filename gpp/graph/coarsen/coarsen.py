@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from gpp.errors import InvalidConfig
-from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between
+from gpp.graph.coarsen.groups import nodes_of, summed, tensors_between, with_variants
 from gpp.graph.coarsen.naming import group_names
 from gpp.graph.op_graph import Op, OpGraph, bits, mask_of
 
@@ -374,16 +374,14 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
     weight = [max(pair) for pair in _weights(graph)]
     names = group_names([op.name for op in graph.ops], weight, parts)
     position = {g: i for i, g in enumerate(order)}
-    tensors = tensors_between(graph, [position[g] for g in groups.owner])
-    ops = tuple(
-        _merged(name, [graph.ops[i] for i in part], [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)
-    )
-    return replace(graph, ops=ops, tensors=tensors)
+    group = [position[g] for g in groups.owner]
+    ops = [_merged(name, [graph.ops[i] for i in part], [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)]
+    return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
 
 
 def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
     """One operator with the work of `ops`, in this order."""
     if len(ops) == 1:
-        # Its variants name neighbours by numbers that no longer hold.
+        # Its variants name neighbours by numbers that no longer hold; `with_variants` makes those of a group.
         return replace(ops[0], variants=())
     return summed(name, ops[weight.index(max(weight))].kind, ops)

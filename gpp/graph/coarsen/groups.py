@@ -1,11 +1,11 @@
-"""Groups of operators as operators: their sums, and the tensors that are left between them."""
+"""Groups of operators as operators: their sums, their variants, and the tensors that are left between them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.graph.op_graph import Op, OpGraph, Sums, Tensor, Variant
 
 _AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes")
 
@@ -39,4 +39,70 @@ def summed(name: str, kind: str, ops: list[Op]) -> Op:
         nodes=tuple(node for op in ops for node in nodes_of(op)),
         variants=(),
         **amounts,
+    )
+
+
+def with_variants(fine: OpGraph, group: Sequence[int] | Mapping[int, int], ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Groups with the tensor-parallel degrees that all of their members declare by shares.
+
+    Times that a profile declares are times of its own operators, and of no group.
+
+    Args:
+        fine: the operators that were grouped.
+        group: operator -> its group.
+        ops: the groups.
+    """
+    if not any(variant.share is not None for op in fine.ops for variant in op.variants):
+        return tuple(ops)
+    members: list[list[int]] = [[] for _ in ops]
+    for op in range(fine.num_ops):
+        members[group[op]].append(op)
+    degrees = sorted({v.degree for op in fine.ops for v in op.variants if v.share is not None})
+    out = []
+    for number, op in enumerate(ops):
+        ways = [_grouped(fine, group, number, members[number], degree) for degree in degrees]
+        out.append(replace(op, variants=tuple(way for way in ways if way is not None)))
+    return tuple(out)
+
+
+def _grouped(
+    fine: OpGraph, group: Sequence[int] | Mapping[int, int], number: int, members: Sequence[int], degree: int
+) -> Variant | None:
+    """The variant of one group at a degree; None if a member declares none."""
+    found: list[tuple[Op, Variant, float]] = []
+    for i in members:
+        own = next((v for v in fine.ops[i].variants if v.degree == degree and not v.recompute), None)
+        if own is None or own.share is None:
+            return None
+        found.append((fine.ops[i], own, own.share))
+    work = [op.forward_flops + op.backward_flops for op, _, _ in found]
+    if not sum(work):
+        work = [op.traffic_bytes for op, _, _ in found]
+    share = sum(w * part for w, (_, _, part) in zip(work, found, strict=True)) / sum(work) if sum(work) else 1.0
+    held: dict[str, float] = {}
+    for op, way, _ in found:
+        held |= {name: fine.param_of[name].num_bytes * way.params for name in op.params if name not in held}
+    whole = sum(fine.param_of[name].num_bytes for name in held)
+
+    def peers(side: str) -> tuple[tuple[int, float], ...]:
+        sizes: dict[int, float] = {}
+        for _, way, _ in found:
+            for peer, size in getattr(way, side):
+                if group[peer] != number:
+                    sizes[group[peer]] = sizes.get(group[peer], 0.0) + size
+        return tuple(sorted(sizes.items()))
+
+    def sums(side: str) -> Sums:
+        each = [getattr(way, side) for _, way, _ in found]
+        return Sums(count=sum(one.count for one in each), num_bytes=sum(one.num_bytes for one in each))
+
+    return Variant(
+        degree=degree,
+        share=share,
+        params=sum(held.values()) / whole if whole else 1.0,
+        saved_bytes=sum(way.saved_bytes for _, way, _ in found),
+        receive=peers("receive"),
+        send=peers("send"),
+        forward_sums=sums("forward_sums"),
+        backward_sums=sums("backward_sums"),
     )

@@ -120,17 +120,17 @@ class Seconds:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.kinds = sorted(set(problem.type_of_device))
-        self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._found: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def of(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """[num_ops] forward and backward seconds."""
-        if samples not in self._found:
-            times = [self.problem.op_times(samples, device) for device in self.kinds]
-            self._found[samples] = (
+    def of(self, samples: int, degree: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """[num_ops] forward and backward seconds; `degree` as in `Problem.op_times`."""
+        if (samples, degree) not in self._found:
+            times = [self.problem.op_times(samples, device, degree) for device in self.kinds]
+            self._found[samples, degree] = (
                 np.max([t.forward_s for t in times], axis=0),
                 np.max([t.backward_s for t in times], axis=0),
             )
-        return self._found[samples]
+        return self._found[samples, degree]
 
 
 def replicas(problem: Problem, microbatch_size: int) -> list[int]:

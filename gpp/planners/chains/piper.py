@@ -16,7 +16,8 @@ Constraints:
 2. Memory: the stage at position p from the end keeps min(p, N) micro-batches. Where the fastest way does not fit, operators are
    recomputed,
    cheapest seconds for each byte first (`gpp.planners.chains.knapsack`): a heuristic, as published.
-3. Tensor-parallel degrees are those that every operator of the stage declares; one t and one r for a stage.
+3. Tensor-parallel degrees are those that every operator of the stage declares (a profile, or `gpp.graph.sharding`); one t
+   and one r for a stage. The sums inside its passes count as its operators' time.
 4. r divides b. All stages use the same b; b is swept.
 
 Complexity: O(devices x ways x pairs of nested states x positions) numpy operations for each b, less what
@@ -43,9 +44,9 @@ import numpy as np
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
-from gpp.cost.variants import running
+from gpp.cost.variants import running, sums_s
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import bits, mask_of
+from gpp.graph.op_graph import Variant, bits, mask_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
@@ -220,15 +221,16 @@ class _Search:
     def menu(self, t: int, samples: int) -> _Menu:
         """How the operators run; an operator that does not declare `t` is there as it stands, and never used."""
         if (t, samples) not in self._menus:
-            graph, (forward, backward) = self.problem.graph, self.seconds.of(samples)
+            graph, (forward, backward) = self.problem.graph, self.seconds.of(samples, t)
             rows = []
             for op, (able, f, b) in enumerate(zip(self.degrees[t], forward.tolist(), backward.tolist(), strict=True)):
                 own = running(graph, op, f, b, False, t if able else 1)
                 declared = t == 1 or any(v.degree == t and v.recompute for v in graph.ops[op].variants)
                 again = running(graph, op, f, b, True, t) if self.settings.recompute and able and declared else own
+                exchange_s = self._sums_s(own.variant, samples, t) if t > 1 else 0.0
                 rows.append(
                     (
-                        own.forward_s + own.backward_s,
+                        own.forward_s + own.backward_s + exchange_s,
                         again.forward_s + again.backward_s - own.forward_s - own.backward_s,
                         own.saved_bytes - graph.ops[op].saved_bytes,
                         own.extra_bytes,
@@ -239,6 +241,13 @@ class _Search:
                 )
             self._menus[t, samples] = _Menu(*np.array(rows).T)
         return self._menus[t, samples]
+
+    def _sums_s(self, variant: Variant | None, samples: int, t: int) -> float:
+        """Seconds of the sums inside an operator's passes; a replica's devices are taken to be neighbours."""
+        if variant is None:
+            return 0.0
+        each, team = (variant.forward_sums, variant.backward_sums), tuple(range(t))
+        return sum(sums_s(self.problem.cluster, sums, samples, team) for sums in each)
 
     def work(self, b: int) -> np.ndarray:
         """[num_states] least device seconds of one micro-batch."""

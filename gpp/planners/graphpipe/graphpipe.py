@@ -74,6 +74,7 @@ from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
 from gpp.planners.graphpipe.rebalance import rebalance
 from gpp.planners.graphpipe.sp_structure import SPStructure
+from gpp.planners.graphpipe.tensor_parallel import splits
 from gpp.planners.graphpipe.unequal import simulate_unequal
 from gpp.planners.graphpipe.vary import vary
 from gpp.settings import Count, Natural, settings
@@ -133,6 +134,8 @@ class GraphPipe(AbstractPlanner):
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         share_devices: whether a stage may be cut in two on its own devices, so that a branch does not wait for the join it
             shares them with; of use where there are few devices. The paper's stages have devices of their own.
+        tensor_parallel: whether plans are tried too in which every operator is split over 2 or 4 devices, as the model declares.
+            The paper's operators are whole.
     """
 
     replication: bool = True
@@ -140,8 +143,11 @@ class GraphPipe(AbstractPlanner):
     max_candidates: Natural = 20_000
     per_stage: bool = False
     share_devices: bool = False
+    tensor_parallel: bool = False
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.tensor_parallel:
+            return self._split(problem, predict)
         if self.share_devices:
             return self._shared(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
@@ -195,6 +201,31 @@ class GraphPipe(AbstractPlanner):
                 found.append(split_stages(planner.plan(problem, predict), problem, predict))
         best = min(found, key=lambda plan: predict(plan).metrics.iteration_s)
         return replace(best, planner="graphpipe")
+
+    def _split(self, problem: Problem, predict: Predict) -> Plan:
+        """The best of the plans with whole operators, and with all operators split over each number of devices that is declared."""
+        own = replace(self, tensor_parallel=False)
+        found: dict[int, tuple[Plan, float]] = {}
+        lacking: Infeasible | None = None
+        try:
+            plan = own.plan(problem, predict)
+            found[1] = plan, predict(plan).metrics.iteration_s
+        except Infeasible as error:
+            lacking = error
+        for split in splits(problem):
+            with contextlib.suppress(Infeasible):
+                plan = split.expand(own.plan(split.view, split.predicted(predict)))
+                plan.validate(problem)
+                found[split.degree] = plan, predict(plan).metrics.iteration_s
+        if not found:
+            raise lacking or Infeasible("no plan fits", "more devices or memory")
+        best = min(found, key=lambda degree: (found[degree][1], degree))
+        tried = ", ".join(f"{seconds:.6g} s with {degree}" for degree, (_, seconds) in sorted(found.items()))
+        plan = found[best][0]
+        if len(found) == 1:
+            return plan
+        line = f"tensor parallelism: devices for each operator, {tried}; {best} is best"
+        return replace(plan, explanation=(*plan.explanation, line))
 
     def _chains(self, incumbent: Incumbent) -> None:
         """The best chains by three objectives, as they are and with the data's edges only."""

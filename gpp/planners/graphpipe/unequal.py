@@ -58,9 +58,9 @@ class _Average(AbstractCostModel):
 
     problem: Problem
 
-    def op_times(self, graph: OpGraph, samples: int, device: Device) -> OpTimes:
+    def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         firsts = self.problem.type_of_device
-        each = [self.problem.op_times(samples, first) for first in firsts]
+        each = [self.problem.op_times(samples, first, degree) for first in firsts]
 
         def mean(rows: list[np.ndarray]) -> np.ndarray:
             with np.errstate(divide="ignore"):

@@ -42,6 +42,7 @@ from gpp.data.sampler import position
 from gpp.errors import Exhausted, GppError, InvalidConfig, NonFinite
 from gpp.runtime.checkpoint.manifest import MANIFEST, Manifest, Mark, Stream, read_manifest
 from gpp.runtime.checkpoint.resume import prune, stream_digest, training_of
+from gpp.runtime.checkpoint.split import SplitWeights
 from gpp.runtime.job import Job
 from gpp.runtime.nonfinite import nonfinite, shown
 from gpp.runtime.run_dir import run_of
@@ -83,6 +84,7 @@ class Checkpointer:
         weights: all parameters and buffers that the rank holds, by full name.
         optimizers: each trained parameter is in one of them.
         owned: names that this rank saves; the others are another rank's to save.
+        split: which weights are shares; they are put together to be saved, so a run may go on under another plan.
     """
 
     def __init__(
@@ -95,10 +97,12 @@ class Checkpointer:
         weights: Mapping[str, torch.Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
         owned: frozenset[str],
+        split: SplitWeights | None = None,
     ) -> None:
         self._job, self._settings, self._root = job, job.settings, run_dir / "checkpoints"
         self._rank, self._world = rank, world
         self._weights, self._optimizers, self._owned = weights, optimizers, owned
+        self._split = split or SplitWeights({})
         self._copy: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -129,7 +133,8 @@ class Checkpointer:
         wanted: dict[str, torch.Tensor] = {}
         for name, tensor in self._weights.items():
             if WEIGHTS + name in stored:
-                wanted[WEIGHTS + name] = tensor.detach()
+                whole = tensor.new_empty(self._split.whole_shape(name)) if self._split.split(name) else tensor
+                wanted[WEIGHTS + name] = whole.detach()
             elif name in self._job.captured.graph.param_of:
                 raise InvalidConfig("resume", folder, f"has no tensor {name}", "name a run of the same model")
         slots = self._empty_state(stored)
@@ -139,11 +144,23 @@ class Checkpointer:
                 # Every rank reads on its own, on purpose.
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 load(wanted, storage_reader=reader, no_dist=True)
+        self._take_shares(wanted, slots)
         for optimizer in self._optimizers:
             number = {id(param): i for i, param in enumerate(_params(optimizer))}
             mine = {name: state for name, state in slots.items() if id(self._weights[name]) in number}
             state = {number[id(self._weights[name])]: values for name, values in mine.items()}
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+    def _take_shares(self, wanted: Mapping[str, torch.Tensor], slots: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Keep this rank's shares of what was read whole."""
+        with torch.no_grad():
+            for name in filter(self._split.split, self._weights):
+                if WEIGHTS + name in wanted:
+                    self._weights[name].copy_(self._split.share(name, wanted[WEIGHTS + name]))
+                for slot, value in slots.get(name, {}).items():
+                    if value.shape == self._split.whole_shape(name):
+                        own = torch.empty_like(self._weights[name], dtype=value.dtype)
+                        slots[name][slot] = own.copy_(self._split.share(name, value)).detach()
 
     def _empty_state(self, stored: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
         """Empty tensors (name -> slot -> tensor) for the stored optimizer state of the rank's own parameters."""
@@ -247,17 +264,23 @@ class Checkpointer:
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights.items():
-            if name in self._owned:
-                yield WEIGHTS + name, tensor.detach()
+            if name in self._owned or self._split.helps(name):
+                whole = self._split.whole(name, tensor.detach())
+                if name in self._owned:
+                    yield WEIGHTS + name, whole
         name_of = {id(tensor): name for name, tensor in self._weights.items()}
         for optimizer in self._optimizers:
             for param in _params(optimizer):
                 # An engine may train a stand-in of its own, which is none of the model's.
                 name = name_of.get(id(param))
-                for slot, value in optimizer.state.get(param, {}).items() if name in self._owned else ():
+                if name is None or not (name in self._owned or self._split.helps(name)):
+                    continue
+                for slot, value in optimizer.state.get(param, {}).items():
                     # State that is not there yet (momentum without a gradient) is None.
                     if isinstance(value, torch.Tensor):
-                        yield f"{OPTIMIZER}{name}.{slot}", value
+                        whole = self._split.whole(name, value) if value.shape == param.shape else value
+                        if name in self._owned:
+                            yield f"{OPTIMIZER}{name}.{slot}", whole
 
     def _guarded(self, done: int, names: list[str], stream: Stream | None) -> None:
         try:

@@ -60,6 +60,12 @@ class Slices(Mapping[str, torch.Tensor]):
             raise KeyError(name)
         return self._file.get_tensor(name)
 
+    def part(self, name: str, dim: int, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
+        """Ranges [lo, hi) of one dimension of a tensor, one behind the other; nothing else is read."""
+        file = self._file.get_slice(name)
+        before = (slice(None),) * dim
+        return torch.cat([file[(*before, slice(lo, hi))] for lo, hi in ranges], dim=dim)
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._names))
 

@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, refuse_what_does_not_run
+from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, refuse_recomputation, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
@@ -73,7 +73,8 @@ def _refuse(plan: Plan) -> None:
     Raises:
         UnsupportedPlan: names the stage.
     """
-    refuse_what_does_not_run(plan)
+    refuse_recomputation(plan)
+    refuse_split_operators(plan, "engine=reference")
     for s, stage in enumerate(plan.stages):
         if stage.round_robin_degree > 1:
             raise UnsupportedPlan(

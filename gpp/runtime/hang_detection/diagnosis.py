@@ -69,6 +69,7 @@ class Programs:
         devices: rank -> device.
         evaluation: None where nothing is evaluated.
         stretch: step -> the program of the stretch of training steps that it is in, where it is not the program itself.
+        teams: devices that meet in the midst of their passes (`gpp.program.program.teams`).
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Programs:
         training: Program,
         evaluation: Program | None = None,
         stretch: Callable[[int], Program] | None = None,
+        teams: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self.devices, self._stretch = tuple(devices), stretch
+        self.devices, self._stretch, self._teams = tuple(devices), stretch, tuple(teams)
         self._rank = {device: rank for rank, device in enumerate(self.devices)}
         self._of = {TRAINING: training, EVALUATION: evaluation or training}
 
@@ -122,6 +124,7 @@ class Programs:
         kind = program.actions[device][state.index].kind
         if kind in COMPUTE:
             makers = [self._want(send, waits, state, states) for send in waits.needs.get(node, ())]
+            makers += [self._want(mate, waits, state, states, there=True) for mate in self._mates(program, device, state)]
             return [want for want in makers if want.rank != rank]  # what is handed over inside the device is there
         if not state.waiting:
             return []
@@ -129,6 +132,15 @@ class Programs:
             return self._unread(range(first, node + 1), waits, state, states)
         others = [member for member in waits.meetings.get(node, ()) if member != node]
         return sorted(self._want(member, waits, state, states, there=True) for member in others)
+
+    def _mates(self, program: Program, device: int, state: RankState) -> list[int]:
+        """The nodes of the same pass on the other devices of the replica, if it waits in the midst of it."""
+        action, out = program.actions[device][state.index], list[int]()
+        for team in self._teams if state.waiting else ():
+            for mate in team if device in team else ():
+                found = (i for i, other in enumerate(program.actions[mate]) if mate != device and other[:3] == action[:3])
+                out += [program.waits.first[mate] + i for i in found]
+        return out
 
     def _want(self, node: int, waits: Waits, state: RankState, states: Sequence[RankState | None], *, there: bool = False) -> Want:
         """A wait for an action of the program that `state` is in.

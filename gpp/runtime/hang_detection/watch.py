@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gpp.program.program import Program
+from gpp.program.program import Program, teams
 from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.diagnosis import Diagnosis, Programs, Sight, diagnose
 from gpp.runtime.hang_detection.status import CHECKPOINT, ENDED, PHASES, SILENT, STARTING, RankState, read_state, status_path
@@ -160,7 +160,7 @@ def _stretch(job: Job) -> Callable[[int], Program] | None:
 def watch_of(job: Job, *, heard: bool = False) -> Watch:
     """The watch over a job's ranks, one a device of the program."""
     return Watch(
-        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job)),
+        programs=Programs(sorted(job.program.actions), job.program, job.evaluation, _stretch(job), teams(job.plan)),
         timeout_s=job.settings.timeout_s,
         startup_timeout_s=job.settings.startup_timeout_s,
         heard=heard,

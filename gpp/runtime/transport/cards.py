@@ -41,6 +41,7 @@ class CardTransport(AbstractTransport):
         self._card, self._device, self._rank_of = card, device, rank_of
         self._route: dict[Pair, tuple[Line, int, Stream]] = {}
         self._sums: dict[int, tuple[Line, Stream]] = {}
+        self._replicas: dict[tuple[int, ...], Line] = {}
         for made in communicators:
             line = card.communicator([rank_of[d] for d in made.devices], made.name)
             if line is None:
@@ -48,6 +49,8 @@ class CardTransport(AbstractTransport):
             for pair in made.pairs:
                 if device in pair:
                     self._route[pair] = line, rank_of[pair[1] if device == pair[0] else pair[0]], card.stream()
+            if made.replica:
+                self._replicas[made.devices] = line
             if made.groups:
                 self._sums |= dict.fromkeys(made.groups, (line, card.stream()))
         self._pending: deque[tuple[Event, torch.Tensor]] = deque()
@@ -59,7 +62,7 @@ class CardTransport(AbstractTransport):
         # In one order on all devices: that of the communicators, and of the pairs of each.
         for (src, _), (line, peer, _) in self._route.items():
             (line.send if src == self._device else line.receive)(token, peer).wait()
-        for line, _ in self._sums.values():
+        for line in (*(line for line, _ in self._sums.values()), *self._replicas.values()):
             line.sum(token).wait()
         done = self._card.event()
         done.record()
@@ -94,6 +97,9 @@ class CardTransport(AbstractTransport):
             self._finished = self._card.event(timed=True)
             self._finished.record()
         return self._finished
+
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        return self._replicas[devices].sum(tensor)
 
     def finished(self) -> Mark:
         return self._finished

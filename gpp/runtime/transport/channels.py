@@ -21,7 +21,7 @@ import torch.distributed as dist
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.program.program import ReduceGroup, reduce_groups
+from gpp.program.program import ReduceGroup, reduce_groups, teams
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
 
@@ -80,6 +80,14 @@ class AbstractTransport(ABC):
         """
 
     @abstractmethod
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        """Start to sum a contiguous `tensor` in place over the devices of one replica (`gpp.program.program.teams`).
+
+        Passes do so in their midst; all members call it in one order. It must not be read or written until the handle has been
+        waited on.
+        """
+
+    @abstractmethod
     def finished(self) -> Mark:
         """When the send or sum begun last is over: for the clock of the device, not for waiting."""
 
@@ -127,6 +135,8 @@ class TorchTransport(AbstractTransport):
             if device in channel[3:]:
                 self._route[channel] = world, dst if device == channel[3] else src
         self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
+        made = {devices: dist.new_group([rank_of[d] for d in devices]) for devices in teams(plan)}
+        self._teams = {devices: group for devices, group in made.items() if device in devices}
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._memory: SharedMemory | None = None
         self._near: set[Channel] = set()
@@ -174,6 +184,10 @@ class TorchTransport(AbstractTransport):
         dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
         return DONE
 
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        dist.all_reduce(tensor, group=self._teams[devices])
+        return DONE
+
     def finished(self) -> Mark:
         return time.perf_counter()
 
@@ -202,6 +216,12 @@ class FakeNetwork:
         sizes = {EVERYONE: num_devices} | {g: len(group.devices) for g, group in enumerate(groups)}
         self.barriers = {g: threading.Barrier(size) for g, size in sizes.items()}
         self.terms: dict[int, dict[int, torch.Tensor]] = {g: {} for g in sizes}
+        self.teams: dict[tuple[int, ...], tuple[threading.Barrier, dict[int, torch.Tensor]]] = {}
+
+    def team(self, devices: tuple[int, ...]) -> tuple[threading.Barrier, dict[int, torch.Tensor]]:
+        """Where the devices of a replica meet; made by the first of them."""
+        with self.lock:
+            return self.teams.setdefault(devices, (threading.Barrier(len(devices)), {}))
 
 
 @final
@@ -226,7 +246,12 @@ class FakeTransport(AbstractTransport):
             return self._network.queues[channel]
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
-        terms, barrier = self._network.terms[group], self._network.barriers[group]
+        return self._sum(self._network.barriers[group], self._network.terms[group], tensor)
+
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        return self._sum(*self._network.team(devices), tensor)
+
+    def _sum(self, barrier: threading.Barrier, terms: dict[int, torch.Tensor], tensor: torch.Tensor) -> Handle:
         terms[self._device] = tensor.clone()
         barrier.wait(self._network.timeout_s)
         # In the order of the devices: the order of arrival would change the last bit from run to run.

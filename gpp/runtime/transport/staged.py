@@ -42,6 +42,12 @@ class StagedTransport(AbstractTransport):
         self._inner.send(channel, tensor.cpu())
         self._mark()
 
+    def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
+        host = tensor.cpu()
+        self._inner.sum_members(devices, host).wait()
+        self.upload(host, tensor)
+        return DONE
+
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
         host = tensor.cpu()
         self._inner.reduce(group, host).wait()

@@ -9,22 +9,30 @@ import torch
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
+from gpp.program.program import Program
+from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary
+from gpp.runtime.worker.messages import boundary, ring_sizes, sending
+from gpp.runtime.worker.stage import StageRunner
+from gpp.runtime.worker.team import Teams
 
 
-def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device) -> dict[int, StageModule]:
-    """The modules of `stages` with their weights; no other stage's tensors are read."""
+def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.device, teams: Teams) -> dict[int, StageModule]:
+    """The modules of `stages` with their weights; no other stage's tensors are read, and of split ones the device's share only."""
     modules: dict[int, StageModule] = {}
     with job_weights(run_dir) as weights:
         for s in stages:
             nodes = [node for op in job.plan.stages[s].ops for node in job.graph.ops[op].nodes]
-            module = modules[s] = build_stage(job.captured, nodes, device=device)
-            module.load(weights)
+            shards = teams.shards.get(s)
+            module = modules[s] = build_stage(job.captured, nodes, device=device, shards=shards)
+            module.load(ShareOf(weights, shards) if shards else weights)
     tie(modules.values())
+    teams.join(modules)
     if job.settings.compile:
         for module in modules.values():
             module.compile_with(job.settings.compile)
@@ -45,18 +53,19 @@ def build_optimizers(spec: AbstractOptimizer, modules: Mapping[int, StageModule]
 def build_mailboxes(
     job: Job,
     modules: Mapping[int, StageModule],
+    program: Program,
     *,
     device_id: int,
     device: torch.device,
     transport: AbstractTransport,
-    narrow: torch.dtype | None,
 ) -> dict[int, Mailbox]:
     """A mailbox for each stage of a device.
 
     Args:
-        narrow: see `gpp.runtime.worker.messages.boundary`.
+        program: whose messages they are.
     """
     handover: Handover = {}
+    narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     return {
         s: Mailbox(
             stage=s,
@@ -65,6 +74,20 @@ def build_mailboxes(
             device=device,
             boundary=boundary(job.plan, job.graph, module, s, narrow),
             handover=handover,
+            sends=sending(program.actions[device_id], s),
         )
         for s, module in modules.items()
     }
+
+
+def all_ring_sizes(
+    job: Job, device_id: int, training: Interpreter[StageRunner], evaluation: Interpreter[StageRunner] | None
+) -> dict[Channel, RingSize]:
+    """Room for the messages of training and of evaluation."""
+    out: dict[Channel, RingSize] = {}
+    for program, interpreter in ((job.program, training), (job.evaluation, evaluation)):
+        if program and interpreter:
+            boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
+            for channel, size in ring_sizes(program.actions[device_id], device_id, boundaries).items():
+                out[channel] = size.merged(out.get(channel, size))
+    return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -107,6 +108,7 @@ class Mailbox(AbstractMailbox):
         device: where buffers are made.
         boundary: layouts of the stage's messages.
         handover: shared by the mailboxes of this device.
+        sends: directions in which this device sends anything; of a replica of several devices not all may.
     """
 
     def __init__(
@@ -118,9 +120,10 @@ class Mailbox(AbstractMailbox):
         device: torch.device,
         boundary: Boundary,
         handover: Handover,
+        sends: Collection[str] = (FORWARD, BACKWARD),
     ) -> None:
         super().__init__(stage=stage, device_id=device_id, transport=transport)
-        self.device, self.boundary, self.handover = device, boundary, handover
+        self.device, self.boundary, self.handover, self._sends = device, boundary, handover, sends
         self._layouts_in = {FORWARD: boundary.incoming, BACKWARD: boundary.returning_in}
         self._layouts_out = {FORWARD: boundary.outgoing, BACKWARD: boundary.returning_out}
         self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
@@ -164,7 +167,7 @@ class Mailbox(AbstractMailbox):
             lo: their first sample.
             tensors: by name, detached, the batch dimension where the stage's module has it; the mapping is kept.
         """
-        if not self._layouts_out[direction]:
+        if not self._layouts_out[direction] or direction not in self._sends:
             return
         for name, dim in self._batch_dims.items():
             if name in tensors:

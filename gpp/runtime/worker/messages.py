@@ -148,6 +148,11 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
 
 
+def sending(actions: Iterable[Action], stage: int) -> frozenset[str]:
+    """Directions in which a device's actions send tensors of a stage."""
+    return frozenset(KINDS[action.kind].direction for action in actions if action.kind in SENDS and action.stage == stage)
+
+
 def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     """Most sends that a device may have under way in a training step; None where its backwards hold it back anyway.
 

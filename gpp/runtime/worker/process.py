@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from gpp.errors import Exhausted, GppError, InvalidConfig, WorkerFailed
 from gpp.program.communicators import communicators
-from gpp.program.program import reduce_groups
+from gpp.program.program import reduce_groups, teams
 from gpp.runtime.cards.card import FAR_S, AbstractCard
 from gpp.runtime.devices import check_devices
 from gpp.runtime.hang_detection.diagnosis import Diagnosis
@@ -207,7 +207,7 @@ def transport_of(job: Job, *, device: int, rank_of: dict[int, int], card: Abstra
     """
     if card and job.settings.backend == "nccl":
         programs = [job.program, *([job.evaluation] if job.evaluation else [])]
-        made = communicators(reduce_groups(job.plan, job.graph), *programs)
+        made = communicators(reduce_groups(job.plan, job.graph), *programs, replicas=teams(job.plan))
         return CardTransport(card, made, device=device, rank_of=rank_of)
     settings = job.settings
     gloo = TorchTransport(

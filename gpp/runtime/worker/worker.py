@@ -25,26 +25,27 @@ from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import save_final, static_bytes
+from gpp.runtime.checkpoint.state import static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.transport.channels import AbstractTransport, Channel
-from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.build import build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.buckets import BUCKET_BYTES
+from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.messages import most_sends, ring_sizes
+from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
+from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
 
@@ -79,13 +80,15 @@ class Worker:
         self.clock = CardClock(card) if card else HostClock()
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
+        self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
-        self.modules = build_modules(job, run_dir, self.stages, device)
+        self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
@@ -93,13 +96,14 @@ class Worker:
             device_id=device_id,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
+            counts=self.teams.split.counts,
             scale=self.scale,
+            bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        mailboxes = build_mailboxes(
-            job, self.modules, device_id=device_id, device=device, transport=transport, narrow=self._autocast
-        )
+        self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
+        mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
             job.program.actions[device_id],
             self._runners(self.modules, mailboxes, job.program, train=True),
@@ -112,34 +116,36 @@ class Worker:
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
             clock=self.clock,
+            arm=self.gradients.arm if overlaps else None,
             issued=self.rows.ahead,
         )
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
-        transport.prepare(self._ring_sizes())
-        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        weights |= {NAME: self.scale.state} if self.scale else {}
-        self.checkpoints = Checkpointer(
-            job,
-            run_dir,
-            rank=rank,
-            world=plan.num_devices,
-            weights=weights,
-            optimizers=list(self.optimizers.values()),
-            owned=self._owned(weights, rank) if settings.checkpoint_every else frozenset(),
-        )
+        transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
+        self.checkpoints = self._checkpointer(rank)
         self.checkpoints.restore()
-        self.step = settings.first_step
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
-        self._since, self._start, self._stop = 0.0, 0, 0
+        self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
 
-    def _owned(self, weights: Mapping[str, torch.Tensor], rank: int) -> frozenset[str]:
-        """What this worker saves in a checkpoint."""
-        owned = owned_names(self.job, self.device_id, weights.keys() - {NAME})
-        return owned | {NAME} if self.scale and not rank else owned
+    def _checkpointer(self, rank: int) -> Checkpointer:
+        """This worker's share of every checkpoint."""
+        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
+        owned = owned_names(self.job, self.device_id, weights) if self.job.settings.checkpoint_every else frozenset[str]()
+        if self.scale:
+            weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
+        return Checkpointer(
+            self.job,
+            self.run_dir,
+            rank=rank,
+            world=self.job.plan.num_devices,
+            weights=weights,
+            optimizers=list(self.optimizers.values()),
+            owned=owned,
+            split=self.teams.split,
+        )
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
@@ -163,13 +169,13 @@ class Worker:
         out = {}
         for s, module in modules.items():
             stage = plan.stages[s]
-            num_samples = plan.minibatch_size if train else program.num_samples
+            num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
             out[s] = StageRunner(
                 module,
                 stage=s,
                 device=self.device,
                 mailbox=mailboxes[s],
-                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == self.device_id},
+                pieces={p.microbatch: (p.lo, p.hi) for p in stage.pieces(num_samples) if p.device == leader},
                 accumulation=-(-num_samples // stage.microbatch_size),
                 round_robin_degree=stage.round_robin_degree,
                 num_samples=num_samples,
@@ -180,13 +186,18 @@ class Worker:
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self._told(train),
-                # Those of two steps, and more where the pipeline does not drain.
-                probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
-                if train
-                else None,
+                probes=self._probes(s, module) if train else None,
                 scale=self.scale if train else None,
             )
         return out
+
+    def _probes(self, stage: int, module: StageModule) -> Probes | None:
+        """Numbers of the stage's last backwards; none where sums are under way when a backward ends."""
+        if self.gradients.overlaps:
+            return None
+        # Those of two steps, and more where the pipeline does not drain.
+        last = 4 * accumulation(self.job.plan, stage)
+        return Probes([p for p in module.parameters() if p.requires_grad], last=last)
 
     def _told(self, train: bool) -> OnNonFinite:
         """Who is told of a loss that is not finite."""
@@ -199,9 +210,7 @@ class Worker:
         program = self.job.evaluation
         assert program is not None
         modules = {s: module.eval_module() for s, module in self.modules.items()}
-        mailboxes = build_mailboxes(
-            self.job, modules, device_id=self.device_id, device=self.device, transport=self.transport, narrow=self._autocast
-        )
+        mailboxes = self._mailboxes(modules, program)
         sizes = [stage.microbatch_size for stage in self.job.plan.stages]
         return Interpreter(
             program.actions[self.device_id],
@@ -214,16 +223,6 @@ class Worker:
             status=self.status,
             clock=self.clock,
         )
-
-    def _ring_sizes(self) -> dict[Channel, RingSize]:
-        """Room for the messages of training and of evaluation."""
-        out: dict[Channel, RingSize] = {}
-        for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
-            if program and interpreter:
-                boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
-                for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, boundaries).items():
-                    out[channel] = size.merged(out.get(channel, size))
-        return out
 
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)
@@ -341,11 +340,10 @@ class Worker:
         minibatch, within = divmod(microbatch, accumulation(self.job.plan, stage))
         return pass_seed(self.job.settings.seed, self.step + minibatch, stage, within, replica)
 
-    @staticmethod
-    def _results(interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
-        """The device's share of each result, over its stages."""
+    def _results(self, interpreter: Interpreter[StageRunner], minibatch_of_stretch: int) -> dict[str, float]:
+        """The device's share of each result, over its stages; all members of a replica have the same ones."""
         out: dict[str, float] = {}
-        for runner in interpreter.runners.values():
+        for runner in self.teams.led(interpreter.runners):
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
                 out[name] = out.get(name, 0.0) + value.item()
         return out
@@ -398,9 +396,7 @@ class Worker:
             "staleness": {s: weights.staleness for s, weights in self.weights.items()},
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
-        for s, module in self.modules.items():
-            if settings.final_weights and self.device_id == self.job.plan.stages[s].devices[0]:
-                save_final(self.run_dir, s, module.state_dict())
+        self.teams.save(self.run_dir, self.modules)
 
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:

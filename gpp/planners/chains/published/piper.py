@@ -144,7 +144,8 @@ def published_menus(graph: OpGraph, seconds: np.ndarray, recompute: bool) -> lis
     """What the operators' profiles declare; without declarations one device, nothing recomputed."""
     n = graph.num_ops
     params = np.array([float(sum(graph.param_of[name].num_bytes for name in op.params)) for op in graph.ops])
-    ways = [{(v.degree, v.recompute): v for v in op.variants} for op in graph.ops]
+    # Shares are no times, and the released planner knows none.
+    ways = [{(v.degree, v.recompute): v for v in op.variants if v.share is None} for op in graph.ops]
     out = []
     for t in sorted({1} | {degree for way in ways for degree, _ in way}):
         first, other = (np.zeros((4, n)) for _ in range(2))

@@ -1,0 +1,358 @@
+"""A stage on one of several devices that share a replica (tensor parallelism): its code computes on shards.
+
+`gpp.graph.sharding` says which operators do. The code of a stage gets four kinds of conversions at their borders, two and two
+adjoint to each other (Megatron-LM, section 3):
+
+    enter    whole -> whole     forward: nothing                     backward: the members' gradients are summed
+    leave    part -> whole      forward: the members' parts are summed   backward: nothing
+    take     whole -> share     forward: a slice                     backward: the members' slices are put together
+    give     share -> whole     forward: the shares are put together     backward: a slice
+
+Tensors that cross the stage's border are whole. Random operators on whole tensors draw the same numbers on every member, since all
+are seeded alike; on shards each member draws numbers of its own, from a seed that follows from the common one and its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, fx
+
+from gpp.capture.codec import is_random, operator_of
+from gpp.capture.emit import Emitter
+from gpp.graph.captured import Captured, Node
+from gpp.graph.sharding.layout import Shard, local, rows, slices
+from gpp.graph.sharding.regions import Sharding
+from gpp.graph.sharding.rules import Applied, ref
+
+
+class Team(Protocol):
+    """The devices that share a replica of a stage, as one of them sees them."""
+
+    @property
+    def member(self) -> int:
+        """Number of this device among them, from 0."""
+        ...
+
+    def sum(self, tensor: Tensor) -> None:
+        """Add up a contiguous tensor over the members, in place; all of them call it, in one order."""
+        ...
+
+
+def cut(whole: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
+    """A member's share of a whole tensor."""
+    ranges = list(slices(whole.shape[shard.dim], shard, degree, member))
+    parts = [whole.narrow(shard.dim, lo, hi - lo) for lo, hi in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
+
+
+def place(share: Tensor, shard: Shard, degree: int, member: int) -> Tensor:
+    """A whole tensor of zeros but for a member's share."""
+    shape = list(share.shape)
+    shape[shard.dim] *= degree
+    whole, at = share.new_zeros(shape), 0
+    for lo, hi in slices(shape[shard.dim], shard, degree, member):
+        whole.narrow(shard.dim, lo, hi - lo).copy_(share.narrow(shard.dim, at, hi - lo))
+        at += hi - lo
+    return whole
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """The part of a model's sharding that one device runs."""
+
+    sharding: Sharding
+    team: Team
+    captured: Captured
+
+    @cached_property
+    def params(self) -> dict[str, Node]:
+        """Full name of a split parameter -> its node."""
+        nodes = (self.captured.node_of[name] for name in self.sharding.layouts)
+        return {node.target: node for node in nodes if node.kind == "param"}
+
+    def shape(self, node: Node) -> tuple[Any, ...]:
+        """Sizes of a parameter as this device holds it."""
+        shape, shard = tuple(node.shape or ()), self.sharding.layouts.get(node.name)
+        if node.name in self.sharding.tables:
+            lo, hi = rows(_extent(node, 0), self.sharding.degree, self.team.member)
+            return (hi - lo, *shape[1:])
+        return local(shape, shard, self.sharding.degree) if node.kind == "param" else shape
+
+    def ranges(self, name: str) -> tuple[int, list[tuple[int, int]]] | None:
+        """(dimension, ranges) of a parameter, by full name, that this device holds; None for all of it."""
+        node = self.params.get(name)
+        if node is None:
+            return None
+        shard = self.sharding.layouts[node.name]
+        extent = _extent(node, shard.dim)
+        if node.name in self.sharding.tables:
+            return shard.dim, [rows(extent, self.sharding.degree, self.team.member)]
+        return shard.dim, list(slices(extent, shard, self.sharding.degree, self.team.member))
+
+    def whole(self, name: str, share: Tensor) -> Tensor:
+        """A split parameter, or a tensor that lies like it, put together; all members call it."""
+        found = self.ranges(name)
+        if found is None:
+            return share
+        dim, ranges = found
+        shape, at = list(share.shape), 0
+        shape[dim] = _extent(self.params[name], dim)
+        out = share.new_zeros(shape)
+        for lo, hi in ranges:
+            out.narrow(dim, lo, hi - lo).copy_(share.narrow(dim, at, hi - lo))
+            at += hi - lo
+        self.team.sum(out)
+        return out
+
+    def share(self, name: str, whole: Tensor) -> Tensor:
+        """This device's share of a parameter, or of a tensor that lies like it."""
+        found = self.ranges(name)
+        if found is None:
+            return whole
+        dim, ranges = found
+        return torch.cat([whole.narrow(dim, lo, hi - lo) for lo, hi in ranges], dim=dim)
+
+
+class _Conversions:
+    """The functions that a stage's code calls."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.team, self.degree = shards.team, shards.sharding.degree
+
+    def enter(self, x: Tensor) -> Tensor:
+        return _Enter.apply(x, self.team)
+
+    def leave(self, x: Tensor) -> Tensor:
+        return _Leave.apply(x, self.team)
+
+    def leave_and_add(self, x: Tensor, bias: Tensor) -> Tensor:
+        # Under autocast the product is of another type.
+        whole = _Leave.apply(x, self.team)
+        return whole + bias.to(whole.dtype)
+
+    def take(self, x: Tensor, dim: int, blocks: int) -> Tensor:
+        return _Take.apply(x, Shard(dim, blocks), self.degree, self.team)
+
+    def give(self, x: Tensor, dim: int, blocks: int) -> Tensor:
+        return _Give.apply(x, Shard(dim, blocks), self.degree, self.team)
+
+    def lookup(self, weight: Tensor, ids: Tensor, padding: int, lo: int) -> Tensor:
+        """Rows [lo, lo + len(weight)) of a table, and zeros for ids of other rows."""
+        here = (ids >= lo) & (ids < lo + weight.shape[0])
+        index = torch.where(here, ids - lo, 0)
+        padding = padding - lo if 0 <= padding - lo < weight.shape[0] else -1
+        found = torch.ops.aten.embedding.default(weight, index, padding)
+        return found.masked_fill(~here.unsqueeze(-1), 0.0)
+
+    def drawing(self, target: Callable[..., Any]) -> Callable[..., Any]:
+        """A random operator that draws numbers of this member's own, and leaves the generators of all members alike."""
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            x = next(arg for arg in args if isinstance(arg, Tensor))
+            seed = int(torch.randint(1 << 62, (), device="cpu")) + self.team.member
+            with torch.random.fork_rng([x.device] if x.is_cuda else []):
+                torch.manual_seed(seed)
+                return target(*args, **kwargs)
+
+        return draw
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
+        ctx.team = team
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Others may hold the gradient that autograd hands over.
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        ctx.team.sum(total)
+        return total, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        team.sum(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
+        ctx.shard, ctx.degree, ctx.team = shard, degree, team
+        return cut(x, shard, degree, team.member).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        whole = place(grads[0], ctx.shard, ctx.degree, ctx.team.member)
+        ctx.team.sum(whole)
+        return whole, None, None, None
+
+
+class _Give(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Shard, degree: int, team: Team) -> Tensor:
+        ctx.shard, ctx.degree, ctx.member = shard, degree, team.member
+        whole = place(x, shard, degree, team.member)
+        team.sum(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return cut(grads[0], ctx.shard, ctx.degree, ctx.member), None, None, None
+
+
+class ShardedCode:
+    """Adds a stage's calls to its code, with the conversions that they need.
+
+    Args:
+        whole: names whose values are whole in this stage although the model's sharding splits them: tensors that it receives.
+    """
+
+    def __init__(self, emitter: Emitter, shards: Shards, whole: frozenset[str]) -> None:
+        self.emitter, self.shards, self.whole = emitter, shards, whole
+        self._own, self._functions = _Conversions(shards), dict[str, Callable[..., Any]]()
+        self._converted: dict[tuple[Any, ...], str] = {}
+
+    def call(self, node: Node) -> None:
+        """Add a call; one on whole tensors is added as it is."""
+        applied = self.shards.sharding.applied.get(node.name)
+        if applied is None:
+            self.emitter.call(node)
+            return
+        self.emitter.begin(node)
+        names = {name: self._operand(node, applied, name, need) for name, need in applied.needs.items()}
+        if node.target == "aten.embedding.default":
+            self._lookup(node, names)
+            return
+        bias = _bias(node) if applied.summed else None
+        changed = replace(node, args=_renamed(self._local_args(node, applied), names), kwargs=_renamed(node.kwargs, names))
+        if bias is not None:
+            changed = _without_bias(changed)
+        target = operator_of(changed.target)
+        draws = self.emitter.training and is_random(target, changed.args, changed.kwargs)
+        self.emitter.call(changed, through=self._function(f"draw_{node.target}", self._own.drawing(target)) if draws else None)
+        if applied.summed:
+            self._leave(node.name, bias)
+
+    def outputs(self, names: list[str]) -> None:
+        """Put together the tensors that leave the stage."""
+        for name in names:
+            shard = self.shards.sharding.layouts.get(name)
+            if shard is not None and name not in self.whole:
+                self.emitter.values[name] = self._call("give", self._own.give, name, shard.dim, shard.blocks)
+
+    def _operand(self, node: Node, applied: Applied, name: str, need: Shard | None) -> str:
+        """The name under which an operand is as the node needs it."""
+        split = name in self.shards.sharding.layouts and name not in self.whole
+        if need is not None and not split:
+            key = ("take", name, *need, node.no_grad)
+            return self._once(key, "take", self._own.take, name, need.dim, need.blocks)
+        enters = name in self.shards.sharding.entered(node) and not node.no_grad
+        if enters and self.shards.captured.node_of[name].requires_grad:
+            return self._once(("enter", name), "enter", self._own.enter, name)
+        return name
+
+    def _once(self, key: tuple[Any, ...], kind: str, function: Callable[..., Any], name: str, *more: int) -> str:
+        if key not in self._converted:
+            self._converted[key] = found = " ".join(map(str, key))
+            self.emitter.values[found] = self._call(kind, function, name, *more)
+        return self._converted[key]
+
+    def _call(self, kind: str, function: Callable[..., Any], name: str, *more: Any) -> fx.Node:
+        values = self.emitter.values
+        args = tuple(values[arg] if isinstance(arg, str) else arg for arg in (name, *more))
+        return self.emitter.graph.call_function(self._function(kind, function), args)
+
+    def _function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of this stage's, under a name that generated code can have."""
+        name = name.replace(".", "_")
+        if name not in self._functions:
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                return function(*args, **kwargs)
+
+            called.__name__ = called.__qualname__ = f"shards_{name}"
+            self._functions[name] = called
+        return self._functions[name]
+
+    def _local_args(self, node: Node, applied: Applied) -> list[Any]:
+        """Arguments with the sizes of a member's share."""
+        kind, out, args = node.target.split(".")[1], applied.out, list(node.args)
+        degree, rank = self.shards.sharding.degree, len(node.shape or ())
+        if out is None:
+            return args
+        if kind in ("view", "reshape", "_unsafe_view", "expand"):
+            args[1] = _divided(args[1], out.dim - (rank - len(args[1])), degree)
+        elif kind == "unflatten":
+            args[2] = _divided(args[2], out.dim - int(args[1]) % (rank - len(args[2]) + 1), degree)
+        elif kind in ("split", "split_with_sizes"):
+            (name, source), dim = next(iter(applied.needs.items())), args[2] if len(args) > 2 else node.kwargs.get("dim", 0)
+            if source is not None and source.dim == dim % len(self.shards.captured.node_of[name].shape or ()):
+                args[1] = [size // degree for size in args[1]] if isinstance(args[1], list) else args[1] // degree
+        return args
+
+    def _leave(self, name: str, bias: str | None) -> None:
+        values = self.emitter.values
+        if bias is None:
+            values[name] = self._call("leave", self._own.leave, name)
+        else:
+            values[name] = self._call("leave_and_add", self._own.leave_and_add, name, bias)
+
+    def _lookup(self, node: Node, names: dict[str, str]) -> None:
+        weight, ids = ref(node.args[0]), ref(node.args[1])
+        assert weight is not None and ids is not None
+        extent = _extent(self.shards.captured.node_of[weight], 0)
+        lo = rows(extent, self.shards.sharding.degree, self.shards.team.member)[0]
+        padding = node.args[2] if len(node.args) > 2 else node.kwargs.get("padding_idx", -1)
+        # A negative padding index means none.
+        padding = int(padding) if int(padding) >= 0 else -extent - 1
+        self.emitter.values[node.name] = self._call("lookup", self._own.lookup, names[weight], names[ids], padding, lo)
+        self._leave(node.name, None)
+
+
+def _extent(node: Node, dim: int) -> int:
+    """The size of a parameter along a dimension."""
+    return int(list(node.shape or ())[dim])
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return (
+            {"ref": names.get(value["ref"], value["ref"])} if "ref" in value else {k: _renamed(v, names) for k, v in value.items()}
+        )
+    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
+
+
+def _divided(sizes: list[Any], at: int, degree: int) -> list[Any]:
+    if not 0 <= at < len(sizes) or sizes[at] == -1:
+        return sizes
+    return [size // degree if i == at else size for i, size in enumerate(sizes)]
+
+
+def _bias(node: Node) -> str | None:
+    """What is added to a product once its sum is made."""
+    if node.target == "aten.addmm.default":
+        return ref(node.args[0])
+    if node.target == "aten.linear.default":
+        return ref(node.args[2] if len(node.args) > 2 else node.kwargs.get("bias"))
+    return None
+
+
+def _without_bias(node: Node) -> Node:
+    if node.target == "aten.addmm.default":
+        return replace(node, target="aten.mm.default", args=list(node.args[1:3]), kwargs={})
+    return replace(node, args=list(node.args[:2]), kwargs={k: v for k, v in node.kwargs.items() if k != "bias"})
