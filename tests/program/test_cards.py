@@ -37,7 +37,7 @@ from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import random_problem
 from tests.support.programs import lower
 
-SEEDS = range(60)
+SEEDS = range(40)
 
 
 @cache
@@ -88,7 +88,7 @@ def test_what_runs_on_the_strictest_path_runs_on_all() -> None:
             if not hangs(one, program):
                 checked += 1
                 assert not any(hangs(one, program, replace(OVERLAPPED, pending=pending)) for pending in (0, 1, None)), seed
-    assert checked > 20
+    assert checked > 12
 
 
 def test_steps_and_evaluations_follow_each_other() -> None:
@@ -138,7 +138,7 @@ def test_a_shorter_stretch_leaves_sums_where_they_are() -> None:
 
 def test_whatever_passes_take_the_program_repeats_itself() -> None:
     """Also where one stage is a million times slower than another, and receives are far ahead."""
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:12]:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:8]:
         one, rng = case(seed), random.Random(seed)
         seconds = [took * 10 ** rng.uniform(-3, 3) for took in Costs.of(one.program, one.plan, one.problem).seconds]
         ordered = in_global_order(one.program, one.plan, seconds)
@@ -303,11 +303,11 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 def test_sample() -> None:
     """Of `python -m tests.check_cards`: proof and model say the same."""
-    wrong, counts = check_many(30)
+    wrong, counts = check_many(20)
     assert not wrong, "\n".join(wrong)
-    for path in ("strictest", "today", "one communicator", "overlapped"):
+    for path in ("strictest", "today", "one communicator", "overlapped, one send under way"):
         ran = Counter()
         for name, number in counts.items():
             if f", {path}: " in name:
                 ran[name.endswith(": runs")] += number
-        assert min(ran[True], ran[False]) > (2 if path == "overlapped" else 10), (path, ran)
+        assert min(ran[True], ran[False]) > (1 if path.startswith("overlapped") else 10), (path, ran)
