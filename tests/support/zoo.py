@@ -23,6 +23,18 @@ class Towers(nn.Module):
         return self.head(torch.cat([self.left(x), self.right(x)], -1)).squeeze(-1)
 
 
+class Dropping(nn.Module):
+    """Two pairs of layers, each a pair of columns and rows, with dropout between them: x [B, 8] -> [B, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2))
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.drop(self.first(x)))).squeeze(-1)
+
+
 class Ending(Towers):
     """Sends this process the signal whose number is in ENDING, if it is set: the run is then being captured."""
 

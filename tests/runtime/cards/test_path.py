@@ -27,6 +27,7 @@ from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.runtime import test_equality as equality
+from tests.runtime import test_tensor_parallel as tensor_parallel
 from tests.runtime.test_async_equality import POLICIES, followed
 from tests.support import asynchronous, cards, inprocess
 from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
@@ -187,3 +188,21 @@ def test_sums_begin_inside_the_backward_that_completes_them(
     monkeypatch.setattr(worker_module, "BUCKET_BYTES", 64)
     check_drained(name, "1F1B", Machine(rule=rule, policy=policy), tmp_path, clip=True)
     assert any(inside)
+
+
+def check_split(case: str, machine: Machine, folder: Path) -> None:
+    """Stages whose operators are split: passes add up tensors in their midst, on communicators of their own."""
+    job, weights, plain = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
+    out = cards.train(job, folder, weights, machine)
+    expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+    assert out.losses == pytest.approx(expected, abs=1e-12)
+    for name, tensor in params.items():
+        torch.testing.assert_close(out.weights[name], tensor, rtol=0, atol=1e-11)
+    assert not machine.findings
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"), [("mlp, 4", "one_queue"), ("a chain, replicas", "one_queue"), ("towers, replicas", "streams")]
+)
+def test_split_stages_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
+    check_split(case, Machine(rule=rule), tmp_path)
