@@ -424,7 +424,7 @@ def test_messages_of_other_sizes_and_forms_are_refused() -> None:
 
 @in_every_order
 def test_sums_add_in_the_order_of_workers(rule: Rule, policy: Policy, seed: int) -> None:
-    values = [torch.full((3,), value) for value in (1e8, 1.0, -1e8)]
+    values = [torch.full((3,), value) for value in (1.0, 1e8, -1e8)]
 
     def program(card: ModelCard) -> list[float] | None:
         group = card.communicator([2, 0, 1], "sum")
@@ -435,6 +435,33 @@ def test_sums_add_in_the_order_of_workers(rule: Rule, policy: Policy, seed: int)
 
     found = run(Machine(rule=rule, policy=policy, seed=seed), [program] * 3)
     assert found == [((values[0] + values[1]) + values[2]).tolist()] * 3
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_sum_orders_what_follows_it_anywhere(reader: int) -> None:
+    """One worker writes aside before a sum; the other's message after the sum says that it may be read."""
+
+    def program(card: ModelCard) -> list[float] | None:
+        both, back = card.communicator([0, 1], "both"), card.communicator([0, 1], "back")
+        assert both and back
+        x, y = torch.zeros(1, device=card.device), torch.zeros(1, device=card.device)
+        ready, side = card.event(), card.stream()
+        ready.record()
+        if card.host.rank != reader:
+            both.sum(y).wait()
+            back.send(y, reader).wait()
+            return None
+        with card.use(side):
+            ready.wait()
+            x += 1
+            work = both.sum(y)
+        message = torch.zeros(1, device=card.device)
+        back.receive(message, 1 - reader).wait()
+        found = (x + message).tolist()
+        work.wait()
+        return found
+
+    assert run(Machine(), [program] * 2)[reader] == [1.0]
 
 
 def test_a_worker_that_is_no_member_gets_no_communicator() -> None:

@@ -153,7 +153,7 @@ def test_communicators_made_in_another_order_are_found(tmp_path: Path) -> None:
             return cards.card_transport(job, card, device)
         with pytest.MonkeyPatch.context() as patch:
             made = cards.communicators
-            patch.setattr(cards, "communicators", lambda *words: made(*words)[::-1])
+            patch.setattr(cards, "communicators", lambda *words, **more: made(*words, **more)[::-1])
             return cards.card_transport(job, card, device)
 
     for rule, policy in WAYS:
