@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Literal, final
 
@@ -18,7 +19,7 @@ from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
 from gpp.program.cards import check_cards
-from gpp.program.global_order import in_global_order
+from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, check_program, reduce_groups
@@ -158,7 +159,14 @@ class Strategy:
         groups = reduce_groups(plan, problem.graph)
         if cards:
             costs = Costs.of(program, plan, self.posed(problem))
-            program = in_global_order(program, plan, costs.seconds, costs.late)
+            program = in_global_order(program, plan, costs.seconds)
+            if groups and program.minibatches == 1:
+                early = sums_early(program, plan, groups, problem.graph)
+                # A weight that two stages share may need the sends of the backward that it would stand before.
+                with suppress(MalformedProgram):
+                    check_program(early, groups)
+                    check_cards(early, plan, groups)
+                    return early
         check_program(program, groups)
         if cards:
             check_cards(program, plan, groups)

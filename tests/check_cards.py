@@ -38,6 +38,10 @@ PATHS: dict[str, tuple[Path, dict[str, Any]]] = {
     "overlapped, one send under way": (OVERLAPPED, {"pending": 0}),
     "overlapped, three sends under way": (replace(OVERLAPPED, pending=2), {"pending": 2}),
     "overlapped": (FREE, {}),
+    "overlapped, receives behind passes": (
+        replace(OVERLAPPED, pending=1, receives_wait=True),
+        {"pending": 1, "receives_wait": True},
+    ),
     "one communicator": (FREE, {}),
     "a communicator for each pair of devices": (FREE, {}),
     "strictest": (STRICTEST, {"one_queue": True}),

@@ -97,7 +97,7 @@ def check_cards(
     """
     made = communicators(groups, program) if made is None else made
     for path in paths:
-        _Operations(program, made, path).check()
+        _Operations(program, plan, made, path).check()
         if program.minibatches > 1 and path.queues is Queues.ONE:
             check_any_length(program, plan)
 
@@ -126,7 +126,7 @@ class _Line:
 class _Operations:
     """The graph of a program on a path."""
 
-    def __init__(self, program: Program, made: Sequence[Communicator], path: Path) -> None:
+    def __init__(self, program: Program, plan: Plan, made: Sequence[Communicator], path: Path) -> None:
         self.program, self.path = program, path
         self.owner: list[tuple[int, int]] = []
         """By node, its device and the position of its action; of a host's wait, -1 less the position of the action before it."""
@@ -136,6 +136,14 @@ class _Operations:
         self._on = {pair: c.name for c in made for pair in c.pairs}
         self._sums = {group: c for c in made for group in c.groups}
         self._lines: dict[tuple[object, ...], _Line] = {}
+        self._teams = {
+            (s, device): replica
+            for s, stage in enumerate(plan.stages)
+            if stage.tensor_parallel > 1
+            for replica in stage.replicas
+            for device in replica
+        }
+        """(stage, device) -> the devices that share the replica: they add up tensors in the midst of each pass."""
         for device in sorted(program.actions):
             self._issue(device, program.actions[device])
 
@@ -208,8 +216,11 @@ class _Operations:
                 needs = [*needs, *sums] if group == EVERYONE else needs
                 sums = [*sums, node]
             else:
-                node = len(owner)
-                owner.append((device, position))
+                if role is Role.COMPUTE and (stage, device) in self._teams:
+                    node = self._pass(device, position, self._teams[stage, device], (kind, stage, microbatch))
+                else:
+                    node = len(owner)
+                    owner.append((device, position))
                 needs, updated = (sums, True) if role is Role.UPDATE else (posted.pop((direction, stage, microbatch), ()), updated)
             for need in needs:
                 waiting.append(node)
@@ -236,6 +247,12 @@ class _Operations:
         line = self._lines.setdefault((found.name, found.devices), _Line(found.devices))
         node = self._meet(line, device, position, ((kind, group, -1, -1, -1), 0, 0))
         return node, device if self.path.queues is Queues.ONE else found.name
+
+    def _pass(self, device: int, position: int, team: tuple[int, ...], what: tuple[str, int, int]) -> int:
+        """The node of a pass in whose midst several devices meet: one for all of them."""
+        kind, stage, microbatch = what
+        line = self._lines.setdefault(("pass", team), _Line(team))
+        return self._meet(line, device, position, ((kind, stage, -1, -1, -1), microbatch, 0))
 
     def _meet(self, line: _Line, device: int, position: int, about: _About) -> int:
         """The node of a device's next operation in a line.

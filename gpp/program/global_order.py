@@ -18,18 +18,20 @@ parallel computations", 1968). So stretches of every length have the same order,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from gpp.errors import MalformedProgram
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, RECEIVES, SENDS, SUMS, UPDATES
-from gpp.program.program import Program, channel_of
+from gpp.program.kinds import KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
+from gpp.program.program import Program, ReduceGroup, adding_stages, channel_of
 from gpp.program.steady_state import accumulation, of_length
-from gpp.program.waits import TRANSFER, Waits
+from gpp.program.waits import MEET, TRANSFER, Waits
 
 TICK_S = 1e-9
 """Times are whole numbers of these, so that rounding cannot order two actions differently in another mini-batch."""
@@ -51,7 +53,7 @@ class _Block(NamedTuple):
     sends: list[int]
 
 
-def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late: Sequence[float]) -> Program:
+def in_global_order(program: Program, plan: Plan, seconds: Sequence[float]) -> Program:
     """The same program with every receive where one run of the whole program has it.
 
     Passes, sends, sums and updates of a device keep their order; receives of one channel do, too. A program of several mini-batches
@@ -59,37 +61,39 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float], late
 
     Args:
         program: as `gpp.program.lower.lower` makes it.
-        seconds, late: of its actions and channels, as `gpp.program.waits.Waits.times` has them. They decide which run it is, not
-            whether it is one.
+        seconds: for which each action of a label occupies its resource, as `gpp.program.waits.Waits.times` has it. They decide
+            which run it is, not whether it is one. Messages take no time here: a stage that nothing holds back (a frozen tower's)
+            would issue those of a slow link any number of mini-batches ahead.
 
     Raises:
         MalformedProgram: the program cannot run to its end, or holds too few mini-batches to repeat itself.
     """
     waits = program.waits
-    took, transit = _ticks(waits, seconds, late)
+    took = _ticks(waits, seconds)
     blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
     class_of, minibatch_of = _classes(program, plan, blocks)
     body = {device: _body(program, own) for device, own in blocks.items()}
-    after: list[list[_Wait]] = [[] for _ in range(max(class_of, default=0) + 1)]
+    after: list[list[_Wait]] = [[] for _ in range(max(class_of, default=-1) + 1)]
+    ticks = [0] * len(after)
     reader = waits.reader
     for device, (start, stop) in body.items():
         own = blocks[device]
         for i in range(start, stop):
             node, sends = own[i]
-            users = [(reader[send], transit[send]) for send in sends]
-            users += [(own[i + 1].node, 0)] if i + 1 < len(own) else []
-            for user, more in users:
-                after[class_of[node]].append((class_of[user], minibatch_of[user] - minibatch_of[node], took[node] + more))
+            ticks[class_of[node]] = took[node]
+            users = [reader[send] for send in sends]
+            users += [own[i + 1].node] if i + 1 < len(own) else []
+            after[class_of[node]] += [(class_of[user], minibatch_of[user] - minibatch_of[node], took[node]) for user in users]
     busy = max((sum(took[block.node] for block in blocks[d][slice(*body[d])]) for d in body), default=0)
-    inside = {class_of[block.node] for device, part in body.items() for block in blocks[device][slice(*part)]}
-    if any(class_of[node] not in inside for node in (block.node for own in blocks.values() for block in own)):
+    if not all(ticks):
         raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
     latest, period = _latest(after, _sweep(waits, class_of), busy)
 
     def place(node: int, *, end: bool = False) -> int:
         """Half ticks of a block's beginning, or just before its end."""
-        begin = 2 * (latest[class_of[node]] + minibatch_of[node] * period)
-        return begin + 2 * took[node] - 1 if end else begin
+        of = class_of[node]
+        begin = 2 * (latest[of] + minibatch_of[node] * period)
+        return begin + 2 * ticks[of] - 1 if end else begin
 
     sent: dict[int, _Place] = {}
     for own in blocks.values():
@@ -159,17 +163,15 @@ def check_any_length(program: Program, plan: Plan) -> None:
                 )
 
 
-def _ticks(waits: Waits, seconds: Sequence[float], late: Sequence[float]) -> tuple[list[int], list[int]]:
-    """By node, ticks that it occupies its device, at least one; by send, ticks until the message arrives."""
+def _ticks(waits: Waits, seconds: Sequence[float]) -> list[int]:
+    """By node, ticks that it occupies its device, at least one."""
     ticks = [round(took / TICK_S) for took in seconds]
-    took, transit, num = [1] * waits.num_nodes, [0] * waits.num_nodes, len(waits.devices)
-    for does, node, _, label, needs, occupied in waits.order:
-        if does == TRANSFER:
-            transit[node] = ticks[label] + round(late[occupied - num] / TICK_S)
-        else:
-            for member in needs if node in waits.meetings else (node,):
+    took = [1] * waits.num_nodes
+    for does, node, _, label, needs, _ in waits.order:
+        if does != TRANSFER:
+            for member in needs if does == MEET else (node,):
                 took[member] += ticks[label]
-    return took, transit
+    return took
 
 
 def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
@@ -183,16 +185,15 @@ def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
 
 
 def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
-    """By node of a block, its class, and its mini-batch. Of a program that drains, 0.
+    """By node of a block, its class, and its mini-batch; all members of a sum are one.
 
-    All members of a sum are one class, and so are those of a pass on a replica of several devices, which meet in its midst.
+    So are those of a pass in whose midst the devices of a replica meet. Of a program that drains, all are of mini-batch 0.
     """
     waits = program.waits
     class_of, minibatch_of = [-1] * waits.num_nodes, [0] * waits.num_nodes
     numbers: dict[tuple[object, ...], int] = {}
     streams = program.minibatches > 1
     counts = {s: accumulation(plan, s) for s in range(len(plan.stages))} if streams else {}
-    team_of = {(s, d): replica for s, stage in enumerate(plan.stages) for replica in stage.replicas for d in replica[1:]}
     for device, own in blocks.items():
         listed, first = program.actions[device], waits.first[device]
         updates = 0
@@ -200,8 +201,8 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
             kind, stage, microbatch = listed[block.node - first][:3]
             leader = waits.meetings.get(block.node, (block.node,))[0]
             what: tuple[object, ...] = (leader,)
-            if kind in COMPUTE and plan.stages[stage].tensor_parallel > 1:
-                what = kind, stage, microbatch, team_of.get((stage, device), (device,))[0]
+            if not streams and KINDS[kind].computes and plan.stages[stage].tensor_parallel > 1:
+                what = plan.stages[stage].replica_of(device), kind, stage, microbatch
             if streams and kind in SUMS:
                 # A sum belongs to the update that follows it.
                 what, minibatch_of[block.node] = (kind, microbatch, waits.place(leader)[0]), updates
@@ -296,3 +297,28 @@ def _received(waits: Waits, device: int, listed: Sequence[Action]) -> list[tuple
             count[channel] = place + 1
             out.append((node, waits.channels[channel].sends[place], action))
     return out
+
+
+def sums_early(program: Program, plan: Plan, groups: Sequence[ReduceGroup], graph: OpGraph) -> Program:
+    """The same program with each sum of gradients directly behind the last backward on its device that adds to them.
+
+    On a card a sum goes on while its device computes. So it is begun before the sends of that backward, and before the
+    backwards of the device's other stages. Nothing says that this order runs to its end: it has to be proved.
+    """
+    actions = {}
+    for device, own in program.actions.items():
+        ends = {action.stage: at for at, action in enumerate(own) if KINDS[action.kind].finishes}
+        adding = {g: adding_stages(plan, graph, group, device) for g, group in enumerate(groups) if device in group.devices}
+        last = {g: max(ends.get(s, -1) for s in stages) for g, stages in adding.items()}
+        behind: dict[int, list[Action]] = defaultdict(list)
+        for action in own:
+            if action.kind == REDUCE and last.get(action.microbatch, -1) >= 0:
+                behind[last[action.microbatch]].append(action)
+        moved = {action for found in behind.values() for action in found}
+        out: list[Action] = []
+        for at, action in enumerate(own):
+            if action not in moved:
+                out.append(action)
+            out += behind.get(at, ())
+        actions[device] = tuple(out)
+    return replace(program, actions=actions)

@@ -136,6 +136,14 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     return tuple(sorted([*whole, *split]) if split else whole)
 
 
+def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -> tuple[int, ...]:
+    """The stages of a device whose backwards add to the gradients of a group."""
+    params = set(group.params)
+    return tuple(
+        s for s in plan.stages_of_device[device] if any(not params.isdisjoint(graph.ops[op].params) for op in plan.stages[s].ops)
+    )
+
+
 def _split_groups(stage: Stage, graph: OpGraph) -> list[ReduceGroup]:
     """Of a tensor-parallel stage: its n-th devices in all replicas sum the n-th part of each gradient."""
     if len(stage.replicas) < 2:

@@ -19,7 +19,7 @@ from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
 from gpp.program.lower import communication
-from gpp.program.program import Program, ReduceGroup, reduce_groups
+from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups
 
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
@@ -109,6 +109,7 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
         )
     trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
     expected = _work(plan, graph, num_samples, program.minibatches, trains=trains)
+    groups = reduce_groups(plan, graph) if trains else ()
     normed = any(action.kind == NORM for own in program.actions.values() for action in own)
     for number, device in enumerate(sorted(program.actions), start=2):
         own = program.actions[device]
@@ -119,7 +120,8 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
             action = next((a for a in own if found[a] > due[a]), None) or next(iter(due - found))
             times = f"stands there {found[action]} times, and by plan.json and graph.json it must be {due[action]}"
             raise MalformedProgram(f"{path}: line {number}: {action.text(device)} {times}")
-        _check_updates(own, plan, device, f"{path}: line {number}")
+        adding = {g: adding_stages(plan, graph, group, device) for g, group in enumerate(groups) if device in group.devices}
+        _check_updates(own, plan, device, adding, f"{path}: line {number}")
 
 
 def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool) -> dict[int, list[Action]]:
@@ -145,8 +147,12 @@ def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, tra
     return out
 
 
-def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, where: str) -> None:
-    """A mini-batch's gradients are summed and applied when all of them are there, and before the next ones come."""
+def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, adding: Mapping[int, tuple[int, ...]], where: str) -> None:
+    """A mini-batch's gradients are summed and applied when all of them are there, and before the next ones come.
+
+    Args:
+        adding: gradient group -> the device's stages whose backwards add to it.
+    """
     done: Counter[int] = Counter()
     whole = Counter(action.stage for action in own if KINDS[action.kind].finishes)
     count = max(sum(action.kind in UPDATES and action.stage == plan.stages_of_device[device][0] for action in own), 1)
@@ -157,5 +163,6 @@ def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, where: str)
         elif action.kind in UPDATES or action.kind in SUMS:
             minibatch = action.microbatch if action.kind in UPDATES else times[action]
             times[action] += 1
-            if any(done[s] * count != whole[s] * (minibatch + 1) for s in plan.stages_of_device[device]):
+            stages = adding.get(action.microbatch, ()) if action.kind == REDUCE else plan.stages_of_device[device]
+            if any(done[s] * count != whole[s] * (minibatch + 1) for s in stages):
                 raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")

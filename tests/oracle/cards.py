@@ -28,6 +28,7 @@ def outcome(
     *,
     one_queue: bool = False,
     today: bool = False,
+    receives_wait: bool = False,
     pending: int | None = None,
     policy: Policy = "random",
     seed: int = 0,
@@ -38,6 +39,7 @@ def outcome(
         made: the communicators of the new path.
         one_queue: the strictest rule, one operation at a time on a card.
         today: a communicator for each channel, receives behind the passes before them, a device-wide wait after every pass.
+        receives_wait: receives behind the passes before them, as torch has it.
         pending: sends under way before the host waits for the oldest.
     """
     machine = Machine(rule="one_queue" if one_queue else "streams", policy=policy, seed=seed)
@@ -47,7 +49,7 @@ def outcome(
 
         def main(host: AbstractHost, device: int = device) -> Steps:
             yield from _make(host, machine, devices, groups, _today(programs) if today else _ours(made))
-            card = _Host(host, device, devices, groups, today, pending)
+            card = _Host(host, device, devices, groups, today=today, receives_wait=receives_wait, pending=pending)
             for program in programs:
                 yield from card.run(program)
 
@@ -95,10 +97,18 @@ def _make(
 
 class _Host:
     def __init__(
-        self, host: AbstractHost, device: int, devices: Sequence[int], groups: dict[object, Group], today: bool, pending: int | None
+        self,
+        host: AbstractHost,
+        device: int,
+        devices: Sequence[int],
+        groups: dict[object, Group],
+        *,
+        today: bool,
+        receives_wait: bool,
+        pending: int | None,
     ) -> None:
         self.host, self.device, self.devices, self.groups = host, device, devices, groups
-        self.today, self.pending = today, pending
+        self.today, self.receives_wait, self.pending = today, today or receives_wait, pending
         self.compute = host.queue("compute")
 
     def run(self, program: Program) -> Steps:
@@ -107,7 +117,7 @@ class _Host:
         sent: deque[Op] = deque()
         summed: list[Op] = []
         for a in program.actions[self.device]:
-            behind = compute if self.today or a.kind not in ("RF", "RB") else None
+            behind = compute if self.receives_wait or a.kind not in ("RF", "RB") else None
             if a.kind in ("F", "B"):
                 for op in posted.pop((a.kind, a.stage, a.microbatch), ()):
                     host.order(compute, op)

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
+from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.program.action import Action
@@ -27,9 +29,11 @@ from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
+from gpp.weights.stash import Stash
 from tests.check_cards import TODAY, check_many
+from tests.oracle.cards import outcome
 from tests.support.card_programs import AHEAD, Case, case, perturbed, stretch
-from tests.support.graphs import chain, problem
+from tests.support.graphs import chain, problem, with_weights
 from tests.support.problems import random_problem
 from tests.support.programs import lower
 
@@ -89,7 +93,7 @@ def test_what_runs_on_the_strictest_path_runs_on_all() -> None:
 
 def test_steps_and_evaluations_follow_each_other() -> None:
     """Written out one after the other, they are as safe as alone."""
-    for seed in range(40):
+    for seed in range(20):
         one, ordered = found(seed)
         actions = {device: own * 3 for device, own in ordered.actions.items()}
         made = communicators(one.groups, ordered)
@@ -98,7 +102,7 @@ def test_steps_and_evaluations_follow_each_other() -> None:
 
 
 def test_a_stretch_of_any_length_has_the_order() -> None:
-    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:12]:
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:8]:
         one, ordered = found(seed)
         known = ordered.minibatches
         for count in (1, 2, 3, known - 1, known + 1, known + 3):
@@ -110,13 +114,45 @@ def test_a_stretch_of_any_length_has_the_order() -> None:
         assert {device: tuple(of_length(ordered, one.plan, device, known + 3)) for device in ordered.actions} == longer.actions
 
 
+def test_a_shorter_stretch_leaves_sums_where_they_are() -> None:
+    """Receives may stand between a sum and the update that it belongs to."""
+    prob = problem(with_weights(chain(2)), 3, 4)
+    plan = make_plan(replace(prob, regime=Regime(weights=Stash(accumulation=None))), "test", [(1, 2), (2, 1)], 2)
+    program = lower(plan, prob.graph, NoFlush(), minibatches=window(plan, AHEAD))
+    own = list(program.actions[0])
+    for update in [i for i, a in enumerate(own) if a.kind == "U"]:
+        receive = next((i for i in range(update, len(own)) if own[i].kind == "RB"), None)
+        if receive is not None:
+            own.insert(update, own.pop(receive))
+    assert any((a.kind, b.kind) == ("R", "RB") for a, b in pairwise(own))
+    changed = replace(program, actions={**program.actions, 0: tuple(own)})
+    for count in (1, 2, 3):
+        sums = 0
+        expected = []
+        for a in own:
+            sums += a.kind == "R"
+            if sums <= count if a.kind == "R" else a.microbatch < count * (1 if a.kind == "U" else 2):
+                expected.append(a)
+        assert list(of_length(changed, plan, 0, count)) == expected
+
+
+def test_whatever_passes_take_the_program_repeats_itself() -> None:
+    """Also where one stage is a million times slower than another, and receives are far ahead."""
+    for seed in [seed for seed in range(200) if case(seed).program.minibatches > 1][:12]:
+        one, rng = case(seed), random.Random(seed)
+        seconds = [took * 10 ** rng.uniform(-3, 3) for took in Costs.of(one.program, one.plan, one.problem).seconds]
+        ordered = in_global_order(one.program, one.plan, seconds)
+        check_program(replace(ordered), one.groups)
+        check_cards(ordered, one.plan, one.groups, paths=[STRICTEST])
+
+
 def test_a_longer_stretch_is_proved_not_tried() -> None:
     """A receive that is issued one mini-batch too early, in every mini-batch, is found from the program of a few."""
     prob = problem(chain(3), 3, 2)
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(3)], 1)
     program = lower(plan, prob.graph, NoFlush(), minibatches=window(plan, AHEAD))
     costs = Costs.of(program, plan, prob)
-    ordered = in_global_order(program, plan, costs.seconds, costs.late)
+    ordered = in_global_order(program, plan, costs.seconds)
     check_any_length(ordered, plan)
     check_cards(ordered, plan)
     with pytest.raises(MalformedProgram, match="cards"):
@@ -145,6 +181,31 @@ def test_a_circle_is_named() -> None:
     check_cards(program, plan, paths=[OVERLAPPED])
 
 
+def test_hosts_that_wait_for_their_sends() -> None:
+    """A circle of three hosts through a pass that waits for a message: the hosts of devices 0, 2 and 3 wait for their sends.
+
+    Device 0's send waits for its pass, which waits for a message of device 2, whose host waits for its send to device 3, whose
+    host waits for its send to device 0, which that host takes only behind its wait.
+    """
+    text = """samples 2 minibatches 1
+s0.RF0<s2.d2[0:1]@d0 s0.F0@d0 s0.SF0>s1.d1[0:1]@d0 s0.SF0>s1.d1[1:2]@d0 s0.RF1<s3.d3[0:1]@d0 s0.F1@d0
+s1.RF0<s0.d0[0:1]@d1 s1.RF0<s0.d0[1:2]@d1 s1.RF0<s3.d3[1:2]@d1 s1.F0@d1
+s2.F0@d2 s2.SF0>s3.d3[0:1]@d2 s2.SF0>s0.d0[0:1]@d2
+s3.F0@d3 s3.SF0>s0.d0[0:1]@d3 s3.SF0>s1.d1[1:2]@d3 s3.RF1<s2.d2[0:1]@d3 s3.F1@d3
+"""
+    program = Program.from_text(text)
+    check_program(program)
+    plan, made = found(0)[0].plan, communicators((), program)
+    for pending, runs in ((0, False), (1, True), (None, True)):
+        assert (outcome([program], made, pending=pending) == "runs") == runs
+        path = replace(OVERLAPPED, pending=pending)
+        if runs:
+            check_cards(program, plan, paths=[path])
+        else:
+            with pytest.raises(MalformedProgram, match=r"s0\.F0@d0 needs s"):
+                check_cards(program, plan, paths=[path])
+
+
 def test_a_file_in_another_order_is_refused_for_cards(tmp_path) -> None:
     one, ordered = next(pair for pair in map(found, SEEDS) if hangs(pair[0], pair[0].program))
     path = tmp_path / "program.txt"
@@ -166,7 +227,7 @@ def test_no_buffer_waits_for_a_faster_stage() -> None:
     label_of, costs = program.waits.label_of, Costs.of(program, plan, prob)
     slow = {label_of[program.waits.first[2] + i] for i, a in enumerate(program.actions[2]) if a.kind == "F"}
     seconds = [20.0 * took if label in slow else took for label, took in enumerate(costs.seconds)]
-    ordered = in_global_order(program, plan, seconds, costs.late)
+    ordered = in_global_order(program, plan, seconds)
     held = most = 0
     for action in ordered.actions[2]:
         held += (action.kind == "RF") - (action.kind == "F")
@@ -225,7 +286,7 @@ def test_communicators_are_far_fewer_than_channels(replicas: str) -> None:
 
 def test_sample() -> None:
     """Of `python -m tests.check_cards`: proof and model say the same."""
-    wrong, counts = check_many(50)
+    wrong, counts = check_many(30)
     assert not wrong, "\n".join(wrong)
     for path in ("strictest", "today", "one communicator", "overlapped"):
         ran = Counter()

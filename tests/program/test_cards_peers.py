@@ -40,7 +40,7 @@ SCHEDULES = [OneFOneB(), GPipe()]
 
 def ordered(program: Program, plan: Plan, prob: Problem) -> Program:
     costs = Costs.of(program, plan, prob)
-    return in_global_order(program, plan, costs.seconds, costs.late)
+    return in_global_order(program, plan, costs.seconds)
 
 
 def lowered(prob: Problem, schedule: AbstractSchedule, placement: list[tuple[int, ...]] | None = None) -> tuple[Plan, Program]:

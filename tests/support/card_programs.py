@@ -43,7 +43,7 @@ class Case(NamedTuple):
         """The program (another one of this plan) in the order that cards need."""
         found = self.program if program is None else program
         costs = Costs.of(found, self.plan, self.problem)
-        return in_global_order(found, self.plan, costs.seconds, costs.late)
+        return in_global_order(found, self.plan, costs.seconds)
 
 
 def case(seed: int) -> Case:

@@ -141,7 +141,7 @@ class TransportOfBefore(AbstractTransport):
         return line.sum(tensor)
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        raise NotImplementedError("no stage was split then")
+        raise AssertionError("no replica was split")
 
     def finished(self) -> Mark:
         event = self._card.event(timed=True)

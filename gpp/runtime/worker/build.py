@@ -13,9 +13,12 @@ from gpp.program.program import Program
 from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import boundary, sending
+from gpp.runtime.worker.messages import boundary, ring_sizes, sending
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
 
@@ -75,3 +78,16 @@ def build_mailboxes(
         )
         for s, module in modules.items()
     }
+
+
+def all_ring_sizes(
+    job: Job, device_id: int, training: Interpreter[StageRunner], evaluation: Interpreter[StageRunner] | None
+) -> dict[Channel, RingSize]:
+    """Room for the messages of training and of evaluation."""
+    out: dict[Channel, RingSize] = {}
+    for program, interpreter in ((job.program, training), (job.evaluation, evaluation)):
+        if program and interpreter:
+            boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
+            for channel, size in ring_sizes(program.actions[device_id], device_id, boundaries).items():
+                out[channel] = size.merged(out.get(channel, size))
+    return out

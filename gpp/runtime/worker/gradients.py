@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -11,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Handle
+from gpp.runtime.worker.buckets import Buckets
 from gpp.runtime.worker.loss_scale import LossScale
 
 
@@ -23,6 +25,8 @@ class Gradients:
         clip_norm: largest norm of all gradients of the model; None for no clipping.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
         scale: what the losses of this step were multiplied by; None for nothing.
+        bucket_bytes: sizes of the parts in which a backward that is armed has its gradients summed; None: at once, and
+            not before `reduce`.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Gradients:
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
         scale: LossScale | None = None,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.transport, self.clip_norm, self.scale = transport, clip_norm, scale
         self.overflowed = False
@@ -45,6 +50,7 @@ class Gradients:
         elsewhere = {name for group in self._groups.values() if group.devices[0] != device_id for name in group.params}
         self._counted = [param for name, param in self.params.items() if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
+        self._buckets: dict[int, Buckets] = {}
         for g, group in self._groups.items():
             own = [self.params[name] for name in group.params]
             flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
@@ -53,9 +59,24 @@ class Gradients:
                 # Autograd adds into it in place, so the sum over devices needs no packing.
                 param.grad = flat[at : at + param.numel()].view_as(param)
                 at += param.numel()
+            if bucket_bytes is not None:
+                self._buckets[g] = Buckets(own, flat, partial(self._begin, g), bucket_bytes)
         shared = {name for group in self._groups.values() for name in group.params}
         self._sums: list[Handle] = []
         self._own = [param for name, param in self.params.items() if name not in shared]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sums begin while a backward still runs."""
+        return bool(self._buckets)
+
+    def arm(self, groups: Sequence[int]) -> None:
+        """The next backward is the last that adds to the gradients of these groups, whose sums follow it at once."""
+        for group in groups:
+            self._buckets[group].arm()
+
+    def _begin(self, group: int, part: torch.Tensor) -> None:
+        self._sums.append(self.transport.reduce(group, part))
 
     def reduce(self, group: int) -> int:
         """Start to sum a group's gradients over its devices; `settle` before they are read.
@@ -64,7 +85,10 @@ class Gradients:
             Bytes over each member's link in a ring all-reduce.
         """
         flat, n = self._flat[group], len(self._groups[group].devices)
-        self._sums.append(self.transport.reduce(group, flat))
+        if group in self._buckets:
+            self._buckets[group].finish()
+        else:
+            self._begin(group, flat)
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
 
     def settle(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
@@ -62,6 +62,7 @@ class Interpreter(Generic[R]):
         pending_limit: sends under way at a time; None for no limit.
         status: is told every action, and every wait for others.
         clock: says when actions begin and end.
+        arm: called before a pass that the sums of gradient groups follow at once, with the groups.
         issued: called when the last action has been issued, before the wait for what goes on.
     """
 
@@ -79,6 +80,7 @@ class Interpreter(Generic[R]):
         pending_limit: int | None = None,
         status: AbstractStatus | None = None,
         clock: AbstractClock | None = None,
+        arm: Callable[[Sequence[int]], None] | None = None,
         issued: Callable[[], None] | None = None,
     ) -> None:
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
@@ -89,6 +91,8 @@ class Interpreter(Generic[R]):
         self._waits: list[tuple[Mark, Mark]] = []
         self.status = status or NoStatus()
         self.actions = list(_flagged(actions))
+        self._arm = arm
+        self._summed = _summed([action for action, _ in self.actions]) if arm else {}
         self.handlers = _Handlers(self._handler)
 
     def run(self, actions: Iterable[Action] | None = None) -> None:
@@ -153,6 +157,8 @@ class Interpreter(Generic[R]):
 
     def _compute(self, action: Action, last: bool) -> Span | None:
         runner, direction = self.runners[action.stage], KINDS[action.kind].direction
+        if self._arm and action in self._summed:
+            self._arm(self._summed[action])
         self._wait(self.mailboxes[action.stage].arrive, direction, action.microbatch)
         return runner.forward(action.microbatch) if direction == FORWARD else runner.backward(action.microbatch)
 
@@ -189,6 +195,18 @@ class Interpreter(Generic[R]):
     def _update(self, action: Action, last: bool) -> int:
         self.update(action.stage, action.microbatch)
         return 0
+
+
+def _summed(actions: Sequence[Action]) -> dict[Action, list[int]]:
+    """Passes that sums of gradient groups follow at once, and the groups."""
+    out: dict[Action, list[int]] = {}
+    latest: Action | None = None
+    for action in actions:
+        if action.kind == REDUCE and latest is not None:
+            out.setdefault(latest, []).append(action.microbatch)
+        else:
+            latest = action if KINDS[action.kind].finishes else None
+    return out
 
 
 def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:

@@ -30,15 +30,15 @@ from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, 
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.transport.channels import AbstractTransport, Channel
-from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.build import build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.buckets import BUCKET_BYTES
+from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.messages import most_sends, ring_sizes
+from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows
@@ -88,6 +88,7 @@ class Worker:
         self.optimizers = build_optimizers(self.spec, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
@@ -97,6 +98,7 @@ class Worker:
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
             counts=self.teams.split.counts,
             scale=self.scale,
+            bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
@@ -114,11 +116,12 @@ class Worker:
             pending_limit=most_sends(job.program.actions[device_id], plan),
             status=self.status,
             clock=self.clock,
+            arm=self.gradients.arm if overlaps else None,
             issued=self.rows.ahead,
         )
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
-        transport.prepare(self._ring_sizes())
+        transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
         self.checkpoints = self._checkpointer(rank)
         self.checkpoints.restore()
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
@@ -183,13 +186,18 @@ class Worker:
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self._told(train),
-                # Those of two steps, and more where the pipeline does not drain.
-                probes=Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, s))
-                if train
-                else None,
+                probes=self._probes(s, module) if train else None,
                 scale=self.scale if train else None,
             )
         return out
+
+    def _probes(self, stage: int, module: StageModule) -> Probes | None:
+        """Numbers of the stage's last backwards; none where sums are under way when a backward ends."""
+        if self.gradients.overlaps:
+            return None
+        # Those of two steps, and more where the pipeline does not drain.
+        last = 4 * accumulation(self.job.plan, stage)
+        return Probes([p for p in module.parameters() if p.requires_grad], last=last)
 
     def _told(self, train: bool) -> OnNonFinite:
         """Who is told of a loss that is not finite."""
@@ -215,16 +223,6 @@ class Worker:
             status=self.status,
             clock=self.clock,
         )
-
-    def _ring_sizes(self) -> dict[Channel, RingSize]:
-        """Room for the messages of training and of evaluation."""
-        out: dict[Channel, RingSize] = {}
-        for program, interpreter in ((self.job.program, self.training), (self.job.evaluation, self.evaluation)):
-            if program and interpreter:
-                boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
-                for channel, size in ring_sizes(program.actions[self.device_id], self.device_id, boundaries).items():
-                    out[channel] = size.merged(out.get(channel, size))
-        return out
 
     def _update(self, stage: int, minibatch: int) -> None:
         optimizer = self.optimizers.get(stage)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle
@@ -18,10 +19,15 @@ from gpp.optimizers import SGD, Adam
 from gpp.runtime.cards.model.card import ModelCard
 from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 from gpp.runtime.job import Job
+from gpp.runtime.transport.cards import CardTransport
+from gpp.runtime.transport.channels import Handle
+from gpp.runtime.worker import worker as worker_module
+from gpp.runtime.worker.stage import Span, StageRunner
 from gpp.runtime.worker.worker import Worker
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.runtime import test_equality as equality
+from tests.runtime import test_tensor_parallel as tensor_parallel
 from tests.runtime.test_async_equality import POLICIES, followed
 from tests.support import asynchronous, cards, inprocess
 from tests.support.staged import DATA, MINIBATCH, SCHEDULES, captured
@@ -155,3 +161,43 @@ def test_no_host_waits_inside_a_step(tmp_path: Path) -> None:
         cards.train(job, tmp_path / str(size), weights, change=counted)
     assert len(inside) == 2 * 4 * 4 and not any(inside)
     assert max(between) <= 1  # the loss, on the device that has one
+
+
+@pytest.mark.parametrize(("rule", "policy"), WAYS)
+@pytest.mark.parametrize("name", ["unequal replicas", "tied weights, replicas", "two stages on replicated devices"])
+def test_sums_begin_inside_the_backward_that_completes_them(
+    name: str, rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[bool] = []
+    reduce, backward = CardTransport.reduce, StageRunner.backward
+    running: set[int] = set()
+
+    def noted_reduce(self: CardTransport, group: int, tensor: torch.Tensor) -> Handle:
+        inside.append(threading.get_ident() in running)
+        return reduce(self, group, tensor)
+
+    def noted_backward(self: StageRunner, microbatch: int) -> Span | None:
+        running.add(threading.get_ident())
+        try:
+            return backward(self, microbatch)
+        finally:
+            running.discard(threading.get_ident())
+
+    monkeypatch.setattr(CardTransport, "reduce", noted_reduce)
+    monkeypatch.setattr(StageRunner, "backward", noted_backward)
+    monkeypatch.setattr(worker_module, "BUCKET_BYTES", 64)
+    check_drained(name, "1F1B", Machine(rule=rule, policy=policy), tmp_path, clip=True)
+    assert any(inside)
+
+
+@pytest.mark.parametrize("rule", ["streams", "one_queue"])
+@pytest.mark.parametrize("case", ["mlp, 4", "a chain, replicas", "towers, replicas"])
+def test_split_stages_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
+    """Passes add up tensors in their midst, on communicators of their own."""
+    job, weights, plain = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
+    out = cards.train(job, tmp_path, weights, Machine(rule=rule))
+    expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
+    assert out.losses == pytest.approx(expected, abs=1e-12)
+    for name, tensor in params.items():
+        torch.testing.assert_close(out.weights[name], tensor, rtol=0, atol=1e-11)
+    assert not out.machine.findings

@@ -19,8 +19,7 @@ from gpp.runtime.cards.model.operations import Memory, Queue
 Key = tuple[torch.dtype, Sequence[int], Sequence[int], int]
 """Type, shape, strides and offset of a tensor."""
 
-POISON = 0xFF
-"""What fresh memory holds: not a number in every float type, and no index."""
+_UNKNOWN_TO_NUMPY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 class _Array(np.ndarray):
@@ -34,22 +33,25 @@ class Block:
     Args:
         host: the worker that it belongs to.
         memory: what the checks know of it.
-        pinned: whether it is main memory.
+        data: all of it, for kernels.
     """
 
-    __slots__ = ("_bytes", "_tensors", "host", "memory", "pinned")
+    __slots__ = ("_tensors", "data", "host", "memory", "pinned")
 
-    def __init__(self, host: AbstractHost, memory: Memory, data: torch.Tensor, *, pinned: bool) -> None:
-        self.host, self.memory, self.pinned = host, memory, pinned
-        self._bytes = data
-        self._tensors: dict[Key, torch.Tensor] = {}
+    def __init__(self, host: AbstractHost, memory: Memory, data: torch.Tensor) -> None:
+        self.host, self.memory, self.pinned = host, memory, memory.queue is None
+        self.data = data
+        self._tensors: dict[Key, torch.Tensor] = {(data.dtype, data.shape, data.stride(), 0): data}
 
     def tensor(self, key: Key) -> torch.Tensor:
         """A tensor over the bytes, for kernels."""
         found = self._tensors.get(key)
         if found is None:
             dtype, shape, stride, offset = key
-            found = self._tensors[key] = torch.as_strided(self._bytes.view(dtype), shape, stride, offset)
+            data = self.data
+            if dtype is not data.dtype:
+                data = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage()).view(dtype)
+            found = self._tensors[key] = torch.as_strided(data, shape, stride, offset)
         return found
 
 
@@ -75,19 +77,25 @@ class Blocks:
     def make(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, host: AbstractHost, queue: Queue | None, name: str
     ) -> tuple[torch.Tensor, Block]:
-        """A tensor in fresh memory of a stream, or in pinned memory (None), and its block. Called without modes."""
-        num_bytes = dtype.itemsize
-        for size, step in zip(shape, stride, strict=True):
-            num_bytes = 0 if not size or not num_bytes else num_bytes + (size - 1) * step * dtype.itemsize
-        data = torch.empty(num_bytes, dtype=torch.uint8).fill_(POISON)
-        array = data.numpy().view(_Array)
-        storage = torch.from_numpy(array).untyped_storage()
-        block = Block(host, Memory(queue, name, num_bytes), data, pinned=queue is None)
+        """A tensor in fresh memory of a stream, or in pinned memory (None), and its block. Called without modes.
+
+        The memory holds no numbers, or -1, as nobody may read it yet.
+        """
+        data = torch.empty_strided(shape, stride, dtype=dtype)
+        data.fill_(float("nan") if dtype.is_floating_point else dtype.is_complex or -1)
+        if dtype in _UNKNOWN_TO_NUMPY or 0 in shape:  # numpy forgets the strides of nothing
+            array = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage()).numpy().view(_Array)
+            tensor = torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), 0, shape, stride)
+        else:
+            array = data.numpy().view(_Array)
+            tensor = torch.from_numpy(array)
+        storage = tensor.untyped_storage()
+        block = Block(host, Memory(queue, name, storage.nbytes()), data)
         watch = _Watch(array, self._gone)
         watch.block, watch.number = block, storage._cdata
         self.of[watch.number] = block
         self._watches[watch.number] = watch
-        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride), block
+        return tensor, block
 
     def _gone(self, watch: weakref.ref[_Array]) -> None:
         assert isinstance(watch, _Watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, final
@@ -43,8 +44,14 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
 
     hosts = [machine.thread(lambda number=number: start(number)) for number in range(len(programs))]
     cards = [ModelCard(machine, host, blocks) for host in hosts]
-    with torch._C._AutoDispatchBelowAutograd():
-        machine.run()
+    # A run makes many small objects, of which few lie in cycles: it is slow to look for those as often as Python does.
+    often = gc.get_threshold()
+    gc.set_threshold(100_000, *often[1:])
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            machine.run()
+    finally:
+        gc.set_threshold(*often)
     return [host.result for host in hosts]  # pyright: ignore[reportReturnType]
 
 

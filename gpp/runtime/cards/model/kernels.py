@@ -24,6 +24,7 @@ from gpp.runtime.cards.model.operations import Memory, Op, Queue
 DEVICE = torch.device("cpu", 0)
 """What tensors on a card are made on. Tensors of main memory are on `cpu` without a number."""
 
+_MAIN = torch.device("cpu")
 _COPIES = {aten.copy_.default, aten._to_copy.default}
 
 
@@ -42,10 +43,13 @@ class Context(Protocol):
 class _Call:
     """The arguments of one call, as they are gone through."""
 
-    __slots__ = ("blocks", "host", "key", "keys", "pinned", "tensors", "values")
+    __slots__ = ("args", "blocks", "host", "key", "keys", "kwargs", "pinned", "tensors", "values")
 
     def __init__(self) -> None:
         self.key: list[object] = []
+        self.args: list[Any] = []
+        self.kwargs: dict[str, Any] = {}
+        """The arguments with the kernels' tensors in place of the program's."""
         self.tensors: list[torch.Tensor] = []
         self.blocks: list[Block] = []
         self.keys: list[Key] = []
@@ -67,7 +71,8 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.card, self.host, self.blocks = card, card.host, card.blocks
         self._forms = forms
-        self._operators: dict[torch._ops.OpOverload, Operator] = {}
+        self._operators: dict[int, Operator] = {}
+        # By identity, as torch's own hash of an operator is slow; operators live as long as torch.
         self._off = 0
 
     @contextmanager
@@ -80,23 +85,29 @@ class Kernels(TorchDispatchMode):
         finally:
             self._off -= 1
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Nothing here is compiled, and the guard against that costs time in every call.
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._off:
             return func(*args, **kwargs)
-        info = self._operators.get(func)
+        info = self._operators.get(id(func))
         if info is None:
-            info = self._operators[func] = operator(func)
+            info = self._operators[id(func)] = operator(func)
         if info.on_host:
             return func(*args, **kwargs)
         call = _Call()
+        read = self._read
         for value in args:
-            self._read(value, call)
+            call.args.append(read(value, call))
         for name, value in kwargs.items():
             if name == "device":
-                continue
-            call.key.append(name)
-            self._read(value, call)
+                call.kwargs[name] = _MAIN
+            else:
+                call.key.append(name)
+                call.kwargs[name] = read(value, call)
         on_card = bool(call.blocks) or (kwargs.get("device") == DEVICE)
         if not on_card and info.device and not call.host and not call.pinned:
             on_card = self.card.factory_on_card() and func is not aten.scalar_tensor.default
@@ -107,7 +118,20 @@ class Kernels(TorchDispatchMode):
             if copied is not None:
                 return copied
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+            kwargs = {**kwargs, "device": _MAIN}
+        if call.host:
+            self._take_numbers(info, call)
+            call.args, call.kwargs = substitute(list(args), call.values), _substituted(kwargs, call.values)
+        if info.waits or (info.indexed and _masked(args[1])):
+            return self._now(func, info, call, args, kwargs)
+        return self._launch(func, info, call, args, kwargs)
+
+    def _take_numbers(self, info: Operator, call: _Call) -> None:
+        """What a kernel takes from main memory, as it is at the launch.
+
+        Raises:
+            Misuse: more than single numbers, or indices.
+        """
         for block in call.pinned:
             use_on_host(self.host, block.memory, writes=False)
         for one in call.host:
@@ -120,20 +144,17 @@ class Kernels(TorchDispatchMode):
                 raise Misuse(
                     f"{info.name} on {self.host.name}: tensors of shape {tuple(one.shape)} lie in main memory, others on a card"
                 )
-        if info.waits or (info.indexed and _masked(args[1])):
-            return self._now(func, info, call, args, kwargs)
-        return self._launch(func, info, call, args, kwargs)
 
-    def _read(self, value: Any, call: _Call) -> None:
-        """Go through an argument."""
+    def _read(self, value: Any, call: _Call) -> Any:
+        """Go through an argument; returns what the kernel gets for it."""
         if isinstance(value, torch.Tensor):
             block = self.blocks.of.get(value.untyped_storage()._cdata)
             if block is None or block.pinned:
-                call.key.append(("host", value.dtype))
+                call.key.append(value.dtype)
                 call.host.append(value)
                 if block is not None:
                     call.pinned.append(block)
-                return
+                return value
             if block.host is not self.host:
                 raise Misuse(f"{self.host.name} uses {block.memory}, which lies on the card of {block.host.name}")
             key = _key(value)
@@ -141,15 +162,20 @@ class Kernels(TorchDispatchMode):
             call.blocks.append(block)
             call.keys.append(key)
             call.key.append(key[:3])
-            call.values[id(value)] = block.tensor(key)
-        elif isinstance(value, list | tuple):
+            inner = call.values[id(value)] = block.tensor(key)
+            return inner
+        kind = type(value)
+        if kind is list or kind is tuple:
             call.key.append(len(value))
-            for one in value:
-                self._read(one, call)
-        elif isinstance(value, float):
-            call.key.append(float if call.tensors else value)
+            return [self._read(one, call) for one in value]
+        if kind is float:
+            # No form hangs on it, but for that of a range.
+            call.key.append(float if call.tensors else (float, value))
+        elif kind is bool:
+            call.key.append((bool, value))
         else:
-            call.key.append((value, type(value)))
+            call.key.append(value)
+        return value
 
     def _main_memory(self, func: Any, info: Operator, call: _Call, args: Any, kwargs: Any) -> Any:
         if call.pinned:
@@ -171,7 +197,7 @@ class Kernels(TorchDispatchMode):
 
     def _launch(self, func: Any, info: Operator, call: _Call, args: Any, kwargs: Any) -> Any:
         """Queue a kernel, and make what it returns."""
-        key = (func, torch.get_default_dtype() if not call.tensors else None, *call.key)
+        key = (id(func), None if call.tensors else torch.get_default_dtype(), *call.key)
         known, drawn = self._forms.get(key), None
         if key not in self._forms or (known is not None and known[1]):
             # A run on zeros tells the form, and draws as many random numbers as the kernel will.
@@ -188,17 +214,18 @@ class Kernels(TorchDispatchMode):
         if known is None:
             return self._now(func, info, call, args, kwargs)
         form = known[0]
-        inner, named = substitute(args, call.values), {k: substitute(v, call.values) for k, v in kwargs.items()}
         made: list[torch.Tensor] = []
         fresh: list[Memory] = []
         out = self._results(form, call, info.name, made, fresh)
         writes = [block.memory for block in self._written(info, args, kwargs)] if info.writes or info.written or info.silent else []
         if func in _EMPTY:
             return out
-        run = _run(func, inner, named, form, made)
+        run = _run(func, call.args, call.kwargs, form, made)
         if drawn is not None:
-            run = _with_state(run, drawn, named)
-        reads = [block.memory for block in call.blocks if block.memory not in writes]
+            run = _with_state(run, drawn, call.kwargs)
+        reads = [block.memory for block in call.blocks]
+        if writes:
+            reads = [memory for memory in reads if memory not in writes]
         self.host.launch(self.card.current, info.name, run=run, reads=reads, writes=writes + fresh)
         return out
 
@@ -207,7 +234,7 @@ class Kernels(TorchDispatchMode):
         inputs = [trial[id(one)] for one in call.tensors]
         values = {**call.values, **trial}
         try:
-            result = func(*substitute(args, values), **{k: substitute(v, values) for k, v in kwargs.items()})
+            result = func(*substitute(args, values), **_substituted(kwargs, values))
         except (RuntimeError, IndexError, ValueError, NotImplementedError):
             return None  # Zeros will not do. The run on the values themselves raises what is to be raised.
         return (form_of(result, inputs),)
@@ -215,7 +242,7 @@ class Kernels(TorchDispatchMode):
     def _results(self, form: Form, call: _Call, name: str, made: list[torch.Tensor], fresh: list[Memory]) -> Any:
         if isinstance(form, New):
             tensor, block = self.card.make(form, name)
-            made.append(block.tensor((form.dtype, form.shape, form.stride, 0)))
+            made.append(block.data)
             fresh.append(block.memory)
             return tensor
         if isinstance(form, Same):
@@ -229,7 +256,6 @@ class Kernels(TorchDispatchMode):
 
     def _now(self, func: Any, info: Operator, call: _Call, args: Any, kwargs: Any) -> Any:
         """Queue a kernel and wait for what it returns."""
-        inner, named = substitute(args, call.values), {k: substitute(v, call.values) for k, v in kwargs.items()}
         box: list[Any] = []
         state = torch.get_rng_state() if info.draws else None
 
@@ -237,7 +263,7 @@ class Kernels(TorchDispatchMode):
             if state is not None:
                 torch.set_rng_state(state)
             try:
-                box.append(func(*inner, **named))
+                box.append(func(*call.args, **call.kwargs))
             except (RuntimeError, IndexError, ValueError, NotImplementedError) as error:
                 box.append(error)
             if state is not None:
@@ -305,6 +331,10 @@ class Kernels(TorchDispatchMode):
         )
         if blocking:
             self.finish(op, "copy to main memory")
+
+
+def _substituted(kwargs: dict[str, Any], values: dict[int, torch.Tensor]) -> dict[str, Any]:
+    return {name: substitute(value, values) for name, value in kwargs.items()}
 
 
 def _key(tensor: torch.Tensor) -> Key:

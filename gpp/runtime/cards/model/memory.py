@@ -49,8 +49,8 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
             other = read
         if other is not None and other is memory.before:
             raise Race(
-                f"{op} uses {memory}, which was handed out to {queue} behind {other.name}, and {own} does not wait for that "
-                f"point of {queue}: the memory may still be in use there for what it held before"
+                f"{op} uses {memory}, which {queue} may still use for what it held before, up to {other.name}, and no event "
+                f"orders the two: {own} does not wait for an event recorded on {queue} since the memory was made"
             )
         if other is not None:
             uses = [(other, other is write), (op, writes)]
