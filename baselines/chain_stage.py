@@ -191,7 +191,12 @@ class SharedGradients:
         self.groups = [g for g, group in enumerate(groups) if harness.device_id in group.devices]
         transport = TorchTransport(job.plan, job.graph, device=harness.device_id, rank_of=rank_of)
         self._make = lambda: Gradients(
-            self.params, groups, device_id=harness.device_id, transport=transport, clip_norm=harness.optimizer.clip_norm
+            self.params,
+            groups,
+            device_id=harness.device_id,
+            device=harness.device,
+            transport=transport,
+            clip_norm=harness.optimizer.clip_norm,
         )
         self.gradients = self._make()
 

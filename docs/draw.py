@@ -16,6 +16,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.analysis.comparison import Attempt, attempt
 from gpp.app.experiment import Experiment
 from gpp.graph.op_graph import OpGraph

@@ -23,7 +23,7 @@ from typing import Any
 from gpp.errors import MalformedProgram
 from gpp.program.cards import OVERLAPPED, STRICTEST, Path, Queues, check_cards
 from gpp.program.communicators import Communicator, communicators
-from gpp.program.program import Program
+from gpp.program.program import Program, teams
 from gpp.runtime.cards.model.machine import Policy
 from tests.oracle.cards import outcome
 from tests.support.card_programs import Case, case, perturbed, stretch
@@ -52,17 +52,21 @@ PATHS: dict[str, tuple[Path, dict[str, Any]]] = {
 
 def communicators_of(path: str, found: Case, program: Program) -> tuple[Communicator, ...]:
     """Those of the runtime, or fewer: on them messages stand in line behind others."""
-    made = communicators(found.groups, program)
+    made = communicators(found.groups, program, replicas=teams(found.plan))
     pairs = tuple(pair for one in made for pair in one.pairs)
     if path == "one communicator":
         groups = tuple(group for one in made for group in one.groups if one.devices == tuple(sorted(program.actions)))
         one = Communicator("all", tuple(sorted(program.actions)), pairs, groups)
-        return one, *(other for other in made if other.groups and not set(other.groups) <= set(groups))
+        return (
+            one,
+            *(other for other in made if other.groups and not set(other.groups) <= set(groups)),
+            *(other for other in made if other.replica),
+        )
     if path == "a communicator for each pair of devices":
         # torch's lazy mode: both directions share it.
         shared = sorted({(min(pair), max(pair)) for pair in pairs})
         lazy = [Communicator(f"{a} and {b}", (a, b), tuple(p for p in ((a, b), (b, a)) if p in pairs)) for a, b in shared]
-        return *lazy, *(other for other in made if other.groups)
+        return *lazy, *(other for other in made if other.groups or other.replica)
     return made
 
 

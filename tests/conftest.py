@@ -31,7 +31,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-report", metavar="PATH", help="where `pytest -m gpu` writes its figures (docs/gpus.md)")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first: they take longest, and one process runs all tests of a file."""
+    """Files that start processes come first: they take longest, and one process runs all tests of a file.
+
+    Those of the cards come before them, in the order of docs/gpus.md.
+    """
     long = {item.path for item in items if item.get_closest_marker("dist")}
-    items.sort(key=lambda item: item.path not in long)
+    items.sort(key=lambda item: 0 if item.path.parent.name == "gpu" else 1 + (item.path not in long))

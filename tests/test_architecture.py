@@ -59,7 +59,7 @@ WINGS: dict[str, list[set[str]]] = {
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
         {"experiment", "private", "stopping", "streams"},
-        {"recording"},
+        {"launch", "recording"},
         {"vocabulary"},
         {"refusals"},
         {"api", "multirun"},

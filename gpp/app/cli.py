@@ -31,12 +31,6 @@ def main(story: Story) -> None:
     """Run `story(experiment, recorder)` for one configuration, or for each of a multirun; exits the process."""
     steady_streams()
     listen()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _stop(
-            "run.py is the controller and starts the workers itself. Fix: python run.py "
-            + " ".join(shlex.quote(word) for word in sys.argv[1:])
-            + " (on several machines: torchrun ... -m gpp.runtime.worker RUN_DIR)"
-        )
     try:
         check_words(sys.argv[1:])
     except InvalidConfig as error:
@@ -49,14 +43,10 @@ def main(story: Story) -> None:
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
 
-    from gpp.app.multirun import Refused, Sweep, job_folder, sweep_id
+    from gpp.app.multirun import Refused, Sweep
 
-    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
-    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
-    OmegaConf.register_new_resolver("or_compare", lambda mode, name: "compare" if mode == "compare" else name, replace=True)
-    OmegaConf.register_new_resolver("per_device", samples_per_device, replace=True)
     codes: list[int] = []
     held_back = _hold_back(sys.argv)
 
@@ -242,7 +232,27 @@ def _has(node: Any, path: list[str]) -> bool:
 
 
 def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
-    """Run one job (instantiate, record, run); returns its exit code."""
+    """Run one job; returns its exit code."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from gpp.app.launch import ENV, refuse_start, run_together
+
+    launch = cfg.engine.get("launch") if hasattr(cfg.engine, "get") else None
+    try:
+        refuse_start(launch, sweep=False)
+        if launch != ENV:
+            return _tell(story, cfg, held_back)[0]
+        hydra_cfg = HydraConfig.get()
+        choices: Any = hydra_cfg.runtime.choices  # a dict to the type checker, in truth a DictConfig
+        engine = _made(cfg, choices, _plain(hydra_cfg.overrides.task), part="engine")
+    except GppError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return refused.exit_code
+    return run_together(engine, sys.argv[1:], lambda: _tell(story, cfg, held_back))
+
+
+def _tell(story: Story, cfg: Any, held_back: list[str]) -> tuple[int, str | None]:
+    """Instantiate, record, run; returns the exit code, and the reason where it is not 0."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -259,7 +269,7 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     overrides = [*_plain(hydra_cfg.overrides.task), *held_back]  # not resolved: a word may hold ${...}
     if multirun and (status := done(run_dir, digest)) is not None:
         console.print(Text(f"skip {' '.join(overrides)}: {status} in {os.path.relpath(run_dir)}", style="dim"), soft_wrap=True)
-        return 3 if status == "infeasible" else 0
+        return (3 if status == "infeasible" else 0), None
     directory = RunDir(run_dir, command=shlex.join(["python", "run.py", *_config_options(), *overrides]))
     if multirun:
         console.rule(Text(f"job {hydra_cfg.job.num}: {' '.join(overrides)}"), align="left")
@@ -271,7 +281,8 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
         print(f"error: {message}", file=sys.stderr)
         if multirun:
             refused_job(directory, digest, message, {**choices, "seed": _plain(cfg).get("seed", 0)})
-        return 2
+        return 2, message
+    from gpp.app.launch import check_started
     from gpp.app.recording import Recorder
 
     recorder = Recorder(
@@ -287,13 +298,14 @@ def _run(story: Story, cfg: Any, held_back: list[str]) -> int:
     )
     with recorder:
         try:
+            check_started(experiment)
             story(experiment, recorder)
         except SystemExit as end:
             raise ended(end.code) from end
     # A refused command has trained nothing: the corrected command may say resume=outputs/latest again.
     if not multirun and recorder.exit_code != 2:
         latest(run_dir)
-    return recorder.exit_code
+    return recorder.exit_code, recorder.reason
 
 
 def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
@@ -302,18 +314,36 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
     Raises:
         GppError: the configuration describes none.
     """
-    from hydra.utils import instantiate
     from omegaconf import OmegaConf, open_dict
 
     from gpp.app.private import refuse_secrets
 
-    try:
+    def prepare() -> None:
         with open_dict(cfg):
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
             cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
-        return instantiate(cfg, _convert_="all")
+
+    return _made(cfg, choices, overrides, prepare=prepare)
+
+
+def _made(
+    cfg: Any, choices: Any, overrides: list[str], *, part: str | None = None, prepare: Callable[[], None] = lambda: None
+) -> Any:
+    """What a configuration describes, or one section of it.
+
+    Args:
+        prepare: what comes before, whose errors are explained likewise.
+
+    Raises:
+        GppError: it describes nothing.
+    """
+    from hydra.utils import instantiate
+
+    try:
+        prepare()
+        return instantiate(cfg[part] if part else cfg, _convert_="all")
     except SystemExit as end:
         raise ended(end.code, _plain(cfg)) from end
     except Exception as error:
@@ -349,11 +379,3 @@ def _config_options() -> list[str]:
     out = ["-cd", flags.config_dir] if flags.config_dir else []
     out += ["-cn", flags.config_name] if flags.config_name != "config" else []
     return [*out, "hydra.mode=RUN"] if out else out
-
-
-def samples_per_device(samples: Any, *, _root_: Any) -> int:
-    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch from the samples for each device, by the model's name."""
-    name, cluster = _root_.model.name, _root_.cluster
-    if name not in samples:
-        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
-    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)

@@ -24,9 +24,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from gpp.app.launch import refuse_start
 from gpp.app.stopping import Stopped, held_back
 from gpp.errors import InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
+from gpp.runtime.controller.place import world_of
 from gpp.runtime.run_dir import RunDir
 from gpp.serialization import read_json
 
@@ -108,6 +110,14 @@ class Sweep(Callback):
         self.figures = [SweepFigure.of(figure) for figure in declared]
         self.jobs: list[Asked] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        # For a launcher that runs jobs in other processes: they are to know the command line that asked for them.
+        return {"argv": sys.argv, "figures": self.figures, "jobs": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sys.argv = state.pop("argv")
+        self.__dict__.update(state)
+
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         """Compose every job, and keep other sweeps out of the directory.
 
@@ -183,6 +193,7 @@ def _jobs(config: Any) -> list[Asked]:
 
     Raises:
         HydraException, OmegaConfBaseException: a job cannot be composed.
+        InvalidConfig: a job is to be started by a launcher.
     """
     loader = GlobalHydra.instance().config_loader()
     params = OmegaConf.to_container(config.hydra.sweeper.params) if config.hydra.sweeper.params else {}
@@ -194,6 +205,7 @@ def _jobs(config: Any) -> list[Asked]:
 
 
 def _job(config: Any, number: int, overrides: list[str]) -> Asked:
+    refuse_start(OmegaConf.select(config, "engine.launch"), sweep=True)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.job.num, config.hydra.job.id = number, str(number)
     HydraConfig.instance().set_config(config)
@@ -207,6 +219,34 @@ def job_folder(*, _root_: Any) -> str:
     except OmegaConfBaseException:
         name = "job"
     return f"{name}-{digest_of(_root_)}"
+
+
+def or_started(count: int | None, *, _root_: Any) -> int | None:
+    """`${or_started:4}`: as many as a launcher has started where engine.launch=env says so, else 4."""
+    started = world_of(os.environ) if _root_.engine.get("launch") == "env" else None
+    return count if started is None else started
+
+
+def samples_per_device(samples: Any, *, _root_: Any) -> int:
+    """`${per_device:{mmt:16,dlrm:32}}`: the mini-batch from the samples for each device, by the model's name."""
+    name, cluster = _root_.model.name, _root_.cluster
+    if name not in samples:
+        raise ValueError(f"minibatch_size: no samples a device for {name}. Fix: add it, or set minibatch_size=...")
+    return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
+
+
+RESOLVERS = {
+    "sweep_id": sweep_id,
+    "job_folder": job_folder,
+    "or_compare": lambda mode, name: "compare" if mode == "compare" else name,
+    "or_started": or_started,
+    "per_device": samples_per_device,
+}
+"""Functions that YAML files call, as in `${or_started:4}`."""
+
+# At import, so that a sweep's job knows them in whatever process it runs.
+for name, function in RESOLVERS.items():
+    OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def latest(run_dir: Path) -> None:

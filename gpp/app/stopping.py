@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+DYING_S = 0.3
+"""Seconds that a launcher may take to die."""
+
 
 class Stopped(BaseException):
     """A signal asked this process to end. No `Exception`: what goes on after the failure of a job ends, too."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+    def __init__(self, number: int, why: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}{why}")
         self.number = number
 
     @property
@@ -33,11 +37,13 @@ class _State:
         number: the first signal that arrived; later ones change nothing.
         holding: how many blocks hold it back.
         raised: whether the exception was raised for it.
+        launcher: the process that started this one, if its end is to end this one.
     """
 
     number: int | None = None
     holding: int = 0
     raised: bool = False
+    launcher: int | None = None
 
 
 _state = _State()
@@ -50,6 +56,14 @@ def listen() -> None:
             signal.signal(number, _arrived)
     # torch's launcher would put handlers of its own in their place.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+def end_with_launcher() -> None:
+    """From now on raise `Stopped` when the process that started this one ends, too, however that ends."""
+    from gpp.runtime.worker.parent import signal_with_parent
+
+    _state.launcher = os.getppid()
+    signal_with_parent(signal.SIGTERM)
 
 
 @contextmanager
@@ -71,4 +85,14 @@ def _arrived(number: int, frame: FrameType | None) -> None:
 def _raise() -> None:
     if _state.number is not None and not _state.raised and not _state.holding:
         _state.raised = True
-        raise Stopped(_state.number)
+        raise Stopped(_state.number, f": its launcher, process {_state.launcher}, has ended" if _orphaned() else "")
+
+
+def _orphaned() -> bool:
+    """Whether the launcher has ended. The kernel's signal comes with the end of its first thread, a moment before its own."""
+    until = time.monotonic() + DYING_S
+    while _state.launcher is not None and os.getppid() == _state.launcher:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return _state.launcher is not None

@@ -28,7 +28,7 @@ from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
+from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
 from gpp.program.program import Program, ReduceGroup, adding_stages, channel_of
 from gpp.program.steady_state import accumulation, of_length
 from gpp.program.waits import MEET, TRANSFER, Waits
@@ -39,8 +39,9 @@ TICK_S = 1e-9
 _Wait = tuple[int, int, int]
 """A class that waits for another one, by how many mini-batches it is later, and the least ticks between their beginnings."""
 
-_Place = tuple[int, int, int]
-"""Where an action stands in the run: half ticks, class of the pass, sum or update that it belongs to, number of the send."""
+_Entry = tuple[int, int, int, int, Action]
+"""Where an action stands in the run: half ticks (a message goes just before the end of its pass), class of the pass, sum or update
+that it belongs to, number of the send and its device."""
 
 _LAST = 1 << 60
 """What a device hands to itself is taken over behind all sends of the pass."""
@@ -89,29 +90,25 @@ def in_global_order(program: Program, plan: Plan, seconds: Sequence[float]) -> P
         raise MalformedProgram("the middle of the program does not hold every micro-batch once: it holds too few mini-batches")
     latest, period = _latest(after, _sweep(waits, class_of), busy)
 
-    def place(node: int, *, end: bool = False) -> int:
-        """Half ticks of a block's beginning, or just before its end."""
-        of = class_of[node]
-        begin = 2 * (latest[of] + minibatch_of[node] * period)
-        return begin + 2 * ticks[of] - 1 if end else begin
-
-    sent: dict[int, _Place] = {}
-    for own in blocks.values():
-        for block in own:
-            for number, send in enumerate(block.sends):
-                sent[send] = place(block.node, end=True), class_of[block.node], number
-    actions: dict[int, tuple[Action, ...]] = {}
-    for device in waits.devices:
-        entries: list[tuple[_Place, int, Action]] = []
+    sent: dict[int, tuple[int, int, int, int]] = {}
+    entries: dict[int, list[_Entry]] = {}
+    for device, own in blocks.items():
         first, listed = waits.first[device], program.actions[device]
-        for block in blocks[device]:
-            entries.append(((place(block.node), class_of[block.node], -1), block.node, listed[block.node - first]))
-            entries += [(sent[send], send, listed[send - first]) for send in block.sends]
-        for node, send, action in _received(waits, device, listed):
-            half, of, number = sent[send]
-            entries.append(((half, of, number + _LAST if action.peer_device == device else number), node, action))
-        entries.sort(key=lambda entry: entry[:2])
-        actions[device] = tuple(action for _, _, action in entries)
+        entries[device] = found = []
+        for node, sends in own:
+            of = class_of[node]
+            begin = 2 * (latest[of] + minibatch_of[node] * period)
+            found.append((begin, of, -1, device, listed[node - first]))
+            for number, send in enumerate(sends):
+                sent[send] = place = begin + 2 * ticks[of] - 1, of, number, device
+                found.append((*place, listed[send - first]))
+    actions: dict[int, tuple[Action, ...]] = {}
+    for device, found in entries.items():
+        for _, send, action in _received(waits, device, program.actions[device]):
+            half, of, number, maker = sent[send]
+            found.append((half, of, number + _LAST if maker == device else number, maker, action))
+        found.sort()  # no two of a device have all numbers alike
+        actions[device] = tuple([entry[4] for entry in found])
     return replace(program, actions=actions)
 
 
@@ -130,12 +127,13 @@ def check_any_length(program: Program, plan: Plan) -> None:
         next(of_length(program, plan, device, program.minibatches + 1), None)  # refuses a middle that does not repeat itself
     blocks = {device: _blocks(program.actions[device], waits.first[device]) for device in waits.devices}
     class_of, minibatch_of = _classes(program, plan, blocks)
-    numbers: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int, int], int] = {}
     step_of = [-1] * waits.num_nodes
-    for own in blocks.values():
+    for device, own in blocks.items():
         for node, sends in own:
             for number, step in enumerate([node, *sends]):
-                step_of[step] = numbers.setdefault((class_of[node], number), len(numbers))
+                # Several devices may share a pass or a sum, but not a send.
+                step_of[step] = numbers.setdefault((class_of[node], number, device if number else -1), len(numbers))
                 minibatch_of[step] = minibatch_of[node]
     after: list[list[_Wait]] = [[] for _ in numbers]
     lists: list[list[tuple[int, int, int]]] = []
@@ -185,15 +183,17 @@ def _blocks(actions: Sequence[Action], first: int) -> list[_Block]:
 
 
 def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> tuple[list[int], list[int]]:
-    """By node of a block, its class, and its mini-batch; all members of a sum are one.
+    """By node of a block, its class, and its mini-batch (0 in a program that drains).
 
-    So are those of a pass in whose midst the devices of a replica meet. Of a program that drains, all are of mini-batch 0.
+    All members of a sum are one class. So are the devices of a replica that share its passes: they meet in the midst of each.
     """
     waits = program.waits
     class_of, minibatch_of = [-1] * waits.num_nodes, [0] * waits.num_nodes
     numbers: dict[tuple[object, ...], int] = {}
     streams = program.minibatches > 1
-    counts = {s: accumulation(plan, s) for s in range(len(plan.stages))} if streams else {}
+    counts = {s: accumulation(plan, s) if streams else program.num_samples + 1 for s in range(len(plan.stages))}
+    split = {s: replicas for s, stage in enumerate(plan.stages) if len((replicas := stage.replicas)[0]) > 1}
+    first_of = {(s, device): replica[0] for s, replicas in split.items() for replica in replicas for device in replica}
     for device, own in blocks.items():
         listed, first = program.actions[device], waits.first[device]
         updates = 0
@@ -201,17 +201,15 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
             kind, stage, microbatch = listed[block.node - first][:3]
             leader = waits.meetings.get(block.node, (block.node,))[0]
             what: tuple[object, ...] = (leader,)
-            if not streams and KINDS[kind].computes and plan.stages[stage].tensor_parallel > 1:
-                what = plan.stages[stage].replica_of(device), kind, stage, microbatch
             if streams and kind in SUMS:
                 # A sum belongs to the update that follows it.
                 what, minibatch_of[block.node] = (kind, microbatch, waits.place(leader)[0]), updates
             elif streams and kind in UPDATES:
                 what, minibatch_of[block.node] = (device, kind, stage), microbatch
                 updates = microbatch + 1
-            elif streams:
+            elif (streams or first_of) and kind in COMPUTE:
                 minibatch_of[block.node], rest = divmod(microbatch, counts[stage])
-                what = device, kind, stage, rest
+                what = first_of.get((stage, device), device), kind, stage, rest
             class_of[block.node] = numbers.setdefault(what, len(numbers))
     return class_of, minibatch_of
 

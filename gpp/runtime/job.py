@@ -71,6 +71,7 @@ class Settings:
         interface: network interface to bind; the loopback one unless the user names another.
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine exchange messages in shared memory.
+        workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
@@ -103,6 +104,7 @@ class Settings:
     autocast: FloatType | None = None
     compile: str | None = None
     shared_memory: bool = True
+    workers_per_card: Count = 1
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
     on_nonfinite: Literal["stop", "warn"] = "stop"
@@ -254,7 +256,8 @@ def assemble(
         settings: further fields of `Settings`.
     """
     kind = settings.pop("device_kind", problem.cluster.devices[0].kind)
-    cards = kind == "cuda"
+    # NCCL refuses two ranks on one card; gloo's rules are a processor's.
+    cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     _check_weights(strategy.weights, settings)
     _check_clipping(optimizer, plan, problem.graph)
     if overwrites:

@@ -97,12 +97,3 @@ def test_measured_once_then_read(captured, tmp_path, monkeypatch):
         no_more.setattr(profiler, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
         assert profiler.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
     assert profiler.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu(captured):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    profile = profiler.profile(captured, coarsen(captured.graph, 4), sample_counts=(2, 64), device="cuda", budget_s=1.0)
-    assert profile.setting.device_kind == "cuda"
-    assert all(t > 0 for row in profile.forward_s for t in row)

@@ -36,7 +36,7 @@ def outcome(
     """How the programs end on the model, one after the other: `runs`, `deadlock`, or `mismatch` of a message.
 
     Args:
-        made: the communicators of the new path.
+        made: the communicators of the new path. Where several devices share the passes of a replica, each runs one stage.
         one_queue: the strictest rule, one operation at a time on a card.
         today: a communicator for each channel, receives behind the passes before them, a device-wide wait after every pass.
         receives_wait: receives behind the passes before them, as torch has it.
@@ -48,8 +48,9 @@ def outcome(
     for device in devices:
 
         def main(host: AbstractHost, device: int = device) -> Steps:
-            yield from _make(host, machine, devices, groups, _today(programs) if today else _ours(made))
+            yield from _make(host, machine, devices, groups, _today(programs, made) if today else _ours(made))
             card = _Host(host, device, devices, groups, today=today, receives_wait=receives_wait, pending=pending)
+            card.team = next((one.devices for one in made if one.replica and device in one.devices), None)
             for program in programs:
                 yield from card.run(program)
 
@@ -64,11 +65,14 @@ def outcome(
 
 
 def _ours(made: Sequence[Communicator]) -> list[_Made]:
-    return [(one.devices, [*one.pairs, *(("sum", group) for group in one.groups)]) for one in made]
+    return [
+        (one.devices, [*one.pairs, *(("sum", group) for group in one.groups), *([one.devices] if one.replica else [])])
+        for one in made
+    ]
 
 
-def _today(programs: Sequence[Program]) -> list[_Made]:
-    """A communicator for each channel, one for each gradient group, one for the norm."""
+def _today(programs: Sequence[Program], made: Sequence[Communicator]) -> list[_Made]:
+    """A communicator for each channel, one for each gradient group and replica, one for the norm."""
     channels: dict[tuple, None] = {}
     sums: dict[object, set[int]] = defaultdict(set)
     for program in programs:
@@ -79,7 +83,8 @@ def _today(programs: Sequence[Program]) -> list[_Made]:
                 if a.kind in ("R", "N"):
                     sums["sum", -1 if a.kind == "N" else a.microbatch].add(device)
     out: list[_Made] = [(tuple(sorted(channel[3:])), [channel]) for channel in channels]
-    return out + [(tuple(sorted(members)), [group]) for group, members in sums.items()]
+    out += [(tuple(sorted(members)), [group]) for group, members in sums.items()]
+    return out + [(one.devices, [one.devices]) for one in made if one.replica]
 
 
 def _make(
@@ -110,6 +115,7 @@ class _Host:
         self.host, self.device, self.devices, self.groups = host, device, devices, groups
         self.today, self.receives_wait, self.pending = today, today or receives_wait, pending
         self.compute = host.queue("compute")
+        self.team: tuple[int, ...] | None = None
 
     def run(self, program: Program) -> Steps:
         host, compute = self.host, self.compute
@@ -122,6 +128,8 @@ class _Host:
                 for op in posted.pop((a.kind, a.stage, a.microbatch), ()):
                     host.order(compute, op)
                 host.launch(compute, a.text(self.device))
+                if self.team:
+                    host.order(compute, self.groups[self.team].sum(host, (a.kind, a.stage, a.microbatch), after=compute))
             elif a.kind == "U":
                 for op in summed:
                     host.order(compute, op)

@@ -195,7 +195,7 @@ s3.F0@d3 s3.SF0>s0.d0[0:1]@d3 s3.SF0>s1.d1[1:2]@d3 s3.RF1<s2.d2[0:1]@d3 s3.F1@d3
 """
     program = Program.from_text(text)
     check_program(program)
-    plan, made = found(0)[0].plan, communicators((), program)
+    plan, made = make_plan(problem(chain(1), 1, 1), "test", [(1, 1)], 1), communicators((), program)
     for pending, runs in ((0, False), (1, True), (None, True)):
         assert (outcome([program], made, pending=pending) == "runs") == runs
         path = replace(OVERLAPPED, pending=pending)
@@ -204,6 +204,23 @@ s3.F0@d3 s3.SF0>s0.d0[0:1]@d3 s3.SF0>s1.d1[1:2]@d3 s3.RF1<s2.d2[0:1]@d3 s3.F1@d3
         else:
             with pytest.raises(MalformedProgram, match=r"s0\.F0@d0 needs s"):
                 check_cards(program, plan, paths=[path])
+
+
+def test_receives_behind_passes() -> None:
+    """Device 1's host waits for a send that is received behind a pass, which needs what the host sends after its wait."""
+    text = """samples 2 minibatches 1
+s0.RF0<s2.d2[0:1]@d0 s0.F0@d0 s0.RF1<s1.d1[1:2]@d0 s0.F1@d0
+s1.F0@d1 s1.SF0>s0.d0[1:2]@d1 s1.SF0>s2.d2[0:1]@d1
+s2.RF0<s1.d1[0:1]@d2 s2.F0@d2 s2.SF0>s0.d0[0:1]@d2
+"""
+    program = Program.from_text(text)
+    check_program(program)
+    plan, made = make_plan(problem(chain(1), 1, 1), "test", [(1, 1)], 1), communicators((), program)
+    assert outcome([program], made, pending=0) == "runs"
+    check_cards(program, plan, paths=[OVERLAPPED])
+    assert outcome([program], made, pending=0, receives_wait=True) == "deadlock"
+    with pytest.raises(MalformedProgram, match=r"s0\.RF1<s1\.d1\[1:2\]@d0 needs s0\.F0@d0"):
+        check_cards(program, plan, paths=[replace(OVERLAPPED, receives_wait=True)])
 
 
 def test_a_file_in_another_order_is_refused_for_cards(tmp_path) -> None:

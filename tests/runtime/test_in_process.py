@@ -157,18 +157,3 @@ def test_learning_rate_schedule_reaches_the_optimizer(tmp_path: Path) -> None:
     constant, _ = inprocess.reference(model, data, SGD(lr=0.1), weights, steps=6, minibatch_size=16, dtype="float64")
     assert losses == pytest.approx(expected, abs=1e-9)
     assert losses != pytest.approx(constant, abs=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["digits", "mmt_small"])
-def test_stages_on_a_gpu_equal_one_cpu(name: str, tmp_path: Path) -> None:
-    model, cap, weights = inprocess.captured_named(name)
-    data, optimizer = data_of(model), SGD(lr=0.05)
-    problem = inprocess.problem_of(cap, 4, 16)
-    parts = random_partition(problem.graph, 3, random.Random(5))
-    plan = make_plan(problem, "test", [(mask, 1 + (i == 1)) for i, mask in enumerate(parts)], 4)
-    job = inprocess.make_job(cap, problem, plan, OneFOneB(), model=model, data=data, optimizer=optimizer, steps=5, dtype="float64")
-    losses, _, _ = inprocess.run(job, tmp_path, weights, device="cuda")
-    expected, _ = inprocess.reference(model, data, optimizer, weights, steps=5, minibatch_size=16, dtype="float64")
-    assert losses == pytest.approx(expected, abs=1e-9)

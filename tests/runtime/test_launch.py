@@ -53,7 +53,7 @@ def saved(prepared: tuple[Job, Any], run_dir: Path, **settings: Any) -> Job:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, collect"),
+        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, env, collect"),
         ({"nodes": 0}, "engine.nodes=0"),
         ({"master_port": 99999}, "engine.master_port"),
         ({"startup_timeout_s": 0.0}, "engine.startup_timeout_s"),
@@ -82,6 +82,11 @@ def test_bad_settings_of_slurm_are_refused() -> None:
 def test_what_does_not_join_the_machines_is_refused(prepared: tuple[Job, Any], settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidConfig, match=says):
         Distributed(launch="external", **settings).refuse(prepared[0])
+
+
+def test_another_program_is_no_place_of_a_launch(prepared: tuple[Job, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=r"engine.launch=env: is a way to start run.py"):
+        Distributed(launch="env").refuse(prepared[0])
 
 
 def test_an_interface_that_is_not_here_is_refused_before_anything_starts(prepared: tuple[Job, Any]) -> None:
@@ -162,7 +167,7 @@ def test_silence_of_all_and_the_word_of_a_launcher_end_the_waiting(
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
     job = saved(prepared, tmp_path, timeout_s=0.2)
     with pytest.raises(WorkerFailed, match="worker 0 failed: the job 7 is over"):
-        follow(job, tmp_path, Progress(), over=lambda: "the job 7 is over")
+        follow(job, tmp_path, Progress(), over=lambda ranks: WorkerFailed(0, "the job 7 is over"))
     (tmp_path / "ranks" / "rank_0.status").write_bytes(b"a sign of life")
     with pytest.raises(WorkerFailed, match="no worker has given a sign of life"):
         follow(job, tmp_path, Progress())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
-from gpp.graph.op_graph import OpGraph
+from gpp.graph.op_graph import OpGraph, Variant
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.global_order import in_global_order
@@ -57,7 +57,7 @@ def case(seed: int) -> Case:
     norm = schedule.drains and rng.random() < 0.3
     prob = Problem(
         graph=net,
-        cluster=cluster(3 * count),
+        cluster=cluster(6 * count),
         cost=Rate(flop_per_s=rng.choice([1.0, 3.0, 1e4]), fixed_s=rng.choice([0.0, 2e-4])),
         minibatch_size=batch,
         regime=regime,
@@ -68,6 +68,7 @@ def case(seed: int) -> Case:
     words = [type(schedule).__name__, *("norm" for _ in range(norm)), *("shared devices" for _ in range(plan.shares_devices))]
     words += ["round robin"] if any(s.round_robin_degree > 1 for s in plan.stages) else []
     words += ["split"] if any(s.round_robin_degree == 1 and len(s.devices) > 1 for s in plan.stages) else []
+    words += ["tensor parallel"] if any(s.tensor_parallel > 1 for s in plan.stages) else []
     words += ["unequal"] if len({s.microbatch_size for s in plan.stages}) > 1 else []
     words += ["skips"] if any(t - s > 1 for s, t in plan.edges) else []
     words += ["frozen"] if any(not plan.runs_backward(s, net) for s in range(count)) else []
@@ -86,6 +87,8 @@ def _graph(rng: random.Random, count: int) -> OpGraph:
         edges = [(a, b) for b in range(1, count) for a in rng.sample(range(b), k=min(b, rng.randint(1, 3)))]
     net = graph(count, edges, forward=rng.choice([0.1, 1.0, 5.0]))
     net = with_weights(net) if rng.random() < 0.7 else net
+    if rng.random() < 0.25:
+        net = replace(net, ops=tuple(replace(op, variants=(Variant(degree=2, forward=0.2, backward=0.4),)) for op in net.ops))
     if net.params and count > 1 and rng.random() < 0.2:
         net = _frozen(net, rng.randint(1, count - 1))
     if net.params and count > 1 and rng.random() < 0.2:
@@ -115,6 +118,8 @@ def _plan(rng: random.Random, prob: Problem, schedule: AbstractSchedule, count: 
         for r, b in zip(counts, sizes, strict=True)
     ]
     parts = [(1 << op, r) for op, r in enumerate(counts)]
+    if prob.graph.ops[0].variants and not any(readers.bit_count() > 1 for readers in prob.graph.readers.values()):
+        return _split(make_plan(prob, "random", [(op, 2 * r) for op, r in parts], sizes, ordered=True), rng)
     if not schedule.drains:
         return make_plan(prob, "random", parts, sizes, round_robin=turns, ordered=True)
     placement = None
@@ -127,6 +132,18 @@ def _plan(rng: random.Random, prob: Problem, schedule: AbstractSchedule, count: 
     return make_plan(
         prob, "random", parts, sizes, k=k, ordered=True, chain=rng.random() < 0.3, placement=placement, round_robin=turns
     )
+
+
+def _split(plan: Plan, rng: random.Random) -> Plan:
+    """The same devices, some stages with replicas of two that share each pass."""
+    stages = []
+    for stage in plan.stages:
+        degree = 2 if rng.random() < 0.7 else 1
+        devices = stage.devices if degree == 2 or len(stage.devices) <= stage.microbatch_size else stage.devices[:1]
+        stages.append(replace(stage, tensor_parallel=degree, devices=devices))
+    used = sorted({device for stage in stages for device in stage.devices})
+    stages = [replace(stage, devices=tuple(used.index(device) for device in stage.devices)) for stage in stages]
+    return replace(plan, stages=tuple(stages))
 
 
 def stretch(program: Program, plan: Plan, minibatches: int) -> Program:

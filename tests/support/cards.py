@@ -64,7 +64,7 @@ def train(
         change: is given every worker before its first step.
         proved: whether the job is read from its files, which proves that it cannot hang.
     """
-    assert job.settings.backend == "nccl"
+    assert job.settings.device_kind == "cuda"
     machine = machine or Machine()
     job.save(run_dir, weights)
     (run_dir / "ranks").mkdir(exist_ok=True)

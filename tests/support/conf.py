@@ -10,6 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from gpp.models.network import Network
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.controller.controller import POLL_S, Follower, clear, environment, failure
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, environment, failure
 from gpp.runtime.controller.slurm import Slurm, finish, word
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import status_path
@@ -58,6 +58,10 @@ class Ranks:
     def failed(self) -> list[int]:
         return [rank for rank in range(self.world) if (self.folder / f"rank_{rank}.error.json").exists()]
 
+    def kinds(self) -> set[str]:
+        """Kinds of the ranks' reports of failures; see `gpp.runtime.controller.controller.KINDS`."""
+        return {json.loads(path.read_text())["kind"] for path in self.folder.glob("rank_*.error.json")}
+
     def open(self) -> list[int]:
         """Ranks that have said neither that they ended nor that they failed."""
         return sorted(set(range(self.world)) - {*self.ended(), *self.failed()})
@@ -102,11 +106,13 @@ def gather(job: Job, run_dir: Path, progress: Progress) -> Follower:
     return follow
 
 
-def follow(job: Job, run_dir: Path, progress: Progress, over: Callable[[], str | None] = lambda: None) -> Follower:
+def follow(
+    job: Job, run_dir: Path, progress: Progress, over: Callable[[Ranks], WorkerFailed | None] = lambda ranks: None
+) -> Follower:
     """Follow workers that others have started, or are about to, until all have ended.
 
     Args:
-        over: what is known of the workers' end from elsewhere; None while they may live.
+        over: what is known of the workers' end from elsewhere; None while they may live. It counts more than their reports.
 
     Raises:
         WorkerFailed: one failed, or none gives a sign of life.
@@ -125,11 +131,12 @@ def follow(job: Job, run_dir: Path, progress: Progress, over: Callable[[], str |
             ranks.check()
             logs.poll()
             return logs
-        word = over()
-        if ranks.failed() or word:
+        known = over(ranks)
+        if ranks.failed() or known:
             first_s = now_s if first_s is None else first_s
-            if not still or now_s - first_s > GRACE_S:
-                raise ranks.failure() if ranks.failed() else WorkerFailed(still[0], word or "")
+            # A lost connection is nobody's cause: the one to blame may not have been heard of yet.
+            if (not still and (known or ranks.kinds() & set(KINDS[:2]))) or now_s - first_s > GRACE_S:
+                raise known or ranks.failure()
         elif now_s - heard_s > limit_s:
             raise WorkerFailed(still[0], f"no worker has given a sign of life for {now_s - heard_s:.0f} s")
         time.sleep(POLL_S)
@@ -165,8 +172,14 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job))
     progress.say(f"submitted job {submitted.job_id} of {sum(counts)} workers on {len(counts)} nodes ({run_dir}/slurm)")
     ended = False
+
+    def over(ranks: Ranks) -> WorkerFailed | None:
+        still = ranks.open()
+        text = word(submitted) if still and not ranks.failed() else None
+        return WorkerFailed(still[0], text) if text else None
+
     try:
-        logs = follow(job, run_dir, progress, over=lambda: word(submitted))
+        logs = follow(job, run_dir, progress, over=over)
         ended = True
         return logs
     finally:

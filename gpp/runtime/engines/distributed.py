@@ -31,12 +31,15 @@ class Distributed(AbstractEngine):
     Args:
         interface: network interface to bind; loopback unless the user names another.
         launch: who starts the workers: `local`: this process, here; `external`: the user, by the commands that it
-            prints; `slurm`: a job of one task a device; `collect`: nobody, they have ended and `ranks/` is copied back.
+            prints; `slurm`: a job of one task a device; `env`: torchrun or srun has started this command once for each
+            device; `collect`: nobody, they have ended and `ranks/` is copied back.
         timeout_s: a run in which no rank moves or computes for so long has failed; the rank that is the cause is named.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
         nodes: machines of an external or Slurm launch; None for the nodes of the cluster that the plan uses.
-        master_addr, master_port: of an external launch: where the workers meet, on the machine of rank 0.
+        master_addr, master_port: of an external launch, and of `env` where the launcher does not say: where the workers
+            meet, on the machine of rank 0.
         autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        workers_per_card: workers that share a card. With more than one, messages go by gloo over pinned main memory.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
@@ -46,7 +49,7 @@ class Distributed(AbstractEngine):
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
     interface: str = "lo"
-    launch: Literal["local", "external", "slurm", "collect"] = "local"
+    launch: Literal["local", "external", "slurm", "env", "collect"] = "local"
     timeout_s: Seconds = 600.0
     startup_timeout_s: Seconds = 900.0
     nodes: Count | None = None
@@ -56,11 +59,12 @@ class Distributed(AbstractEngine):
     autocast: Literal["bfloat16", "float16"] | None = None
     compile: str | None = None
     shared_memory: bool = True
+    workers_per_card: Count = 1
 
     @property
     def worker_settings(self) -> dict[str, Any]:
         return {
-            # A collected run was started by hand or by Slurm: to the workers both are one.
+            # To the workers all others are one: they may be on several machines.
             "launch": "local" if self.launch == "local" else "external",
             "interface": self.interface,
             "startup_timeout_s": self.startup_timeout_s,
@@ -68,11 +72,12 @@ class Distributed(AbstractEngine):
             "autocast": self.autocast,
             "compile": self.compile,
             "shared_memory": self.shared_memory,
+            "workers_per_card": self.workers_per_card,
         }
 
     def devices_here(self, cluster: Cluster) -> int:
         # Workers that others start count the devices of their own machines.
-        return cluster.num_devices if self.launch == "local" else 0
+        return -(-cluster.num_devices // self.workers_per_card) if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_recomputation(plan)
@@ -80,18 +85,39 @@ class Distributed(AbstractEngine):
             _check_backend(self.compile)
         if self.launch == "slurm":
             self.slurm.check()
+        warnings = self._shared(plan)
         if self.launch != "local":
-            return ()
+            return warnings
         check_interface(self.interface)
-        return crowded(plan)
+        return (*warnings, *crowded(plan))
 
     @property
     def joins(self) -> bool:
         return self.launch == "collect"
 
+    def _shared(self, plan: Plan) -> tuple[str, ...]:
+        """Warning for workers that share a card, if they do."""
+        count = min(self.workers_per_card, plan.num_devices)
+        if count == 1:
+            return ()
+        return (
+            f"{count} workers share a card: their messages go by gloo over pinned main memory, because NCCL refuses two ranks on "
+            "one card; measured times are not those of a card for each worker",
+        )
+
     def refuse(self, job: Job) -> None:
         refuse_recomputation(job.plan)
         _check_split_stages(job)
+        if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
+            rule = f"cluster={job.cluster.name} has no cards to share"
+            raise InvalidConfig("engine.workers_per_card", self.workers_per_card, rule, "leave it out, or use cluster=local_gpus")
+        if self.launch == "env":
+            from gpp.runtime.controller.leader import Leader
+
+            if Leader.running is None:
+                rule = "is a way to start run.py, and this is another program"
+                raise InvalidConfig("engine.launch", "env", rule, "use local, external or slurm")
+            Leader.running.check(job.plan.num_devices, "plan.devices")
         if self.launch in ("external", "slurm"):
             from gpp.runtime.controller.follow import machines
 
@@ -106,6 +132,11 @@ class Distributed(AbstractEngine):
 
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
+        elif self.launch == "env":
+            from gpp.runtime.controller.leader import Leader
+
+            assert Leader.running is not None, "refused without"
+            logs = Leader.running.run(job, run_dir, progress)
         elif self.launch == "collect":
             logs = follow.gather(job, run_dir, progress)
         else:

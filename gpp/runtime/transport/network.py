@@ -32,13 +32,13 @@ from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import address_of, check_interface
 
 
-def interface_of(job: Job) -> str:
+def interface_of(setting: str) -> str:
     """The interface to bind: GLOO_SOCKET_IFNAME where a machine has its own name for it, else engine.interface.
 
     Raises:
         InvalidConfig: this machine has no such interface.
     """
-    named = os.environ.get("GLOO_SOCKET_IFNAME") or job.settings.interface
+    named = os.environ.get("GLOO_SOCKET_IFNAME") or setting
     for name in named.split(","):
         check_interface(name)
     return named
@@ -61,7 +61,7 @@ def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:
         return store
     if "MASTER_ADDR" in os.environ:
         address, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", "29500"))
-        return _serve(job, address, port, limit) if rank == 0 else _join(address, port, limit)
+        return serve(job.settings.interface, address, port, limit) if rank == 0 else client(address, port, limit)
     ranks = run_dir / "ranks"
     if job.settings.launch == "local":
         store = FileStore(str((ranks / "rendezvous").resolve()), world)
@@ -69,8 +69,8 @@ def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:
         return store
     path = ranks / "store.json"
     if rank == 0:
-        own = address_of(interface_of(job).split(",")[0])
-        store = _serve(job, own, 0, limit)
+        own = address_of(interface_of(job.settings.interface).split(",")[0])
+        store = serve(job.settings.interface, own, 0, limit)
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"address": own, "port": store.port}))
         os.replace(fresh, path)
@@ -81,25 +81,35 @@ def open_store(job: Job, run_dir: Path, rank: int, world: int) -> Store:
             raise WorkerFailed(0, f"has not come within {job.settings.startup_timeout_s:g} s (engine.startup_timeout_s)")
         time.sleep(0.1)
     found = json.loads(path.read_text())
-    return _join(found["address"], found["port"], limit)
+    return client(found["address"], found["port"], limit)
 
 
-def _serve(job: Job, address: str, port: int, limit: timedelta) -> TCPStore:
-    """Open a store at the named interface only; torch alone would listen on all of them."""
-    interface = interface_of(job).split(",")[0]
+def serve(interface: str, address: str, port: int, limit: timedelta) -> TCPStore:
+    """Open a store at the named interface only; torch alone would listen on all of them.
+
+    Raises:
+        InvalidConfig: the address is another interface's, or the port is in use.
+    """
+    interface = interface_of(interface).split(",")[0]
     own = address_of(interface)
     if socket.gethostbyname(address) != own:
         raise InvalidConfig("MASTER_ADDR", address, f"is not the address of engine.interface={interface}, {own}", f"use {own}")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((own, port))
+    try:
+        listener.bind((own, port))
+    except OSError as error:
+        listener.close()
+        fix = "set another MASTER_PORT, or another engine.master_port"
+        raise InvalidConfig("MASTER_PORT", port, f"cannot be bound on {own} ({error.strerror})", fix) from error
     listener.listen(1024)
     port = listener.getsockname()[1]
     # The store takes the descriptor over and closes it.
     return TCPStore(own, port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _join(address: str, port: int, limit: timedelta) -> TCPStore:
+def client(address: str, port: int, limit: timedelta) -> TCPStore:
+    """A connection to a store that another process keeps."""
     return TCPStore(address, port, None, False, limit, wait_for_workers=False)
 
 
@@ -127,7 +137,7 @@ def meet(job: Job, run_dir: Path, store: Store, rank: int, world: int) -> None:
     if other is not None:
         raise WorkerFailed(other, f"read another job below {run_dir} than rank 0. Fix: copy RUN_DIR/job to every machine again")
     hosts = sorted({host for _, host in read})
-    if len(hosts) > 1 and interface_of(job) == "lo":
+    if len(hosts) > 1 and interface_of(job.settings.interface) == "lo":
         raise InvalidConfig(
             "engine.interface", "lo", f"does not join {', '.join(hosts)}", "name the interface that does, as in eth0"
         )

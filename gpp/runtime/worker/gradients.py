@@ -21,6 +21,7 @@ class Gradients:
 
     Args:
         params: the device's parameters by full name.
+        device: where they are, and where the norm is made.
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
@@ -35,6 +36,7 @@ class Gradients:
         groups: Sequence[ReduceGroup],
         *,
         device_id: int,
+        device: torch.device,
         transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
@@ -42,7 +44,7 @@ class Gradients:
         bucket_bytes: int | None = None,
     ) -> None:
         self.transport, self.clip_norm, self.scale = transport, clip_norm, scale
-        self.overflowed = False
+        self.overflowed, self._device = False, device
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.norm: torch.Tensor | None = None
         self._groups = {g: group for g, group in enumerate(groups) if device_id in group.devices}
@@ -106,8 +108,7 @@ class Gradients:
         """
         self.settle()
         grads = [param.grad for param in self._counted if param.grad is not None]
-        device = next((param.device for param in self.params.values()), torch.device("cpu"))
-        total = torch.zeros(1, dtype=torch.float64, device=device)
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
         if grads:
             total += get_total_norm(grads).double().square()
         self.transport.reduce(EVERYONE, total).wait()

@@ -72,14 +72,19 @@ class Family:
         return os.getppid() == self.parent and all(map(_lives, self.said))
 
 
+def signal_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, however that ends."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def end_with_parent() -> Family:
     """Ask the kernel to end this process with its parent, even if it is stopped; end it now if one of those is gone.
 
     After a fork it is to be called again: the kernel forgets, and the parent is another.
     """
     family = Family(parent=os.getppid(), said=tuple(os.environ.get(PARENT, "").split()))
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_with_parent(signal.SIGKILL)
     # Whoever dies from here on takes this process along; whoever died before is not alive now.
     if not family.alive() or not (family.said or _is_launcher(family.parent)):
         os._exit(1)

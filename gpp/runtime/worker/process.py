@@ -96,7 +96,7 @@ def connect(job: Job, run_dir: Path, rank: int, world: int) -> AbstractStatus:
     status.enter(STARTING)
     if settings.launch != "local":
         _note_end(ranks, rank)
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job.settings.interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     store = open_store(job, run_dir, rank, world)
     meet(job, run_dir, store, rank, world)
@@ -236,9 +236,13 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
         torch.set_num_threads(job.settings.threads)
         device = torch.device("cpu")
         if job.settings.device_kind == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+            shared = job.settings.workers_per_card
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) // shared)
             check_devices(job.cluster, (device.index or 0) + 1, "distributed")
             torch.cuda.set_device(device)
+            if shared > 1:
+                # None takes what the plan has given to another.
+                torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
         (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))

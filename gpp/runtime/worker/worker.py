@@ -94,6 +94,7 @@ class Worker:
             self.params,
             reduce_groups(plan, job.graph),
             device_id=device_id,
+            device=device,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
             counts=self.teams.split.counts,

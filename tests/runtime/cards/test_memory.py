@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from gpp.runtime.cards.card import Stream
 from gpp.runtime.cards.model.card import ModelCard, run
-from gpp.runtime.cards.model.faults import EarlyReuse, Fault, Mismatch, Misuse, Race
+from gpp.runtime.cards.model.faults import Deadlock, EarlyReuse, Fault, Mismatch, Misuse, Race
 from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 
 ORDERS: list[tuple[Policy, int]] = [("eager", 0), ("lazy", 0), ("random", 0), ("random", 1)]
@@ -52,6 +53,40 @@ def test_a_missing_event_is_a_race(rule: Rule, policy: Policy, seed: int) -> Non
 
 
 @in_every_order
+@pytest.mark.parametrize("wait", ["event", "stream", "device", "number", None])
+def test_what_the_host_has_waited_for_is_over(rule: Rule, policy: Policy, seed: int, wait: str | None) -> None:
+    """Streams need no event where the host stood between their operations."""
+    kept: list[torch.Tensor] = []
+
+    def stand(card: ModelCard, queue: Stream | None, x: torch.Tensor) -> None:
+        event = card.event()
+        event.record()
+        if wait == "stream" and queue is not None:
+            queue.synchronize()
+        elif wait == "device":
+            card.device_wait()
+        elif wait == "number":
+            x.sum().item()
+        elif wait is not None:
+            event.synchronize()
+
+    def program(card: ModelCard) -> list[float]:
+        side, x = card.stream(), torch.zeros(4, device=card.device)
+        kept.append(x)
+        stand(card, None, x)
+        with card.use(side):
+            x += 1
+            stand(card, side, x)
+        return (x + 1).tolist()
+
+    if wait is None:
+        with pytest.raises(Race, match="on stream 1"):
+            on_card(program, rule, policy, seed)
+    else:
+        assert on_card(program, rule, policy, seed) == [2.0] * 4
+
+
+@in_every_order
 def test_reads_do_not_race(rule: Rule, policy: Policy, seed: int) -> None:
     def program(card: ModelCard) -> None:
         x = torch.ones(4, device=card.device)
@@ -89,11 +124,8 @@ def test_memory_goes_back_when_its_last_use_is_ordered(rule: Rule, policy: Polic
         if how == "stream":
             side.synchronize()
         if how == "query":
-            with card.use(card.stream()):
-                torch.ones(1, device=card.device).item()
             while not done.query():
-                with card.use(card.stream()):
-                    torch.ones(1, device=card.device).item()
+                pass
         del x
         torch.zeros(4, device=card.device)
         card.device_wait()
@@ -103,7 +135,7 @@ def test_memory_goes_back_when_its_last_use_is_ordered(rule: Rule, policy: Polic
         words = r"memory of ones \(16 bytes\).* compute stream.*add\.Tensor|add\.Tensor .* uses the memory of ones .* went back"
         with pytest.raises(EarlyReuse, match=words):
             on_card(program, rule, policy, seed)
-    elif how != "query" or policy != "lazy":  # the lazy machine never runs what nobody waits for
+    else:
         on_card(program, rule, policy, seed)
 
 
@@ -445,6 +477,19 @@ def test_events() -> None:
 
     before, after, time_s = on_card(program, policy="lazy")
     assert not before and after and time_s == pytest.approx(5e-6)
+
+
+def test_a_host_that_asks_for_ever_is_a_deadlock() -> None:
+    def program(card: ModelCard) -> None:
+        group = card.communicator([0, 1], "pair")
+        assert group is not None
+        x = torch.ones(2, device=card.device)
+        work = group.send(x, 1 - card.host.rank)
+        while not work.is_completed():
+            pass
+
+    with pytest.raises(Deadlock, match=r"worker 1 waits for send 0 to worker 0 \(.*\), for which it asks again and again"):
+        run(Machine(), [program] * 2)
 
 
 def test_a_failure_of_one_worker_ends_all() -> None:

@@ -190,14 +190,19 @@ def test_sums_begin_inside_the_backward_that_completes_them(
     assert any(inside)
 
 
-@pytest.mark.parametrize("rule", ["streams", "one_queue"])
-@pytest.mark.parametrize("case", ["mlp, 4", "a chain, replicas", "towers, replicas"])
-def test_split_stages_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
-    """Passes add up tensors in their midst, on communicators of their own."""
+def check_split(case: str, machine: Machine, folder: Path) -> None:
+    """Stages whose operators are split: passes add up tensors in their midst, on communicators of their own."""
     job, weights, plain = tensor_parallel.prepared(*tensor_parallel.CASES[case], device_kind="cuda")
-    out = cards.train(job, tmp_path, weights, Machine(rule=rule))
+    out = cards.train(job, folder, weights, machine)
     expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
     assert out.losses == pytest.approx(expected, abs=1e-12)
     for name, tensor in params.items():
         torch.testing.assert_close(out.weights[name], tensor, rtol=0, atol=1e-11)
-    assert not out.machine.findings
+    assert not machine.findings
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"), [("mlp, 4", "one_queue"), ("a chain, replicas", "one_queue"), ("towers, replicas", "streams")]
+)
+def test_split_stages_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
+    check_split(case, Machine(rule=rule), tmp_path)

@@ -142,10 +142,12 @@ def test_a_training_under_autocast_gives_the_same_bits(model: str) -> None:
 def test_workers_draw_their_own_random_numbers() -> None:
     """As in processes of their own, whoever goes first."""
     wanted = [train("linear", "sgd", CPU) for _ in range(2)]
+    state = torch.get_rng_state()
     for seed in range(3):
         found = run(Machine(seed=seed), [lambda card: train("linear", "sgd", card.device)] * 2)
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_host_does_not_wait_in_a_step() -> None:
@@ -205,6 +207,40 @@ def test_what_the_host_waits_for(wait: Callable[[torch.Tensor], object], count: 
         assert np.array_equal(found, wanted)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("way", ["to", "copy_", "to another type"])
+def test_what_the_host_waits_for_in_an_upload(way: str, pinned: bool, free: bool) -> None:
+    def program(card: ModelCard) -> torch.Tensor:
+        x, target = torch.arange(4.0), torch.empty(4, device=card.device)
+        x = card.pinned(x) if pinned else x
+        card.host.waits.clear()
+        if way == "copy_":
+            target.copy_(x, non_blocking=free)
+        else:
+            dtype = torch.float32 if way == "to" else torch.bfloat16
+            target = x.to(card.device, dtype, non_blocking=free)
+        assert target.device == card.device and sum(card.host.waits.values()) == (not (pinned and free))
+        return target.float().cpu()
+
+    assert torch.equal(on_card(program, "lazy"), torch.arange(4.0))
+
+
+def test_scaled_gradients_give_the_same_bits() -> None:
+    def program(device: torch.device) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        module = linear().to(device)
+        module(torch.ones(2, 8, device=device)).mul(1e5).sum().backward()
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        found, scale = torch.zeros((), device=device), torch.full((), 1e-5, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale)  # pyright: ignore[reportPrivateImportUsage]
+        growth = torch.zeros((), dtype=torch.int32, device=device)
+        torch._amp_update_scale_(scale, growth, found, 2.0, 0.5, 1)  # pyright: ignore[reportPrivateImportUsage]
+        return [one.cpu() for one in (*grads, found, scale, growth)]
+
+    assert_same(on_card(lambda card: program(card.device), "lazy"), program(CPU))
+
+
 def test_a_tensor_says_where_it_lies() -> None:
     def program(card: ModelCard) -> None:
         x = torch.zeros(3, device=card.device)
@@ -258,7 +294,7 @@ def test_what_kernels_write_to_is_known(change: str) -> None:
             if change == "batch norm":
                 norm(x)
             elif change == "foreach":
-                torch._foreach_add_([x, y], 1.0)
+                torch._foreach_add_([x, y], 1.0)  # pyright: ignore[reportPrivateImportUsage]
             elif change == "out":
                 torch.add(x[0], 1, out=y)
             else:

@@ -45,13 +45,14 @@ def run(machine: Machine, programs: Sequence[Callable[[ModelCard], T]]) -> list[
     hosts = [machine.thread(lambda number=number: start(number)) for number in range(len(programs))]
     cards = [ModelCard(machine, host, blocks) for host in hosts]
     # A run makes many small objects, of which few lie in cycles: it is slow to look for those as often as Python does.
-    often = gc.get_threshold()
+    often, state = gc.get_threshold(), torch.get_rng_state()
     gc.set_threshold(100_000, *often[1:])
     try:
         with torch._C._AutoDispatchBelowAutograd():
             machine.run()
     finally:
         gc.set_threshold(*often)
+        torch.set_rng_state(state)
     return [host.result for host in hosts]  # pyright: ignore[reportReturnType]
 
 
@@ -267,7 +268,7 @@ class ModelCommunicator:
         block = self.card.block(tensor)
         if not tensor.is_contiguous():
             raise Misuse(f"{self.card.host.name}: a message of shape {tuple(tensor.shape)} is not contiguous")
-        with self.card.kernels.off():
+        with torch._C._DisableTorchDispatch():
             flat = block.tensor((tensor.dtype, (tensor.numel(),), (1,), int(tensor.storage_offset())))
         return f"{tensor.numel()} values of {tensor.dtype}", Part(block.memory, flat, move)
 

@@ -18,6 +18,10 @@ from gpp.runtime.cards.model.faults import Fault
 from gpp.runtime.cards.model.memory import Free
 from gpp.runtime.cards.model.operations import Memory, Op, Queue, join
 
+PATIENCE = 1000
+"""Questions in vain after which a host that asks for nothing else waits until an operation has run."""
+LEAVE_S = 10.0
+"""Seconds that a host has, after a failure, to get to its next call."""
 _HERE = str(Path(__file__).parent)
 
 
@@ -26,12 +30,12 @@ class Scheduler(Protocol):
 
     ready: list[Op]
     runnable: list[AbstractHost]
+    asking: list[AbstractHost]
     findings: list[str]
     failure: BaseException | None
     connections: int
     one_queue: bool
 
-    def actor(self, one: Queue | AbstractHost) -> int: ...
     def new_queue(self, host: AbstractHost, name: str) -> Queue: ...
     def turn_is_over(self) -> bool: ...
 
@@ -82,7 +86,7 @@ class AbstractHost(ABC):
         self.machine, self.rank, self.name = machine, rank, f"worker {rank}"
         self.queues: list[Queue] = []
         self.communicators: list[Queue] = []
-        self.stamp, self.launched = 0, 0
+        self.launched = 0
         self.clock: list[int] = []
         self.known: Sequence[int] = ()
         self.waits: Counter[str] = Counter()
@@ -91,7 +95,6 @@ class AbstractHost(ABC):
         self.ended = False
         self.live_bytes = self.peak_bytes = 0
         self._tail: Op | None = None
-        self.id = machine.actor(self)
 
     @abstractmethod
     def resume(self) -> None:
@@ -124,6 +127,7 @@ class AbstractHost(ABC):
     def queued(self, op: Op) -> None:
         """Put an operation at the end of its queue."""
         self.launched += 1
+        op.number = self.launched
         queue = op.queue
         before = self._tail if self.machine.one_queue else queue.tail
         if before is not None and not before.done:
@@ -249,17 +253,33 @@ class ThreadHost(AbstractHost):
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._asked = 0
+        """How often it has asked in vain whether something is over since it has queued an operation."""
         self.result: object = None
         self.error: BaseException | None = None
         self.switched: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Called when the host goes on, and when it stops."""
 
+    def saw(self, op: Op) -> bool:
+        """As for any host; one that does nothing but ask waits until something happens."""
+        if not op.done:
+            self.check()
+            self._asked += 1
+            if self._asked > PATIENCE:
+                self.waiting = Wait(self, "", f"{op}, for which it asks again and again")
+                self.machine.asking.append(self)
+                self._stop()
+                self.waiting = None
+        return super().saw(op)
+
     def stop(self) -> None:
-        """End it after a failure of the machine."""
+        """End it after a failure of the machine; a thread that waits for something else is left behind."""
         if self._thread is None:
             self.ended = True
         while not self.ended:
-            self.resume()
+            self._go.release()
+            if not self._stopped.acquire(timeout=LEAVE_S):
+                return
 
     def resume(self) -> None:
         if self._thread is None:
@@ -322,6 +342,7 @@ class ThreadHost(AbstractHost):
 
     def queued(self, op: Op) -> None:
         self.check()
+        self._asked = 0
         super().queued(op)
         if self.machine.turn_is_over():
             self.pause()

@@ -40,6 +40,8 @@ class Machine:
         self.rule = rule
         self.hosts: list[AbstractHost] = []
         self.runnable: list[AbstractHost] = []
+        self.asking: list[AbstractHost] = []
+        """Hosts that go on when any operation has run."""
         self.ready: list[Op] = []
         """One operation of each queue head or meeting that may run."""
         self.failure: BaseException | None = None
@@ -47,21 +49,17 @@ class Machine:
         """What is no fault by itself, and no good: device-wide waits while communicators have work."""
         self.communicators = self.connections = self.executed = 0
         self._random = random.Random(seed)
-        self._actors: list[Queue | AbstractHost] = []
+        self._queues: list[Queue] = []
         self._gatherings: list[tuple[tuple[tuple[int, ...], str], dict[int, Wait], Group]] = []
         self._gathered: dict[int, int] = {}
         self._turn = TURN
 
-    def actor(self, one: Queue | AbstractHost) -> int:
-        """Give a queue or a host a component in every clock."""
-        self._actors.append(one)
-        for actor in self._actors:
-            actor.clock.extend([0] * (len(self._actors) - len(actor.clock)))
-        return len(self._actors) - 1
-
     def new_queue(self, host: AbstractHost, name: str) -> Queue:
-        queue = Queue(host, name, len(self._actors), self.ready)
-        self.actor(queue)
+        """A stream of a host, with a component in every clock."""
+        queue = Queue(host, name, len(self._queues), self.ready)
+        self._queues.append(queue)
+        for one in (*self._queues, *self.hosts, host):
+            one.clock.extend([0] * (len(self._queues) - len(one.clock)))
         return queue
 
     def generator(self, program: Program) -> GeneratorHost:
@@ -150,6 +148,9 @@ class Machine:
             runnable.pop(self._pick(len(runnable))).resume()
         else:
             self.execute(ready.pop(0 if self.policy == "eager" else self._pick(len(ready))))
+            if self.asking:
+                runnable += self.asking
+                self.asking.clear()
 
     def _pick(self, count: int) -> int:
         return int(self._random.random() * count) if count > 1 else 0
@@ -185,7 +186,7 @@ class Machine:
                 lines.append(f"{host.name} waits for {text} at {host.place()}")
             heads = [queue.pending[0] for queue in (*host.queues, *host.communicators) if queue.pending]
             if self.one_queue and heads:
-                heads = [min(heads, key=lambda op: op.stamp)]
+                heads = [min(heads, key=lambda op: op.number)]
             lines += [f"  {_head(op)}" for op in heads]
         if not lines:
             return ""

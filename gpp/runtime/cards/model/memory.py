@@ -24,7 +24,7 @@ def use(op: Op) -> None:
         if own is None:
             own = touched[queue] = [None, None]
         own[1] = op
-        if len(touched) > 1 or memory.freed or memory.wrote:
+        if len(touched) > 1 or memory.freed:
             _check(op, memory, clock, writes=False)
     for memory in op.writes:
         touched = memory.touched
@@ -32,15 +32,12 @@ def use(op: Op) -> None:
         if own is None:
             own = touched[queue] = [None, None]
         own[0] = op
-        if len(touched) > 1 or memory.freed or memory.wrote:
+        if len(touched) > 1 or memory.freed:
             _check(op, memory, clock, writes=True)
 
 
 def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
     own = op.queue
-    if memory.wrote and clock[own.host.id] < memory.wrote:
-        verb = "writes to" if writes else "reads"
-        raise Race(f"{own.host.name} writes to {memory} while {op} still {verb} it; wait for an event after it first")
     for queue, (write, read) in memory.touched.items():
         if queue is own:
             continue
@@ -54,7 +51,7 @@ def _check(op: Op, memory: Memory, clock: list[int], *, writes: bool) -> None:
             )
         if other is not None:
             uses = [(other, other is write), (op, writes)]
-            if other.queue.host is own.host and other.stamp > op.stamp:
+            if other.queue.host is own.host and other.number > op.number:
                 uses.reverse()
             (first, wrote), (second, writes) = uses
             raise Race(
@@ -79,9 +76,6 @@ def use_on_host(host: Owner, memory: Memory, *, writes: bool) -> None:
             if op.index > host.clock[queue.id]:
                 verb = "writes to" if writes else "reads"
                 raise Race(f"{host.name} {verb} {memory} while {op} may still use it; wait for an event after it first")
-    if writes:
-        host.stamp += 1
-        memory.wrote = host.stamp
 
 
 @final

@@ -1,6 +1,6 @@
 """Operations, the queues that hold them, and the clocks that tell which operation happens before which.
 
-A clock has one component for each queue and each host: the number of its operations that are known to have happened.
+A clock has one component for each queue: the number of its operations that are known to have happened.
 Operation A happens before B if B's clock, when it runs, has reached A's index in the component of A's queue. That is a
 fact of the program (events, meetings, waits of hosts), not of the order in which this run took the operations.
 """
@@ -30,8 +30,6 @@ class Owner(Protocol):
 
     name: str
     rank: int
-    id: int
-    stamp: int
     clock: list[int]
     known: Sequence[int]
 
@@ -58,10 +56,10 @@ class Op:
         "meeting",
         "missing",
         "name",
+        "number",
         "queue",
         "reads",
         "run",
-        "stamp",
         "successors",
         "waits",
         "wanted",
@@ -85,10 +83,10 @@ class Op:
         self.clock: Sequence[int] = ()
         self.successors: list[Successor] = []
         self.end_s = 0.0
-        host = queue.host
-        host.stamp += 1
+        self.number = 0
+        """Among all that its host has queued."""
         # What the host knows when it queues the operation happens before it.
-        self.stamp, self.known = host.stamp, host.known
+        self.known = queue.host.known
 
     def arrive(self) -> None:
         """At the head of its queue, with nothing left to wait for but its partners."""
@@ -106,9 +104,6 @@ class Op:
         if self.known is not queue.known:
             join(clock, self.known)
             queue.known = self.known
-        host = queue.host.id
-        if clock[host] < self.stamp:
-            clock[host] = self.stamp
         for other in self.waits:
             join(clock, other.clock)
             if other.end_s > end_s:
@@ -176,7 +171,7 @@ class Memory:
         num_bytes: its size.
     """
 
-    __slots__ = ("before", "freed", "kept", "name", "num_bytes", "queue", "touched", "used", "wrote")
+    __slots__ = ("before", "freed", "kept", "name", "num_bytes", "queue", "touched", "used")
 
     def __init__(self, queue: Queue | None, name: str, num_bytes: int) -> None:
         self.queue, self.name, self.num_bytes = queue, name, num_bytes
@@ -185,8 +180,6 @@ class Memory:
         self.kept: set[Queue] = set()
         self.touched: dict[Queue, list[Op | None]] = {}
         """Stream -> its last operation that wrote to it and its last that read it, of those that ran."""
-        self.wrote: int | None = None
-        """Number of the host's last write to pinned memory."""
         self.freed: str | None = None
         # Its stream may still be busy for whoever had the memory before, with all that it holds now.
         self.before = None if queue is None else queue.tail

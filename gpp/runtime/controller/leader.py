@@ -1,0 +1,212 @@
+"""Rank 0 of a launch: the same command ran on every machine, under torchrun or srun (engine.launch=env).
+
+Rank 0 is the controller: it plans, hands the job out through the store, follows the workers and writes the report.
+Every process, rank 0 too, is the place of one worker and starts it as a child. The others
+(`gpp.runtime.controller.attendant`) wait for the job, give signs of life, say how their worker ended, and end as rank 0
+does: with its exit code, and its reason in one line.
+
+Machines that do not see rank 0's run directory get the job's files into one of their own, under the same path; what
+their workers write comes back to rank 0, final weights included.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self, final
+
+from gpp.errors import InvalidConfig, WorkerFailed
+from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, environment
+from gpp.runtime.controller.follow import Ranks, follow
+from gpp.runtime.controller.place import Place
+from gpp.runtime.controller.place_worker import END_S, Worker
+from gpp.runtime.engine import Progress
+from gpp.runtime.job import Job
+from gpp.runtime.run_dir import RUN, run_of
+
+LEAVE_S = 5.0
+"""Seconds that the others have to read how rank 0 ended."""
+
+OUTPUT = re.compile(r"ranks/(rank|device)_[\w.]+|checkpoints/final/[\w.]+")
+"""Files that come back from the machines that do not see rank 0's folder."""
+
+_LAUNCHER, _KILLED, _ENDED, _STOPPED = range(4)
+"""What is known of a rank that is gone; what comes first is the likelier cause."""
+
+
+@final
+class Leader:
+    """Rank 0 of a launch, from its start to its end; as a context manager it is the process's own.
+
+    Args:
+        words: the command line, which is to be the same on every machine.
+        limit_s: the limit for the others to come.
+    """
+
+    running: ClassVar[Leader | None] = None
+
+    def __init__(self, place: Place, *, interface: str, words: list[str], limit_s: float) -> None:
+        self.place, self._words, self._limit_s = place, words, limit_s
+        self._store = open_store(place, interface=interface, limit_s=limit_s)
+        self._others = range(1, place.world)
+        self._board = Board(self._store, rank=0, reads=self._others)
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        Leader.running = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        Leader.running = None
+        if error is not None:
+            self.end(getattr(error, "exit_code", 1), str(error) or type(error).__name__)
+
+    def check(self, devices: int, field: str) -> None:
+        """Refuse another number of devices than processes were started.
+
+        Args:
+            field: what has the devices.
+
+        Raises:
+            InvalidConfig: names both numbers.
+        """
+        if devices != self.place.world:
+            rule = f"every device is the place of a process, and {self.place.world} were started (WORLD_SIZE)"
+            fix = f"start {devices} processes in all (torchrun: --nnodes, --nproc-per-node; srun: --ntasks)"
+            more = f", or set it to {self.place.world}" if field == "cluster.num_devices" else ""
+            raise InvalidConfig(field, devices, rule, f"{fix}{more}")
+
+    def run(self, job: Job, run_dir: Path, progress: Progress) -> Follower:
+        """Hand the job out, start this place's worker, and follow all of them.
+
+        Raises:
+            WorkerFailed: one failed or is gone, or did not come in time.
+            InvalidConfig: the job needs a folder that all machines see, and they see none.
+        """
+        clear(run_dir)
+        files = sorted(path.relative_to(run_dir).as_posix() for path in (run_dir / "job").iterdir())
+        run = run_of(run_dir)
+        assert run is not None, "a run begins before it is handed out"
+        sizes = {name: (run_dir / name).stat().st_size for name in files}
+        env = environment(job)
+        self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
+        self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
+        self._check_words()
+        apart = [rank for rank in self._others if self._board.heard(rank)["sees"] is False]
+        if apart:
+            self._refuse_apart(job, apart[0], run_dir)
+            for rank in apart:
+                progress.say(f"rank {rank} on {self._host(rank)} does not see {run_dir}: it gets the job by the network")
+                mail = Mail(self._store, f"job/{rank}")
+                for name in (*files, RUN):
+                    send_file(mail, run_dir, name, self._raise_gone)
+        over = threading.Event()
+        inboxes = [Inbox(Mail(self._store, f"out/{rank}"), run_dir, OUTPUT.fullmatch) for rank in apart]
+        threading.Thread(target=_take_all, args=(inboxes, over), daemon=True).start()
+        self._worker = Worker.start(self.place, run_dir, env)
+        try:
+            return follow(job, run_dir, progress, over=self._over)
+        finally:
+            over.set()
+            self._worker.end(0.0 if sys.exc_info()[0] else 2 * END_S)
+
+    def end(self, code: int, reason: str | None) -> None:
+        """Tell the others how this process ends, and wait until they have read it."""
+        first = reason.splitlines()[0] if reason else None
+        self._board.say(end={"code": code, "reason": first})
+        until = time.monotonic() + LEAVE_S
+        while self._board.open and time.monotonic() < until:
+            heard = [self._board.heard(rank) for rank in self._others]
+            if all(words.get("left") or words.get("gone") or not words for words in heard):
+                break
+            time.sleep(0.05)
+        self._board.flush(1.0)
+        self._board.close()
+
+    def _host(self, rank: int) -> str:
+        return self._board.heard(rank).get("host", "an unknown host")
+
+    def _wait(self, word: str, late: str) -> None:
+        """Until all others have said a word."""
+        until = time.monotonic() + self._limit_s
+        while missing := [rank for rank in self._others if word not in self._board.heard(rank)]:
+            self._raise_gone()
+            if time.monotonic() > until:
+                names = f"ranks {', '.join(map(str, missing))}" if len(missing) > 1 else f"rank {missing[0]}"
+                raise WorkerFailed(missing[0], f"{names} {late}")
+            time.sleep(POLL_S)
+
+    def _raise_gone(self) -> None:
+        gone = self._gone()
+        if gone:
+            _, rank, reason = min(gone)
+            raise WorkerFailed(rank, reason)
+
+    def _check_words(self) -> None:
+        for rank in self._others:
+            words = self._board.heard(rank)["words"]
+            if words != self._words:
+                here, there = (
+                    [word for word in one if word not in other] for one, other in ((self._words, words), (words, self._words))
+                )
+                rule = f"was started with other words ({' '.join(there) or 'fewer'}) than rank 0 ({' '.join(here) or 'fewer'})"
+                raise WorkerFailed(rank, f"{rule}. Fix: run the same command on every machine")
+
+    def _refuse_apart(self, job: Job, rank: int, run_dir: Path) -> None:
+        """Refuse what is read and written on all machines, where they see no common folder."""
+        settings = job.settings
+        for field, value, fix in (
+            ("checkpoint.every", settings.checkpoint_every, "set checkpoint.every=0"),
+            ("resume", settings.resume, "leave resume out"),
+        ):
+            if value:
+                rule = f"needs a folder that all machines see, and rank {rank} on {self._host(rank)} does not see {run_dir}"
+                raise InvalidConfig(field, value, rule, f"set hydra.run.dir to a folder that all machines see, or {fix}")
+
+    def _gone(self) -> list[tuple[int, int, str]]:
+        """(what is known, rank, reason) of the others that are gone, and of workers that have failed."""
+        out = []
+        for rank in self._others:
+            words, silent_s = self._board.heard(rank), self._board.silent_s(rank)
+            if gone := words.get("gone"):
+                out.append((_LAUNCHER if "launcher" in gone else _STOPPED, rank, f"{gone} (on {self._host(rank)})"))
+            elif code := words.get("exit"):
+                out.append(_exit(rank, code))
+            elif silent_s > LOST_S:
+                reason = f"{self._host(rank)} gives no sign of life for {silent_s:.0f} s: killed, stopped or cut off"
+                out.append((_ENDED, rank, reason))
+        if self._worker and (code := self._worker.process.poll()):
+            out.append(_exit(0, code))
+        return out
+
+    def _over(self, ranks: Ranks) -> WorkerFailed | None:
+        """What is known of ranks that are gone, unless the workers' own reports tell the cause."""
+        reported, cause = ranks.failed(), ranks.kinds() & set(KINDS[:2])
+        known = [found for found in self._gone() if found[0] <= _KILLED or not (cause or found[1] in reported)]
+        gone = min(known, default=None)
+        if gone is None:
+            return None
+        log = ranks.folder / f"rank_{gone[1]}.log"
+        tail = log.read_text(errors="replace")[-4000:] if gone[0] == _ENDED and log.exists() else ""
+        return WorkerFailed(gone[1], gone[2], tail)
+
+
+def _exit(rank: int, code: int) -> tuple[int, int, str]:
+    if code >= 0:
+        return _ENDED, rank, f"exit code {code}"
+    memory = "; that is what the kernel does for want of memory" if -code == signal.SIGKILL else ""
+    return (_STOPPED if -code == signal.SIGTERM else _KILLED), rank, f"killed by {signal.Signals(-code).name}{memory}"
+
+
+def _take_all(inboxes: list[Inbox], over: threading.Event) -> None:
+    """Write what other machines send, until the run is over."""
+    while inboxes and not over.is_set():
+        came = [inbox.take() is not None for inbox in inboxes]
+        if not any(came):
+            over.wait(POLL_S)
