@@ -18,7 +18,6 @@ from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import SGD, Adam
 from gpp.plan.plan import Plan
-from gpp.runtime.cards.model.machine import Machine, Rule
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
@@ -26,7 +25,7 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.worker.worker import Worker
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json, to_json
-from tests.support import cards, inprocess
+from tests.support import inprocess
 from tests.support.cli import TOWERS, run
 from tests.support.long import long
 from tests.support.split import halves, named, split_stages
@@ -164,22 +163,6 @@ def test_what_cannot_be_combined_is_refused() -> None:
     streaming = replace(job, program=replace(job.program, minibatches=2), settings=replace(job.settings, weights=policy))
     with pytest.raises(InvalidConfig, match=r"strategy.weights.*stash.*strategy/weights=flush"):
         engine.refuse(streaming)
-
-
-@pytest.mark.parametrize("rule", ["streams", "one_queue"])
-@pytest.mark.parametrize(
-    "case", ["a chain, replicas", *(pytest.param(case, marks=long) for case in ("two replicas of 2", "a chain, 4 to 2", "towers"))]
-)
-def test_cards_of_the_stream_model_equal_one_device(case: str, rule: Rule, tmp_path: Path) -> None:
-    """Sums in the midst of passes hang under NCCL's rules neither with streams nor with one operation at a time on a card."""
-    job, weights, plain = prepared(*CASES[case], device_kind="cuda")
-    machine = Machine(rule=rule)
-    out = cards.train(job, tmp_path, weights, machine)
-    expected, params = inprocess.reference(*plain, steps=2, minibatch_size=8, dtype="float64")
-    assert out.losses == pytest.approx(expected, abs=1e-12)
-    for name, value in params.items():
-        torch.testing.assert_close(out.weights[name], value, rtol=0, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
-    assert not machine.findings
 
 
 PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd", "optimizer.lr=0.1", "steps=2", "minibatch_size=8"]
