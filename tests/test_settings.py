@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
@@ -27,6 +27,8 @@ from gpp.loggers.none import NoLogger
 from gpp.models.random_graph import RandomGraph
 from gpp.optimizers import SGD
 from gpp.planners.chains.even import Even
+from gpp.runtime.cards import local as cards
+from gpp.runtime.cards.links import Speeds
 from gpp.runtime.engines.simulate import Simulate
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.settings import Count, Natural, Positive, Text, arguments, declared, settings
@@ -174,6 +176,15 @@ SETTINGS = [
     for target, prefix in TARGETS
     for name in hints_of(target)
 ]
+
+
+@pytest.fixture(autouse=True)
+def _two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `local_gpus`, which asks for this machine's."""
+    found = Speeds(flop_per_s={"float32": 1e13}, memory_bytes_per_s=1e12, kernel_latency_s=1e-6)
+    monkeypatch.setattr(cards, "cuda_devices", lambda: 2)
+    monkeypatch.setattr(cards, "_properties", lambda card: SimpleNamespace(name="card", total_memory=8e9))
+    monkeypatch.setattr(cards, "speeds", lambda identity, cache_dir: found)
 
 
 def test_settings_are_found() -> None:

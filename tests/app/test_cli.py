@@ -39,10 +39,10 @@ def test_an_uncapturable_model_names_the_users_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.out
 
 
-def test_torchrun_is_refused(tmp_path: Path) -> None:
+def test_torchrun_is_refused_unless_a_setting_expects_it(tmp_path: Path) -> None:
     done = run(tmp_path, RANK="0", WORLD_SIZE="2")
     assert done.code == 2
-    assert "torchrun ... -m gpp.runtime.worker RUN_DIR" in done.out
+    assert "RANK='0': is set by a launcher" in done.out and "add engine.launch=env (torchrun" in done.out
 
 
 def test_help_lists_every_option(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -90,5 +91,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # it has seen a part of the tests
     if path := report_of(session.config).write():
         print(f"\nfigures of the cards: {path}")
