@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from typing import Literal, final
@@ -22,7 +23,7 @@ from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.lower import POSTED_AHEAD, lower
-from gpp.program.program import Program, check_program, reduce_groups
+from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
@@ -157,20 +158,22 @@ class Strategy:
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
         groups = reduce_groups(plan, problem.graph)
-        if cards:
-            costs = Costs.of(program, plan, self.posed(problem))
-            program = in_global_order(program, plan, costs.seconds)
-            if groups and program.minibatches == 1:
-                early = sums_early(program, plan, groups, problem.graph)
-                # A weight that two stages share may need the sends of the backward that it would stand before.
-                with suppress(MalformedProgram):
-                    check_program(early, groups)
-                    check_cards(early, plan, groups)
-                    return early
+        if not cards:
+            check_program(program, groups)
+            return program
+        if groups and program.minibatches == 1:
+            # A weight that two stages share may need the sends of a backward that its sum would stand before.
+            with suppress(MalformedProgram):
+                return self._for_cards(sums_early(program, plan, groups, problem.graph), plan, problem, groups)
+        return self._for_cards(program, plan, problem, groups)
+
+    def _for_cards(self, program: Program, plan: Plan, problem: Problem, groups: Sequence[ReduceGroup]) -> Program:
+        """The program in the order that cards need; raises MalformedProgram if it cannot run to its end."""
         check_program(program, groups)
-        if cards:
-            check_cards(program, plan, groups)
-        return program
+        ordered = in_global_order(program, plan, Costs.of(program, plan, self.posed(problem)).seconds)
+        check_program(ordered, groups)
+        check_cards(ordered, plan, groups)
+        return ordered
 
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""

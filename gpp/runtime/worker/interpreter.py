@@ -212,12 +212,22 @@ def _summed(actions: Sequence[Action]) -> dict[Action, list[int]]:
 def _flagged(actions: Iterable[Action]) -> Iterator[tuple[Action, bool]]:
     """Each action, and whether it is the last send of a compute action's tensors, which frees them.
 
-    Those sends follow the action at once, so a look at the next one tells.
+    Between two of those sends there may be receives and nothing else, so a look at the next other action tells.
     """
-    before: Action | None = None
+    held: list[Action] = []
+    """A send, and the receives behind it."""
     for action in actions:
-        if before is not None:
-            yield before, before.kind in SENDS and before[:3] != action[:3]
-        before = action
-    if before is not None:
-        yield before, before.kind in SENDS
+        if held:
+            if action.kind in RECEIVES:
+                held.append(action)
+                continue
+            yield held[0], held[0][:3] != action[:3]
+            for receive in held[1:]:
+                yield receive, False
+            held = []
+        if action.kind in SENDS:
+            held.append(action)
+        else:
+            yield action, False
+    for number, action in enumerate(held):
+        yield action, not number
