@@ -38,7 +38,8 @@ class Distributed(AbstractEngine):
         nodes: machines of an external or Slurm launch; None for the nodes of the cluster that the plan uses.
         master_addr, master_port: of an external launch, and of `env` where the launcher does not say: where the workers
             meet, on the machine of rank 0.
-        autocast: bfloat16 or float16: forwards compute in it where PyTorch's autocast does; None: as captured.
+        autocast: bfloat16 or float16 (with a loss scale): forwards compute in it where PyTorch's autocast does, and float32
+            messages travel in it; None: as captured.
         workers_per_card: workers that share a card. With more than one, messages go by gloo over pinned main memory.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.

@@ -26,7 +26,7 @@ from gpp.weights.stash import Stash
 from tests.check_cards import TODAY
 from tests.support import asynchronous, cards
 
-WAYS: list[tuple[Rule, Policy]] = [("streams", "random"), ("streams", "lazy"), ("streams", "eager"), ("one_queue", "random")]
+WAYS: list[tuple[Rule, Policy]] = [("streams", "lazy"), ("one_queue", "random")]
 
 
 def job_of(**settings: Any) -> tuple[Job, dict[str, torch.Tensor]]:
