@@ -55,10 +55,11 @@ class HostClock(AbstractClock):
         return None
 
     def events(self, timed: list[Timed]) -> tuple[list[Event], list[Timed]]:
-        return list(map(Event._make, timed)), []
+        new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
+        return [new(Event, event) for event in timed], []
 
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
-        return sum(end - start for start, end in spans)
+        return sum([end - start for start, end in spans])
 
 
 @final
