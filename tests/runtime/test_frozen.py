@@ -136,6 +136,7 @@ class Narrow:
     def __init__(self, inner: FakeTransport, device: int) -> None:
         self.inner, self.device, self.most = inner, device, 0
         self.post, self.send, self.reduce, self.prepare = inner.post, inner.send, inner.reduce, inner.prepare
+        self.finished = inner.finished
 
     def waiting(self) -> int:
         queues = self.inner._network.queues

@@ -151,7 +151,7 @@ def test_evaluation_works_under_every_schedule_and_leaves_no_trace(network: str,
         total = sum(value for share in shares for name, value in share.items() if name.startswith("loss"))
         assert total == pytest.approx(evaluated(model, state), abs=1e-12)
     for worker in workers:
-        assert not {event.kind for event in worker.evaluation.events} & {"B", "SB", "R", "U"}
+        assert not {event.kind for event in worker.evaluation.take()[0]} & {"B", "SB", "R", "U"}
         assert not any(runner.results for runner in worker.evaluation.runners.values())
         assert all(p.grad is None or not p.grad.any() for p in worker.params.values())
         for module in worker.modules.values():
