@@ -169,7 +169,6 @@ class Strategy:
 
     def _for_cards(self, program: Program, plan: Plan, problem: Problem, groups: Sequence[ReduceGroup]) -> Program:
         """The program in the order that cards need; raises MalformedProgram if it cannot run to its end."""
-        check_program(program, groups)
         ordered = in_global_order(program, plan, Costs.of(program, plan, self.posed(problem)).seconds)
         check_program(ordered, groups)
         check_cards(ordered, plan, groups)
