@@ -29,6 +29,7 @@ from gpp.runtime.controller.place import Place, hosts
 from gpp.runtime.transport.network import client, serve
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support.cli import ROOT, Finished, run, workers_of
+from tests.support.long import long
 from tests.support.machines import Machine, two_machines, why_not
 
 TORCHRUN = {
@@ -377,6 +378,7 @@ def listening(pid: int) -> set[str]:
 HERE = ["engine.launch=env", "engine.interface=gpp0", "strategy.planner.replication=false"]
 
 
+@long
 @pytest.mark.slow
 @pytest.mark.dist
 def test_machines_without_a_common_folder_train_to_the_losses_and_weights_of_one(
