@@ -18,8 +18,8 @@ from typing import final
 
 import torch
 
-from gpp.program.communicators import Communicator, Pair
-from gpp.runtime.cards.card import AbstractCard, Event, Stream
+from gpp.program.communicators import Communicator, Pair, first_messages
+from gpp.runtime.cards.card import AbstractCard, Event, Stream, Work
 from gpp.runtime.cards.card import Communicator as Line
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Make, Mark
 from gpp.runtime.transport.shared_memory import RingSize
@@ -38,7 +38,7 @@ class CardTransport(AbstractTransport):
     def __init__(
         self, card: AbstractCard, communicators: Sequence[Communicator], *, device: int, rank_of: Mapping[int, int]
     ) -> None:
-        self._card, self._device, self._rank_of = card, device, rank_of
+        self._card, self._device, self._made = card, device, communicators
         self._route: dict[Pair, tuple[Line, int, Stream]] = {}
         self._sums: dict[int, tuple[Line, Stream]] = {}
         self._replicas: dict[tuple[int, ...], Line] = {}
@@ -59,9 +59,10 @@ class CardTransport(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         """Send one message over each connection: the first one makes it, and both hosts wait meanwhile."""
         token = torch.zeros(1, dtype=torch.uint8, device=self._card.device)
-        # In one order on all devices: that of the communicators, and of the pairs of each.
-        for (src, _), (line, peer, _) in self._route.items():
-            (line.send if src == self._device else line.receive)(token, peer).wait()
+        for _, pair in first_messages(self._made):
+            if self._device in pair:
+                line, peer, _ = self._route[pair]
+                (line.send if pair[0] == self._device else line.receive)(token, peer).wait()
         for line in (*(line for line, _ in self._sums.values()), *self._replicas.values()):
             line.sum(token).wait()
         done = self._card.event()
@@ -79,24 +80,22 @@ class CardTransport(AbstractTransport):
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer, side = self._route[channel[3], channel[4]]
-        work = line.send(tensor, peer)
-        with self._card.use(side):
-            work.wait()
-            self._finished = self._card.event(timed=True)
-            self._finished.record()
         # The communicator reads from the tensor's memory.
-        self._pending.append((self._finished, tensor))
+        self._pending.append((self._end(line.send(tensor, peer), side), tensor))
         while self._pending and self._pending[0][0].query():
             self._pending.popleft()
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
         line, side = self._sums[group]
-        work = line.sum(tensor)
+        return self._end(line.sum(tensor), side)
+
+    def _end(self, work: Work, side: Stream) -> Event:
+        """An event at the end of an operation, on a stream that waits for nothing else."""
         with self._card.use(side):
             work.wait()
-            self._finished = self._card.event(timed=True)
-            self._finished.record()
-        return self._finished
+            event = self._finished = self._card.event(timed=True)
+            event.record()
+        return event
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
         return self._replicas[devices].sum(tensor)

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import final
 
 from gpp.runtime.cards.card import AbstractCard
@@ -114,25 +114,27 @@ class CardStatus(AbstractStatus):
     def __init__(self, status: AbstractStatus, card: AbstractCard) -> None:
         self._status, self._card = status, card
         self._begun: deque[tuple[int, CardEvent]] = deque()
+        # The host adds to the events while the thread takes those that are done.
+        self._lock = threading.Lock()
 
     def at(self, index: int) -> None:
         event = self._card.event()
         event.record()
-        self._begun.append((index, event))
-        self.look()
+        with self._lock:
+            self._begun.append((index, event))
 
     def look(self) -> None:
-        """Write down how far the card has come; a thread calls it while the host waits."""
-        reached = None
-        while self._begun and self._begun[0][1].query():
-            with suppress(IndexError):  # the host and the thread may both look
+        """Write down how far the card has come."""
+        with self._lock:
+            reached = None
+            while self._begun and self._begun[0][1].query():
                 reached = self._begun.popleft()[0]
-        if reached is not None:
-            self._status.at(reached)
+            if reached is not None:
+                self._status.at(reached)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Context in which a thread looks at the card while the host waits."""
+        """Context in which a thread looks at the card."""
         over = threading.Event()
 
         def follow() -> None:
@@ -149,8 +151,9 @@ class CardStatus(AbstractStatus):
         self._status.waiting(waits)
 
     def begin(self, phase: int, step: int) -> None:
-        self._begun.clear()
-        self._status.begin(phase, step)
+        with self._lock:
+            self._begun.clear()
+            self._status.begin(phase, step)
 
     def enter(self, phase: int) -> None:
         self._status.enter(phase)
