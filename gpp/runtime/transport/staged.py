@@ -1,4 +1,4 @@
-"""Messages of workers that share a card, which NCCL refuses: through pinned main memory, and from there as on a processor.
+"""Messages of workers that share a card, which NCCL refuses: through main memory, and from there as on a processor.
 
 The host waits for the pass that made a message before it sends it: the card does not run ahead of the host as it does
 with a card a worker. So this is for testing plans on one card, not for speed.
@@ -7,7 +7,8 @@ with a card a worker. So this is for testing plans on one card, not for speed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import final
 
 import torch
@@ -43,14 +44,14 @@ class StagedTransport(AbstractTransport):
         self._mark()
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
-        host = tensor.cpu()
-        self._inner.sum_members(devices, host).wait()
-        self.upload(host, tensor)
-        return DONE
+        return self._sum(partial(self._inner.sum_members, devices), tensor)
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
+        return self._sum(partial(self._inner.reduce, group), tensor)
+
+    def _sum(self, begin: Callable[[torch.Tensor], Handle], tensor: torch.Tensor) -> Handle:
         host = tensor.cpu()
-        self._inner.reduce(group, host).wait()
+        begin(host).wait()
         self.upload(host, tensor)
         self._mark()
         return DONE
