@@ -92,7 +92,8 @@ class Assessor:
 
         Args:
             parts: in any order, or for a chain in the chain's order.
-            placement: devices of each part; types: the types of the devices of each part; None for the placer's choice.
+            placement: devices of each part, which parts may share; types: the types of the devices of each part; None for the
+                placer's choice.
             below_s: a candidate whose bound is not below that is None, too.
         """
         if self._homogeneous and math.isfinite(below_s):
@@ -117,7 +118,18 @@ class Assessor:
         if short is not None:
             return short
         bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        if _shared(ordered, placed):
+            bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
+
+    def loads_s(self, parts: Sequence[Part], placement: Placement, microbatch_size: int) -> list[float]:
+        """What each device has to do in an iteration: the passes and updates of all parts that it holds."""
+        out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
+        for (mask, _), devices in zip(parts, placement, strict=True):
+            took = count * sum(self._stage_s(mask, microbatch_size, devices)) + self._update_s(mask, devices)
+            for device in devices:
+                out[device] += took
+        return out
 
     def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
@@ -231,6 +243,8 @@ class Assessor:
         return held.peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
+        if _shared(parts, placement):
+            return self._shortage_together(parts, placement, b, depth)
         short: list[tuple[float, float, float, int]] = []
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
             need = self._need_bytes(mask, count, b, d)
@@ -242,6 +256,23 @@ class Assessor:
             return None
         _, need, have, mask = max(short)
         return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
+
+    def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
+        """What lacks on the device that lacks most, where devices hold several stages; its largest stage stands for all."""
+        needs: dict[int, list[tuple[float, int]]] = {}
+        for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
+            for device in devices:
+                needs.setdefault(device, []).append((self._need_bytes(mask, count, b, d), mask))
+        short: list[tuple[float, float, float, tuple[int, ...]]] = []
+        for device, own in needs.items():
+            need, have = sum(n for n, _ in own), self.cluster.devices[device].memory_bytes * self.costs.memory_scale
+            if need > have:
+                short.append((need / have, need, have, tuple(mask for _, mask in sorted(own, reverse=True))))
+        if not short:
+            return None
+        _, need, have, masks = max(short)
+        lacking = tuple({mask for *_, own in short for mask in own})
+        return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
 
     def _stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
@@ -340,3 +371,8 @@ class Assessor:
         if found is None:
             found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
+
+
+def _shared(parts: Parts, placement: Placement) -> bool:
+    """Whether a device holds several parts."""
+    return len({device for devices in placement for device in devices}) < sum(count for _, count in parts)
