@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidPlan
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan

@@ -52,7 +52,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import mask_of
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan.plan import Plan
@@ -147,6 +147,9 @@ class GraphPipe(AbstractPlanner):
     tensor_parallel: bool = False
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.colocate == "always" and not problem.regime.weights.flushes:
+            rule = "a pipeline that does not drain before its updates has one stage a device"
+            raise InvalidConfig("strategy.planner.colocate", "always", rule, "set strategy.planner.colocate=auto")
         if self.tensor_parallel:
             return self._split(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
@@ -168,7 +171,7 @@ class GraphPipe(AbstractPlanner):
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
-        colocate(incumbent, shape.orders, shape.lines, self.colocate, patience, steps)
+        colocate(incumbent, shape.orders, shape.lines, self.colocate, 2 * patience, steps)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
