@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside, compare
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
-from gpp.cluster import Cluster
+from gpp.app.in_place import machine_costs, on_this_machine, settle
+from gpp.cluster import LOOPBACK, Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled, cpu_setting
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -267,9 +269,9 @@ class Experiment:
         if isinstance(cost, Profiled):
             cost = self._profiled(cost, captured, graph)
         fixed = captured.batch is not None and self.engine.planner is None
-        return Problem(
+        problem = Problem(
             graph=graph,
-            cluster=self.cluster,
+            cluster=self._shared(self.cluster),
             cost=cost,
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
@@ -279,6 +281,26 @@ class Experiment:
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
         )
+        if isinstance(cost, Profiled) and self.engine.rehearses and self._default_link:
+            profile, known = cost.profile_of(graph), machine_costs(cost, self._shared_memory)
+            if profile is not None and known is not None:
+                return on_this_machine(problem, known, profile)
+        return problem
+
+    def _shared(self, cluster: Cluster) -> Cluster:
+        """The cluster, which knows how many cores its devices share if they are workers of this machine."""
+        cores = len(os.sched_getaffinity(0))
+        here = cluster.devices[0].kind == "cpu" and self.engine.devices_here(cluster) > 0
+        return replace(cluster, processors=cores) if here and cluster.num_devices > cores else cluster
+
+    @property
+    def _default_link(self) -> bool:
+        """Whether the cluster is this machine's processors, with the link that stands for all machines."""
+        return self.cluster.devices[0].kind == "cpu" and self.cluster.intra_node == LOOPBACK
+
+    @property
+    def _shared_memory(self) -> bool:
+        return bool(self.engine.worker_settings.get("shared_memory", True))
 
     @property
     def _imposed(self) -> int | None:
@@ -309,6 +331,38 @@ class Experiment:
         self.strategy.check_file(self.plan, self._given_plan, problem)
         return self._given_plan
 
+    def in_place(
+        self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
+    ) -> tuple[Problem, Plan]:
+        """The problem and the plan by times that were measured in place, where this run trains with measured times.
+
+        Args:
+            say: is told what is being timed.
+            warn: is told if that fails; times measured alone stay then.
+        """
+        cost = problem.cost
+        if not (self.trains and self.engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals and self._default_link):
+            return problem, plan
+        if cost.profile_of(problem.graph) is None:
+            return problem, plan
+        from gpp.runtime.controller.controller import environment
+
+        try:
+            return settle(
+                problem,
+                plan,
+                self.strategy,
+                given=self._given_plan is not None,
+                shared_memory=self._shared_memory,
+                job_of=lambda problem, plan: self.job(captured, problem, plan),
+                weights=lambda: self.weights(captured),
+                environment=environment(cost.num_threads),
+                say=say,
+            )
+        except WorkerFailed as error:
+            warn(f"the plan could not be timed in place, so operators that were timed alone predict it: {error}")
+            return problem, plan
+
     @cached_property
     def _given_plan(self) -> Plan | None:
         """The plan in the user's own file; None where the strategy is to plan."""
@@ -331,10 +385,14 @@ class Experiment:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
             # with a micro-batch of their own, and a continuous pipeline may be faster.
             return None
-        try:
-            return lower_bound(problem)
-        except Infeasible:
-            return None
+        known = self.__dict__.get("_bound")
+        if known is None or known[0] is not problem:
+            try:
+                known = problem, lower_bound(problem)
+            except Infeasible:
+                known = problem, None
+            self.__dict__["_bound"] = known
+        return known[1]
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
         """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
@@ -403,4 +461,6 @@ class Experiment:
         """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
         from gpp.capture.examples import initial_weights
 
-        return initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+        if "_weights" not in self.__dict__:
+            self.__dict__["_weights"] = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+        return self.__dict__["_weights"]

@@ -172,8 +172,12 @@ class Recorder:
 
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
+        self.pass_by(f"planning with {strategy} ...")
+
+    def pass_by(self, words: str) -> None:
+        """Say on a terminal what goes on; the next line takes its place."""
         if self.console.is_terminal:
-            self._say_in_passing(f"planning with {strategy} ...")
+            self._say_in_passing(words)
 
     def _say_in_passing(self, words: str) -> None:
         """Print a line that the next one overwrites."""

@@ -148,6 +148,11 @@ class AbstractEngine(ABC):
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
 
     @property
+    def rehearses(self) -> bool:
+        """Whether plans can be timed in place: the project's own workers run them, and this process starts them."""
+        return False
+
+    @property
     def joins(self) -> bool:
         """Whether a run goes on with what another command's workers left in its directory."""
         return False

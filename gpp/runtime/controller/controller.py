@@ -63,7 +63,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
             PARENT: identity(),
-            **environment(job),
+            **environment(job.settings.threads),
         }
         for rank in range(processes or world)
     }
@@ -99,9 +99,9 @@ def clear(run_dir: Path) -> None:
             stale.unlink()
 
 
-def environment(job: Job) -> dict[str, str]:
+def environment(num_threads: int) -> dict[str, str]:
     """Environment variables of every worker's process."""
-    threads = str(job.settings.threads)
+    threads = str(num_threads)
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
 
