@@ -96,6 +96,9 @@ class Assessor:
                 placer's choice.
             below_s: a candidate whose bound is not below that is None, too.
         """
+        shared = placement is not None and _shared(parts, placement)
+        if shared and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
+            return None
         if self._homogeneous and math.isfinite(below_s):
             count = self.problem.minibatch_size // microbatch_size
             if any(count * sum(self._stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
@@ -114,15 +117,15 @@ class Assessor:
             placed = self._place(ordered, microbatch_size, nexts, depth)
         if placed is None:
             return None
-        short = self._shortage(ordered, placed, microbatch_size, depth)
+        short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, depth)
         if short is not None:
             return short
         bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
-        if _shared(ordered, placed):
+        if shared:
             bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
 
-    def loads_s(self, parts: Sequence[Part], placement: Placement, microbatch_size: int) -> list[float]:
+    def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
         """What each device has to do in an iteration: the passes and updates of all parts that it holds."""
         out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
         for (mask, _), devices in zip(parts, placement, strict=True):
@@ -243,8 +246,6 @@ class Assessor:
         return held.peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
-        if _shared(parts, placement):
-            return self._shortage_together(parts, placement, b, depth)
         short: list[tuple[float, float, float, int]] = []
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
             need = self._need_bytes(mask, count, b, d)
@@ -373,6 +374,6 @@ class Assessor:
         return found
 
 
-def _shared(parts: Parts, placement: Placement) -> bool:
+def _shared(parts: Sequence[Part], placement: Sequence[tuple[int, ...]]) -> bool:
     """Whether a device holds several parts."""
     return len({device for devices in placement for device in devices}) < sum(count for _, count in parts)
