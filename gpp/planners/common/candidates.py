@@ -101,9 +101,9 @@ class Assessor:
             return None
         if self._homogeneous and math.isfinite(below_s):
             count = self.problem.minibatch_size // microbatch_size
-            if any(count * sum(self._stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
+            if any(count * sum(self.stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
                 return None
-        arranged = self._arranged(parts, chain)
+        arranged = self.arranged(parts, chain)
         if arranged is None:
             return None
         ordered, nexts, depth = arranged
@@ -129,7 +129,7 @@ class Assessor:
         """What each device has to do in an iteration: the passes and updates of all parts that it holds."""
         out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
         for (mask, _), devices in zip(parts, placement, strict=True):
-            took = count * sum(self._stage_s(mask, microbatch_size, devices)) + self._update_s(mask, devices)
+            took = count * sum(self.stage_s(mask, microbatch_size, devices)) + self.update_s(mask, devices)
             for device in devices:
                 out[device] += took
         return out
@@ -153,7 +153,7 @@ class Assessor:
 
     def depths(self, parts: Sequence[Part], *, chain: bool) -> list[int]:
         """Stages on the longest way from each part to the end, itself included; the parts form no cycle."""
-        arranged = self._arranged(parts, chain)
+        arranged = self.arranged(parts, chain)
         assert arranged is not None, "a plan has no cycle"
         ordered, _, depth = arranged
         known = dict(zip(ordered, depth, strict=True))
@@ -165,14 +165,14 @@ class Assessor:
         return walked and walked[1][0]
 
     def _walk_parts(self, parts: Sequence[Part], b: int, chain: bool) -> tuple[Parts, tuple[list[float], list[int]]] | None:
-        arranged = self._arranged(parts, chain)
+        arranged = self.arranged(parts, chain)
         if arranged is None:
             return None
         ordered, nexts, depth = arranged
         placement = self._place(ordered, b, nexts, depth)
         return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
 
-    def _arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
+    def arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
         succ, order = self._edges(parts), range(len(parts))
         if chain:
@@ -206,7 +206,7 @@ class Assessor:
         if self._homogeneous:
             return self.placer.equal(counts)
         placer = self.placer
-        seconds = [[sum(self._stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
+        seconds = [[sum(self.stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self._need_bytes(mask, count, b, d) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
@@ -275,7 +275,7 @@ class Assessor:
         lacking = tuple({mask for *_, own in short for mask in own})
         return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
 
-    def _stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
+    def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         found = self._times.get(key)
         if found is None:
@@ -291,7 +291,7 @@ class Assessor:
             self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
         return self._bytes[key]
 
-    def _transfers_s(
+    def transfers_s(
         self, first: int, senders: tuple[int, ...], second: int, receivers: tuple[int, ...], microbatch_size: int
     ) -> tuple[float, float]:
         """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
@@ -335,12 +335,12 @@ class Assessor:
         Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
         """
         regime, count, num_microbatches = self.problem.regime, len(parts), self.problem.minibatch_size // b
-        times = [self._stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
+        times = [self.stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
         trip, moves = [forward + backward for forward, backward in times], []
         for s in range(count - 1, -1, -1):
             mask, own, longest, sent = parts[s][0], devices[s], 0.0, []
             for t in nexts[s]:
-                ahead, back = self._transfers_s(mask, own, parts[t][0], devices[t], b)
+                ahead, back = self.transfers_s(mask, own, parts[t][0], devices[t], b)
                 sent.append((t, ahead, back))
                 if trip[t] + ahead + back > longest:
                     longest = trip[t] + ahead + back
@@ -351,7 +351,7 @@ class Assessor:
         bounds = []
         for s, (forward, backward) in enumerate(times):
             in_flight = regime.held(depth[s], num_microbatches)
-            busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
+            busy, update = num_microbatches * (forward + backward), self.update_s(parts[s][0], devices[s])
             if regime.minibatches == 1:
                 trips = -(-num_microbatches // in_flight) * trip[s]
                 bounds.append(max(way[s], update) + max(busy, trips))
@@ -365,7 +365,7 @@ class Assessor:
                     way[t], came_from[t] = around, s
         return bounds, came_from
 
-    def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
+    def update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""
         key = (mask, devices)
         found = self._updates.get(key)

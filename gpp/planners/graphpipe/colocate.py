@@ -39,6 +39,7 @@ from gpp.planners.common.local_search import Hill, assess, climb
 from gpp.planners.common.moves import Around, Point, finer_boundaries
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.layouts import layouts
+from gpp.planners.graphpipe.rough import rough_s
 from gpp.planners.graphpipe.sharing import any_size, cut, exchanged, handed_over, joined, moved, scattered
 
 Colocate = Literal["auto", "never", "always"]
@@ -64,6 +65,9 @@ EVERYWHERE = 16
 
 BUSY = 0.95
 """Share of the most that a device has to do from which on a device counts as one of these."""
+
+CAUTION = 0.95
+"""Share of its rough estimate from which on a plan is worth a prediction."""
 
 MOVES = (any_size, joined, cut, moved, scattered, exchanged, finer_boundaries, handed_over)
 
@@ -150,7 +154,7 @@ class _Colocated(Hill[Candidate]):
         around = Around(assessor=assessor, hot=self._hot(state))
         points = dict.fromkeys(self._canonical(other) for move in MOVES for other in move(around, point))
         found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
-        return [(candidate.bound_s, candidate) for candidate in sorted(found)]
+        return [(self._estimate_s(candidate), candidate) for candidate in sorted(found)]
 
     def seconds(self, state: Candidate, below_s: float) -> float | None:
         passes = 2 * self.incumbent.assessor.problem.minibatch_size // state.microbatch_size
@@ -162,6 +166,11 @@ class _Colocated(Hill[Candidate]):
             return None
         self.passes += passes
         return found[1]
+
+    def _estimate_s(self, candidate: Candidate) -> float:
+        """A little less than it may take: what decides in which order candidates are predicted, and whether at all."""
+        rough = rough_s(self.incumbent.assessor, candidate.parts, candidate.placement, candidate.microbatch_size)
+        return max(candidate.bound_s, CAUTION * rough)
 
     def _hot(self, state: Candidate) -> frozenset[int]:
         """The stages that moves start from."""
