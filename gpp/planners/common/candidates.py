@@ -134,6 +134,15 @@ class Assessor:
                 out[device] += took
         return out
 
+    def way_s(self, parts: Parts, placement: Placement, microbatch_size: int) -> float:
+        """Seconds of both passes of one micro-batch along the longest way through parts in stage order, messages left out."""
+        edges, ends = self._edges(parts), [0.0] * len(parts)
+        for s, ((mask, _), devices) in enumerate(zip(parts, placement, strict=True)):
+            ends[s] += sum(self.stage_s(mask, microbatch_size, devices))
+            for t in edges[s]:
+                ends[t] = max(ends[t], ends[s])
+        return max(ends)
+
     def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
 

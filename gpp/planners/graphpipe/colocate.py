@@ -66,6 +66,9 @@ EVERYWHERE = 16
 BUSY = 0.95
 """Share of the most that a device has to do from which on a device counts as one of these."""
 
+LOOKED_AT = 64
+"""Neighbours that are estimated in each step, the best by a first look."""
+
 CAUTION = 0.95
 """Share of its rough estimate from which on a plan is worth a prediction."""
 
@@ -154,7 +157,14 @@ class _Colocated(Hill[Candidate]):
         around = Around(assessor=assessor, hot=self._hot(state))
         points = dict.fromkeys(self._canonical(other) for move in MOVES for other in move(around, point))
         found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
-        return [(self._estimate_s(candidate), candidate) for candidate in sorted(found)]
+        likely = sorted(found, key=lambda candidate: (self._first_look_s(candidate), candidate))[:LOOKED_AT]
+        return [(self._estimate_s(candidate), candidate) for candidate in likely]
+
+    def _first_look_s(self, candidate: Candidate) -> float:
+        """What its busiest device does, and half of the way of a micro-batch through the pipeline."""
+        assessor, b = self.incumbent.assessor, candidate.microbatch_size
+        loads = assessor.loads_s(candidate.parts, candidate.placement, b)
+        return max(loads) + assessor.way_s(candidate.parts, candidate.placement, b) / 2
 
     def seconds(self, state: Candidate, below_s: float) -> float | None:
         passes = 2 * self.incumbent.assessor.problem.minibatch_size // state.microbatch_size

@@ -12,7 +12,7 @@ from gpp.planners.common.moves import Around, Point, heads
 LIGHTEST = 2
 """Devices with the least to do that a piece may go to, beside those that it talks to."""
 
-FEW_DEVICES = 4
+FEW_DEVICES = 2
 """Devices up to which a piece may go to any set of them."""
 
 Piece = tuple[int, tuple[int, ...]]
@@ -93,9 +93,7 @@ def pieces(graph: OpGraph, mask: int) -> Iterator[int]:
     What depends on nothing that the stage receives; what other stages wait for; each of the parts that no tensor connects; the
     first operators, any few of a small stage, eighths of a large one.
     """
-    found = dict.fromkeys((independent(graph, mask), needed(graph, mask), *connected(graph, mask)))
-    if mask & (mask - 1):
-        found |= dict.fromkeys(heads(mask))
+    found = dict.fromkeys((independent(graph, mask), needed(graph, mask), *connected(graph, mask), *heads(mask)))
     yield from (piece for piece in found if piece not in (0, mask))
 
 
