@@ -67,7 +67,7 @@ class Experiment:
     """The settings of one run.
 
     Args:
-        mode: `train`; `plan` to stop after the prediction and explain it; `compare` to plan with several strategies.
+        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `profile`: show what is measured.
         strategies: strategies that `compare` plans with.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
@@ -96,7 +96,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "plan", "compare"] = "train"
+    mode: Literal["train", "plan", "compare", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -146,8 +146,8 @@ class Experiment:
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains, with weights and data."""
-        return self.runs and self.engine.needs_weights
+        """Whether workers train, with weights and data: in a run, or in a rehearsal of one."""
+        return self.mode in ("train", "profile") and self.engine.runs and self.engine.needs_weights
 
     @property
     def num_steps(self) -> int:
@@ -177,7 +177,7 @@ class Experiment:
             InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is
                 that of another training; the data cannot feed the model, or holds less than a mini-batch.
         """
-        if self.resume is not None and not self.trains:
+        if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
         _ = self._given_plan
         if isinstance(self.model, Profile):
