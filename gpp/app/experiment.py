@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -17,14 +16,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside, compare
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
-from gpp.app.in_place import machine_costs, on_this_machine, settle
-from gpp.cluster import LOOPBACK, Cluster
+from gpp.app.in_place import here, profiled, settle
+from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
-from gpp.cost.models.profiled import Profiled, cpu_setting
+from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
-from gpp.errors import Infeasible, InvalidConfig, WorkerFailed
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, store
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
@@ -68,7 +67,7 @@ class Experiment:
     """The settings of one run.
 
     Args:
-        mode: `train`; `plan` to stop after the prediction and explain it; `compare` to plan with several strategies.
+        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `profile`: show what is measured.
         strategies: strategies that `compare` plans with.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
@@ -97,7 +96,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "plan", "compare"] = "train"
+    mode: Literal["train", "plan", "compare", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -147,8 +146,8 @@ class Experiment:
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains, with weights and data."""
-        return self.runs and self.engine.needs_weights
+        """Whether workers train, with weights and data: in a run, or in a rehearsal of one."""
+        return self.mode in ("train", "profile") and self.engine.runs and self.engine.needs_weights
 
     @property
     def num_steps(self) -> int:
@@ -178,7 +177,7 @@ class Experiment:
             InvalidConfig: the plan's file cannot be read, or holds no plan; there is no checkpoint to go on from, or it is
                 that of another training; the data cannot feed the model, or holds less than a mini-batch.
         """
-        if self.resume is not None and not self.trains:
+        if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
         _ = self._given_plan
         if isinstance(self.model, Profile):
@@ -267,11 +266,11 @@ class Experiment:
                 f"use {ops} or fewer",
             )
         if isinstance(cost, Profiled):
-            cost = self._profiled(cost, captured, graph)
+            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, largest=self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
         problem = Problem(
             graph=graph,
-            cluster=self._shared(self.cluster),
+            cluster=self.cluster,
             cost=cost,
             minibatch_size=self.minibatch_size,
             microbatch_size=captured.batch if fixed else self._imposed,
@@ -281,43 +280,12 @@ class Experiment:
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
         )
-        if isinstance(cost, Profiled) and self.engine.rehearses and self._default_link:
-            profile, known = cost.profile_of(graph), machine_costs(cost, self._shared_memory)
-            if profile is not None and known is not None:
-                return on_this_machine(problem, known, profile)
-        return problem
-
-    def _shared(self, cluster: Cluster) -> Cluster:
-        """The cluster, which knows how many cores its devices share if they are workers of this machine."""
-        cores = len(os.sched_getaffinity(0))
-        here = cluster.devices[0].kind == "cpu" and self.engine.devices_here(cluster) > 0
-        return replace(cluster, processors=cores) if here and cluster.num_devices > cores else cluster
-
-    @property
-    def _default_link(self) -> bool:
-        """Whether the cluster is this machine's processors, with the link that stands for all machines."""
-        return self.cluster.devices[0].kind == "cpu" and self.cluster.intra_node == LOOPBACK
-
-    @property
-    def _shared_memory(self) -> bool:
-        return bool(self.engine.worker_settings.get("shared_memory", True))
+        return here(problem, self.engine)
 
     @property
     def _imposed(self) -> int | None:
         """The micro-batch size that planners must use; None where a model in one piece sees whole mini-batches."""
         return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
-
-    def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
-        device, beside = self.cluster.devices[0].kind, cost.num_companions(self.cluster)
-        if device == "cpu":
-            # The common case needs no torch.
-            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__, beside))
-            if found and (found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None):
-                return cost.add(found)
-        from gpp.capture.profiler import measured
-
-        size, optimizer = self.minibatch_size, self.optimizer
-        return measured(cost, captured, graph, largest=size, device=device, optimizer=optimizer, num_companions=beside)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.
@@ -334,34 +302,20 @@ class Experiment:
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> tuple[Problem, Plan]:
-        """The problem and the plan by times that were measured in place, where this run trains with measured times.
-
-        Args:
-            say: is told what is being timed.
-            warn: is told if that fails; times measured alone stay then.
-        """
-        cost = problem.cost
-        if not (self.trains and self.engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals and self._default_link):
+        """The problem and the plan by times that were measured in place, where this run trains (`gpp.app.in_place.settle`)."""
+        if not self.trains:
             return problem, plan
-        if cost.profile_of(problem.graph) is None:
-            return problem, plan
-        from gpp.runtime.controller.controller import environment
-
-        try:
-            return settle(
-                problem,
-                plan,
-                self.strategy,
-                given=self._given_plan is not None,
-                shared_memory=self._shared_memory,
-                job_of=lambda problem, plan: self.job(captured, problem, plan),
-                weights=lambda: self.weights(captured),
-                environment=environment(cost.num_threads),
-                say=say,
-            )
-        except WorkerFailed as error:
-            warn(f"the plan could not be timed in place, so operators that were timed alone predict it: {error}")
-            return problem, plan
+        return settle(
+            problem,
+            plan,
+            self.strategy,
+            self.engine,
+            given=self._given_plan is not None,
+            job_of=lambda problem, plan: self.job(captured, problem, plan),
+            weights=lambda: self.weights(captured),
+            say=say,
+            warn=warn,
+        )
 
     @cached_property
     def _given_plan(self) -> Plan | None:

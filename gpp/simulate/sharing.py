@@ -17,8 +17,11 @@ from collections.abc import Sequence
 
 from gpp.program.waits import MEET, OCCUPY, Step, Times, Waits
 
-STEPS = 6
-"""Steps that a program is repeated for; the mean of the last half of them is the period."""
+STEPS = 8
+"""Steps that a program is repeated for."""
+
+FILLING = 2
+"""First steps that do not count for the period; neither does the last one, in which nobody runs ahead any more."""
 
 
 def shared_times(
@@ -34,8 +37,8 @@ def shared_times(
     run = _Run(waits, seconds, late, processors, repeats)
     run.all()
     first = [min((run.begin[step[1]] for step in own), default=0.0) for own in run.lists]
-    half = repeats // 2
-    period = (run.done[repeats - 1] - run.done[repeats - 1 - half]) / half if half else run.done[0]
+    counted = repeats - 2 - FILLING
+    period = (run.done[-2] - run.done[FILLING]) / counted if counted > 0 else run.done[0]
     return Times(run.begin, run.end, first + [float("inf")] * len(waits.channels), run.free), period
 
 
