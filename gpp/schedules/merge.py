@@ -43,9 +43,7 @@ def merge(
         for user in found:
             missing[user] += 1
     queues = {device: [list(reversed(orders[s][device])) for s in stages] for device, stages in plan.stages_of_device.items()}
-    urgency = [
-        {kind: (row.holds, plan.distance_to_sink[s], s) for kind, row in KINDS.items()} for s in range(len(plan.stages))
-    ]
+    urgency = [{kind: (row.holds, plan.distance_to_sink[s], s) for kind, row in KINDS.items()} for s in range(len(plan.stages))]
     out: dict[int, list[Task]] = {device: [] for device in queues}
     running: dict[int, Task] = {}
     wakes = [(0.0, device) for device in sorted(queues)]

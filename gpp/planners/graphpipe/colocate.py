@@ -48,14 +48,31 @@ Colocate = Literal["auto", "never", "always"]
 WORTH = 1e-3
 """Relative gain below which devices keep one stage each: another stage is another action to dispatch."""
 
-MOST_PASSES = 40_000
-"""Passes of all stages in all simulations of a search that is not `always`."""
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How long a search goes on.
+
+    Args:
+        starts: that are climbed from, the best ones.
+        patience, steps: as `climb` has them.
+        looked_at: neighbours that are estimated in each step, the best by a first look.
+        passes: of all stages in all predictions.
+    """
+
+    starts: int
+    patience: int
+    steps: int
+    looked_at: int
+    passes: float
+
+
+QUICK = _Effort(starts=2, patience=4, steps=2, looked_at=64, passes=30_000)
+THOROUGH = _Effort(starts=6, patience=24, steps=6, looked_at=1024, passes=float("inf"))
 
 SIZES = 2
 """Micro-batch sizes, those of the best plans, that the search starts from."""
-
-STARTS = 3
-"""Starts that are climbed from, the best ones."""
 
 NEAR = 1.25
 """Starts whose prediction is above the best plan by this factor are left alone."""
@@ -66,8 +83,8 @@ EVERYWHERE = 16
 BUSY = 0.95
 """Share of the most that a device has to do from which on a device counts as one of these."""
 
-LOOKED_AT = 64
-"""Neighbours that are estimated in each step, the best by a first look."""
+LEAST = 10
+"""Predictions for which a search must have the passes, or it is not begun."""
 
 CAUTION = 0.95
 """Share of its rough estimate from which on a plan is worth a prediction."""
@@ -75,32 +92,25 @@ CAUTION = 0.95
 MOVES = (any_size, joined, cut, moved, scattered, exchanged, finer_boundaries, handed_over)
 
 
-def colocate(
-    incumbent: Incumbent,
-    orders: Sequence[Order],
-    lines: Sequence[tuple[int, ...]],
-    how: Colocate,
-    patience: int,
-    steps: int,
-) -> None:
+def colocate(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], how: Colocate) -> None:
     """Find plans that share devices and are faster than the incumbent's best.
 
     Args:
         orders, lines: series-parallel structures of the graph and linear orders of its operators, for `layouts`.
-        patience, steps: as `climb` has them.
     """
     costs = incumbent.assessor.costs
     if how == "never" or not costs.problem.regime.weights.flushes or not _leaves_idle(incumbent):
         return
     best, best_s = incumbent.best, incumbent.best_s
-    hill = _Colocated(incumbent, None if how == "always" else MOST_PASSES)
+    effort = THOROUGH if how == "always" else QUICK
+    hill = _Colocated(incumbent, effort)
     plans = [plan for plan, _ in incumbent.best_by_size()[:SIZES]]
     points = [replace(Point.of(plan, costs.graph), chain=False) for plan in plans]
     sizes = dict.fromkeys((*(plan.stages[0].microbatch_size for plan in plans), *_promising(costs)[:SIZES]))
     points += [point for b in sizes for point in layouts(costs, orders, lines, b)]
-    starts = hill.judged(points)[:STARTS]
+    starts = hill.judged(points)[: effort.starts]
     if starts:
-        climb(hill, starts, patience=patience, steps=steps, margin=1 - WORTH)
+        climb(hill, starts, patience=effort.patience, steps=effort.steps, margin=1 - WORTH)
     if best is not None and incumbent.best_s >= best_s * (1 - WORTH):
         incumbent.best, incumbent.best_s = best, best_s
 
@@ -124,14 +134,10 @@ def _always_busy_s(costs: StageCosts, b: int) -> float:
 @final
 @dataclass(slots=True)
 class _Colocated(Hill[Candidate]):
-    """Plans of one micro-batch size in which a device may hold several stages.
-
-    Args:
-        most_passes: that may be simulated; None for any number.
-    """
+    """Plans of one micro-batch size in which a device may hold several stages."""
 
     incumbent: Incumbent
-    most_passes: int | None
+    effort: _Effort
     passes: int = 0
 
     def judged(self, points: Iterable[Point]) -> list[tuple[Candidate, float]]:
@@ -157,7 +163,7 @@ class _Colocated(Hill[Candidate]):
         around = Around(assessor=assessor, hot=self._hot(state))
         points = dict.fromkeys(self._canonical(other) for move in MOVES for other in move(around, point))
         found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
-        likely = sorted(found, key=lambda candidate: (self._first_look_s(candidate), candidate))[:LOOKED_AT]
+        likely = sorted(found, key=lambda candidate: (self._first_look_s(candidate), candidate))[: self.effort.looked_at]
         return [(self._estimate_s(candidate), candidate) for candidate in likely]
 
     def _first_look_s(self, candidate: Candidate) -> float:
@@ -169,7 +175,7 @@ class _Colocated(Hill[Candidate]):
     def seconds(self, state: Candidate, below_s: float) -> float | None:
         passes = 2 * self.incumbent.assessor.problem.minibatch_size // state.microbatch_size
         passes *= sum(count for _, count in state.parts)
-        if self.most_passes is not None and self.passes + passes > self.most_passes:
+        if self.passes + passes > self.effort.passes or passes > self.effort.passes / LEAST:
             return None
         found = self.incumbent.simulate(state, below_s=below_s)
         if found is None:

@@ -171,7 +171,7 @@ class GraphPipe(AbstractPlanner):
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
-        colocate(incumbent, shape.orders, shape.lines, self.colocate, patience, steps)
+        colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
