@@ -74,14 +74,17 @@ THOROUGH = _Effort(starts=6, patience=24, steps=6, looked_at=1024, passes=float(
 SIZES = 2
 """Micro-batch sizes, those of the best plans, that the search starts from."""
 
-NEAR = 1.25
+NEAR = 1.12
 """Starts whose prediction is above the best plan by this factor are left alone."""
 
-EVERYWHERE = 16
+EVERYWHERE = 12
 """Plans of at most so many stages are changed everywhere, larger ones on the devices that have most to do."""
 
-BUSY = 0.95
-"""Share of the most that a device has to do from which on a device counts as one of these."""
+BUSIEST = 2
+"""How many devices those are."""
+
+MOST_STAGES = 4
+"""Stages for each device of the cluster."""
 
 LEAST = 10
 """Predictions for which a search must have the passes, or it is not begun."""
@@ -143,7 +146,8 @@ class _Colocated(Hill[Candidate]):
     def judged(self, points: Iterable[Point]) -> list[tuple[Candidate, float]]:
         """Those of some points that fit and are not far above the best plan, best first, with their predicted seconds."""
         found: dict[Candidate, float] = {}
-        for point in points:
+        most = MOST_STAGES * self.incumbent.assessor.cluster.num_devices
+        for point in (point for point in points if len(point.parts) <= most):
             candidate = assess(self.incumbent.assessor, self._canonical(point))
             if isinstance(candidate, Candidate) and candidate not in found:
                 took = self.seconds(candidate, float("inf"))
@@ -161,7 +165,9 @@ class _Colocated(Hill[Candidate]):
             devices=state.placement,
         )
         around = Around(assessor=assessor, hot=self._hot(state))
-        points = dict.fromkeys(self._canonical(other) for move in MOVES for other in move(around, point))
+        most = MOST_STAGES * assessor.cluster.num_devices
+        others = (other for move in MOVES for other in move(around, point) if len(other.parts) <= most)
+        points = dict.fromkeys(self._canonical(other) for other in others)
         found = {verdict for other in points if isinstance(verdict := assess(assessor, other, below_s), Candidate)}
         likely = sorted(found, key=lambda candidate: (self._first_look_s(candidate), candidate))[: self.effort.looked_at]
         return [(self._estimate_s(candidate), candidate) for candidate in likely]
@@ -193,8 +199,8 @@ class _Colocated(Hill[Candidate]):
         if len(state.parts) <= EVERYWHERE:
             return frozenset(range(len(state.parts)))
         loads = self.incumbent.assessor.loads_s(state.parts, state.placement, state.microbatch_size)
-        least = BUSY * max(loads)
-        return frozenset(s for s, devices in enumerate(state.placement) if any(loads[d] >= least for d in devices))
+        busiest = set(sorted(range(len(loads)), key=lambda d: (-loads[d], d))[:BUSIEST])
+        return frozenset(s for s, devices in enumerate(state.placement) if busiest.intersection(devices))
 
     def _canonical(self, point: Point) -> Point:
         """The point with equal devices numbered as they appear, so that what differs by their names alone is tried once."""

@@ -4,12 +4,13 @@ What such a plan takes depends on how its stages' passes interleave, which no bo
 each other or not. So a few micro-batches are run as `gpp.schedules.merge` runs all of them, each stage in the order of 1F1B, and
 the others take what the busiest device does for one. A replicated stage needs all of what it reads from.
 
-Complexity: O(P H) for P passes of these micro-batches and H stages and replicas.
+Complexity: O(P (S + log P)) for P passes of these micro-batches and S stages on each device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from gpp.planners.common.candidates import Assessor, Parts
 from gpp.planners.common.placement import Placement
@@ -37,32 +38,49 @@ def rough_s(assessor: Assessor, parts: Parts, placement: Placement, microbatch_s
     seconds = [assessor.stage_s(mask, microbatch_size, own) for (mask, _), own in zip(parts, placement, strict=True)]
     needs = _needs(assessor, parts, placement, microbatch_size, nexts)
     orders = [_order(min(d, count) if not assessor.problem.regime.keeps_all else count, count) for d in depth]
+    readers: list[list[list[tuple[int, float]]]] = [[[] for _ in parts] for _ in (FORWARDS, BACKWARDS)]
+    for way in (FORWARDS, BACKWARDS):
+        for s, found in enumerate(needs[way]):
+            for other, late in found:
+                readers[way][other] += [(device, late) for device in placement[s]]
     ends = [[[0.0] * count for _ in parts] for _ in (FORWARDS, BACKWARDS)]
     left = [[[len(own)] * count for own in placement] for _ in (FORWARDS, BACKWARDS)]
     free = [0.0] * assessor.cluster.num_devices
-    heads = [[device, s, 0] for s, own in enumerate(placement) for device in own]
-    while heads:
-        best, chosen = (float("inf"), 0, 0), heads[0]
-        for head in heads:
-            device, s, place = head
+    heads: list[list[list[int]]] = [[] for _ in free]
+    for s, own in enumerate(placement):
+        for device in own:
+            heads[device].append([s, 0])
+    wakes = [(0.0, device) for device, own in enumerate(heads) if own]
+    while wakes:
+        now, device = heappop(wakes)
+        if free[device] > now:
+            continue  # It wakes again when it has done what it does.
+        best, chosen = (FORWARDS - 1, 0, 0), None
+        for head in heads[device]:
+            s, place = head
+            if place == len(orders[s]):
+                continue
             way, m = orders[s][place]
-            start = free[device]
             for other, late in needs[way][s]:
-                if left[way][other][m]:
+                if left[way][other][m] or ends[way][other][m] + late > now:
                     break
-                start = max(start, ends[way][other][m] + late)
             else:
-                key = start, -way, depth[s]
-                if key < best:
+                # Backwards first, then what is nearer to the sink.
+                key = way, -depth[s], s
+                if key > best:
                     best, chosen = key, head
-        device, s, place = chosen
+        if chosen is None:
+            continue
+        s, place = chosen
         way, m = orders[s][place]
-        end = free[device] = best[0] + seconds[s][way]
+        end = free[device] = now + seconds[s][way]
+        chosen[1] += 1
         ends[way][s][m] = max(ends[way][s][m], end)
         left[way][s][m] -= 1
-        chosen[2] += 1
-        if chosen[2] == len(orders[s]):
-            heads.remove(chosen)
+        heappush(wakes, (end, device))
+        if not left[way][s][m]:
+            for reader, late in readers[way][s]:
+                heappush(wakes, (ends[way][s][m] + late, reader))
     busiest, updates = [0.0] * len(free), [0.0] * len(free)
     for (mask, _), own, took in zip(parts, placement, seconds, strict=True):
         for device in own:
