@@ -74,7 +74,7 @@ THOROUGH = _Effort(starts=6, patience=24, steps=6, looked_at=1024, passes=float(
 SIZES = 2
 """Micro-batch sizes, those of the best plans, that the search starts from."""
 
-NEAR = 1.12
+NEAR = 1.05
 """Starts whose prediction is above the best plan by this factor are left alone."""
 
 EVERYWHERE = 12
