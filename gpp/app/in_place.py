@@ -111,8 +111,8 @@ def settle(
                 plan = found.again(plan)
             return found.rehearsed(plan, rehearsals, job_of, weights, say)
     except WorkerFailed as error:
-        warn(f"the plan could not be timed in place, so operators that were timed alone predict it: {error}")
-        return problem, plan
+        warn(f"the plan could not be timed in place, so what was known before predicts it: {error}")
+        return found.problem, plan
 
 
 class _Settled:
