@@ -161,7 +161,15 @@ class Job:
 
 def settled(problem: Problem, plan: Plan, **more: Any) -> tuple[Problem, Plan, list[str]]:
     said: list[str] = []
-    words: dict[str, Any] = {"given": False, "job_of": Job, "weights": dict, "say": lambda _: None, "warn": said.append, **more}
+    words: dict[str, Any] = {
+        "given": False,
+        "started": None,
+        "job_of": Job,
+        "weights": dict,
+        "say": lambda _: None,
+        "warn": said.append,
+        **more,
+    }
     return *in_place.settle(problem, plan, STRATEGY, Distributed(), **words), said
 
 
