@@ -268,10 +268,9 @@ class Experiment:
                 f"use {ops} or fewer",
             )
         if isinstance(cost, Profiled):
-            most = self.microbatch_size or self.minibatch_size
-            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, largest=most)
+            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
-        problem = Problem(
+        posed = Problem(
             graph=graph,
             cluster=self.cluster,
             cost=cost,
@@ -283,7 +282,7 @@ class Experiment:
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
         )
-        return here(problem, self.engine)
+        return here(posed, self.engine)
 
     @property
     def _imposed(self) -> int | None:

@@ -36,7 +36,7 @@ FEWEST, MOST = 8, 60
 
 
 def profiled(
-    cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, *, largest: int
+    cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, largest: int
 ) -> Profiled:
     """The cost model with the times of the graph's operators: from disk, or measured now.
 
