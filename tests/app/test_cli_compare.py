@@ -56,8 +56,7 @@ def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path)
     assert stale["graphpipe"] == 0 and stale["pipedream_2bw"] == 1
     assert [name for name, each in found.items() if each["plan"]["optimality_gap"] is not None] == ["graphpipe"]
     assert "stale" in done.out
-    # Asynchronous mini-batches are cut as prediction has it, and the best of the two kinds are told apart.
-    assert set(found["pipedream"]["plan"]["microbatch_sizes"].values()) != {64}, found["pipedream"]["plan"]
+    # The best of the two kinds are told apart.
     times = {name: each["predicted"]["iteration_s"] for name, each in found.items()}
     late = min(names[1:], key=lambda name: times[name])
     assert done.result["best"] == {"synchronous": "graphpipe", "asynchronous": late} and done.result["strategy"] == "graphpipe"
