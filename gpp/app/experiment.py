@@ -39,7 +39,7 @@ from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.engine import AbstractEngine, Task
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
@@ -281,6 +281,7 @@ class Experiment:
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
+            refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
         return here(posed, self.engine)
 

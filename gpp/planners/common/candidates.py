@@ -74,6 +74,7 @@ class Assessor:
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int, int], float] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
         self.placer = Placer(costs.cluster)
@@ -95,10 +96,9 @@ class Assessor:
             placement: devices of each part; types: the types of the devices of each part; None for the placer's choice.
             below_s: a candidate whose bound is not below that is None, too.
         """
-        if self._homogeneous and math.isfinite(below_s):
-            count = self.problem.minibatch_size // microbatch_size
-            if any(count * sum(self._stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
-                return None
+        hopes = self._homogeneous and math.isfinite(below_s)
+        if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):
+            return None
         arranged = self._arranged(parts, chain)
         if arranged is None:
             return None
@@ -118,6 +118,18 @@ class Assessor:
             return short
         bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
+
+    def least_s(self, mask: int, num_replicas: int, microbatch_size: int) -> float:
+        """What a stage alone bounds the iteration by, wherever its replicas are, on a cluster of equal devices."""
+        key = (mask, num_replicas, microbatch_size)
+        found = self._least.get(key)
+        if found is None:
+            regime, count = self.problem.regime, self.problem.minibatch_size // microbatch_size
+            trainable = self.costs.trainable_bytes(mask)
+            update = min(finish_s(self.problem, trainable, ring) for ring in self.placer.rings(num_replicas))
+            passes = sum(self._stage_s(mask, microbatch_size, range(num_replicas)))
+            found = self._least[key] = count * passes + regime.minibatches * update
+        return found
 
     def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
