@@ -4,7 +4,8 @@
     python -m tests.check_predictions DIR
 
 Repeats (seeds) of a case are one case, with the median of their measured steps: a machine's speed changes by the minute.
-Cases of a model whose predictions differ by less than 2 % are one plan, since steps are not measured better. Kendall's tau is scipy's.
+Cases of a model whose predictions differ by less than 2 % are one plan, since steps are not measured better. Kendall's tau is
+scipy's.
 """
 
 from __future__ import annotations
