@@ -147,7 +147,9 @@ def measure(width: int, microbatches: int, trees: dict[str, Path], rounds: int) 
     """Seconds of a step by program, round by round."""
     found: list[dict[str, float]] = []
     with started(width, microbatches, trees) as programs:
-        longest = max(b - a for program in programs.values() for ends in program.ends() for a, b in zip(ends, ends[1:], strict=False))
+        longest = max(
+            b - a for program in programs.values() for ends in program.ends() for a, b in zip(ends, ends[1:], strict=False)
+        )
         slice_s = min(max(0.6, 8 * longest), 2.0)
         for number in range(rounds):
             names = list(programs) if number % 2 == 0 else list(programs)[::-1]
@@ -179,7 +181,8 @@ def told(width: int, microbatches: int, trees: dict[str, Path], found: list[dict
     ]
     for label in trees:
         above = {
-            name: median((one[label] - one[name] * filling) / (2 * microbatches) for one in found) * 1e6 for name in ("plain", "beside")
+            name: median((one[label] - one[name] * filling) / (2 * microbatches) for one in found) * 1e6
+            for name in ("plain", "beside")
         }
         lines.append(
             f"    {label:<8} {at[label]:.2f} ms: {ratio(label, 'plain', filling):.3f} of the ideal by plain, "

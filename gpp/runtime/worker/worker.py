@@ -346,7 +346,7 @@ class Worker:
         out: dict[str, float] = {}
         for runner in self.teams.led(interpreter.runners):
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
-                out[name] = out.get(name, 0.0) + value.item()
+                out[name] = out.get(name, 0.0) + float(value)
         return out
 
     def evaluate(self) -> dict[str, float]:
