@@ -61,10 +61,12 @@ DONE = Done()
 class AbstractTransport(ABC):
     """Point-to-point messages and sums between the devices of a plan.
 
-    `finished` says when the send or sum begun last is over: for the clock of the device, not for waiting.
+    `finished` says when the send or sum begun last is over: for the clock of the device, not for waiting. `idle`, set
+    before `prepare`, is called where a transport is about to wait for a message that has not come.
     """
 
     finished: Callable[[], Mark]
+    idle: Callable[[], None] | None = None
 
     @abstractmethod
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
@@ -161,6 +163,7 @@ class TorchTransport(AbstractTransport):
         me, near = places[dist.get_rank()], set[Channel]()
         if sum(other[0] == me[0] for other in places) <= len(os.sched_getaffinity(0)):
             memory.spin_s = SPIN_S
+        memory.idle = self.idle
         reached = 1
         for channel in sizes:
             peer = places[self._rank_of[channel[3] if channel[4] == self._device else channel[4]]]

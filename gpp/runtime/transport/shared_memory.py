@@ -10,8 +10,9 @@ side and a third thread.
                          full[n]: 1 while slot i holds a message that somebody may read
 
 A message that is read in place is a tensor in the slot's memory, and the slot is free again when the last tensor on
-that storage goes, whoever holds it: the graph of a forward, or a gradient that autograd did not copy. The last `SPARE`
-slots are not lent, but copied out and freed at once, so messages flow however many tensors are kept.
+that storage has gone, whoever held it: the graph of a forward, or a gradient that autograd did not copy. The storage
+counts them, and the receiver looks at that count before its next message. The last `SPARE` slots are not lent, but
+copied out and freed at once, so messages flow however many tensors are kept.
 
 A sender never blocks: a message without a free slot waits in the sender's own list until its next call.
 The memory has no name (memfd), so nothing is left behind however a process ends.
@@ -35,8 +36,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 
@@ -53,9 +52,11 @@ RING_BYTES = 64 << 20
 """Slots of one channel take at most this much, but there are always two."""
 SPARE = 2
 """Slots of a channel in which no message stays: the sender writes one while the receiver copies another out."""
-SPIN_S = 200e-6
-"""A wait looks again and again for so long before it sleeps, where every worker has a core of its own: a sleeper is awake
-some 50 us after the message has come."""
+SPIN_S = 5e-3
+"""A wait looks again and again for so long before it sleeps, where every worker has a core of its own: to wake a sleeper
+takes the sender 150 us on a virtual machine, and the sleeper is there some 50 us later."""
+YIELD_S = 20e-6
+"""From then on it lets any other program have the core that wants it."""
 SHORT_SPIN_S = 5e-6
 """The same where workers share cores: whoever spins takes the time from another."""
 SLICE_S = 0.25
@@ -67,9 +68,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-_visible = threading.RLock()
-"""To take it is a locked instruction, and all stores before one are visible before any load behind it. A lease may end
-wherever Python collects garbage, so the holder may take it again."""
+_visible = threading.Lock()
+"""To take it is a locked instruction, and all stores before one are visible before any load behind it."""
 
 
 class _Timespec(ctypes.Structure):
@@ -142,19 +142,9 @@ class RingSize:
         return -(-4 * (ORDER + 2 * self.slots) // ALIGN) * ALIGN
 
 
-class _Lease:
-    """The memory of a slot, lent to the tensors of one message; `free` is called when the last of them has gone."""
-
-    free: Callable[[], None]
-
-    def __del__(self) -> None:
-        self.free()
-
-
-@cache
-def _lease_of(num_bytes: int) -> Any:
-    """The class of leases of so many bytes: torch takes the memory of a ctypes array, and lets go of it with the storage."""
-    return type(f"Lease{num_bytes}", (_Lease, ctypes.c_char * num_bytes), {})
+def _references(storage: torch.UntypedStorage) -> int:
+    """Tensors on a storage, those of autograd's graphs included."""
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 class RingBuffer:
@@ -164,11 +154,12 @@ class RingBuffer:
         self.size, n = size, size.slots
         self.words = _Words(memory, offset, ORDER + 2 * n)
         self.full = ORDER + n
-        self.lent: set[int] = set()
-        """Slots in which somebody reads."""
+        self.lent: dict[int, int] = {}
+        """Slots in which somebody reads, and the references to their storage before."""
+        self._wholes: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
         self._memory, start = memory, offset + size.words_bytes
         self._slots = [start + i * size.slot_bytes for i in range(n)]
-        self._frees = [self._end_of(slot) for slot in range(n)]
         self._places: dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
         self._filled: int | None = None
         self.waiting: deque[torch.Tensor] = deque()
@@ -178,8 +169,11 @@ class RingBuffer:
         found = self._places.get((slot, shape, dtype))
         if found is None:
             start, size = self._slots[slot], math.prod(shape) * dtype.itemsize
-            whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=self.size.slot_bytes)
-            found = self._places[slot, shape, dtype] = whole[:size].view(dtype).view(shape)
+            if slot not in self._wholes:
+                # A storage for each slot, so that each has a count of its own.
+                whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=self.size.slot_bytes)
+                self._wholes[slot], self._storages[slot] = whole, whole.untyped_storage()
+            found = self._places[slot, shape, dtype] = self._wholes[slot][:size].view(dtype).view(shape)
         return found
 
     def _free_slot(self) -> int | None:
@@ -233,23 +227,21 @@ class RingBuffer:
     def take(self, index: int, form: Form) -> torch.Tensor:
         """Message number `index`, which has arrived."""
         slot = self.words.values[ORDER + index % self.size.slots]
-        if len(self.lent) >= self.size.slots - SPARE or not form.num_bytes:
-            found = form.empty().copy_(self._place(slot, form.shape, form.dtype))
+        self.collect()
+        place = self._place(slot, form.shape, form.dtype)
+        if len(self.lent) >= self.size.slots - SPARE:
+            found = place.clone()
             self._free(slot)
             return found
-        self.lent.add(slot)
-        lease = _lease_of(form.num_bytes).from_buffer(self._memory, self._slots[slot])
-        lease.free = self._frees[slot]
-        return torch.frombuffer(lease, dtype=form.dtype).view(form.shape)
+        self.lent[slot] = _references(self._storages[slot])
+        return place.detach()
 
-    def _end_of(self, slot: int) -> Callable[[], None]:
-        """What ends a lease of a slot."""
-
-        def free() -> None:
-            self.lent.discard(slot)
+    def collect(self) -> None:
+        """Free the slots in which nobody reads any more."""
+        lent, storages = self.lent, self._storages
+        for slot in [slot for slot, before in lent.items() if _references(storages[slot]) <= before]:
+            del lent[slot]
             self._free(slot)
-
-        return free
 
     def _free(self, slot: int) -> None:
         values = self.words.values
@@ -265,10 +257,13 @@ class SharedMemory:
         sizes: channel number -> room that it needs, for the channels on which this device receives.
         timeout_s: seconds after which a wait gives up.
         spin_s: seconds in which a wait does not sleep.
+
+    `idle`, if it is set, is called by every wait whose message has not come yet: there is time for what is due later.
     """
 
     def __init__(self, sizes: Mapping[int, RingSize], timeout_s: float, spin_s: float = SHORT_SPIN_S) -> None:
         self.timeout_s, self.spin_s = timeout_s, spin_s
+        self.idle: Callable[[], None] | None = None
         table, at = {}, HEADER_BYTES
         for number, size in sizes.items():
             table[number] = (at, size.message_bytes, size.messages)
@@ -343,6 +338,9 @@ class Arrival:
     def _sleep(self) -> None:
         ring, memory, words = self._ring, self._memory, self._ring.words
         start = time.monotonic()
+        ring.collect()
+        if memory.idle:
+            memory.idle()
         while not ring.ready(self._index):
             idle = memory.push()
             seen = words.values[PUBLISHED]
@@ -350,6 +348,8 @@ class Arrival:
                 return
             now = time.monotonic()
             if now - start < memory.spin_s:
+                if now - start > YIELD_S:
+                    os.sched_yield()
                 continue
             if now - start > memory.timeout_s:
                 raise TimeoutError(f"a message did not come within {memory.timeout_s:g} s")

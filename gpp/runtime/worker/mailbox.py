@@ -191,7 +191,8 @@ class Mailbox(AbstractMailbox):
         layout = self._layouts_out[channel[0]][channel[2]]
         tensors, form = self._rows(layout, (channel[0], microbatch), lo, hi, last), layout.form(hi - lo, self.device)
         if len(tensors) == 1:
-            return tensors[0].to(form.dtype).contiguous(), form.num_bytes
+            (tensor,) = tensors
+            return tensor if tensor.is_contiguous() else tensor.contiguous(), form.num_bytes
         buffer = self.transport.room(channel, form)
         if buffer is None:
             buffer = form.empty()

@@ -36,7 +36,8 @@ class _Pass:
 
     leaves: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
-    loss: torch.Tensor | None
+    losses: list[torch.Tensor]
+    share: float
 
 
 OnNonFinite = Callable[[Seen, int, int], None]
@@ -101,6 +102,7 @@ class StageRunner:
         self._seed: Callable[[int], int] = int
         self._step = 0
         self._passes: dict[int, _Pass] = {}
+        self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
         self._specs = mailbox.boundary.specs()
         self._differentiated = (
@@ -159,11 +161,11 @@ class StageRunner:
         else:
             outputs = module.forward(hi - lo, values)
         end = self.now()
-        loss = self._take_results(microbatch, lo, hi, outputs) if module.results else None
+        losses = self._take_results(microbatch, lo, hi, outputs) if module.results else []
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
-            self._passes[microbatch] = _Pass(leaves, outputs, loss)
+            self._passes[microbatch] = _Pass(leaves, outputs, losses, (hi - lo) / self.num_samples)
             if self.meter:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
@@ -174,22 +176,20 @@ class StageRunner:
             self.examine()
         return start, end
 
-    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Take the results out of `outputs`, and count them; returns what the backward begins with."""
-        share, minibatch, loss = (hi - lo) / self.num_samples, microbatch // self.accumulation, None
+    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Take the results out of `outputs`, and count them; returns the losses."""
+        share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[torch.Tensor]()
         for name in self.module.results:
             if name not in outputs:
                 continue
             value = outputs.pop(name)
-            if is_loss(name):
-                part = value * share
-                loss = part if loss is None else loss + part
             # On a processor a number costs nothing; a card's host would wait for it.
             number = value.detach() if self.deferred else float(value.item())
             self._add_result(minibatch, name, (number.double() if isinstance(number, torch.Tensor) else number) * share)
             if is_loss(name):
                 self._unread.append((name, microbatch, lo, hi, number))
-        return loss
+                losses.append(value)
+        return losses
 
     def examine(self) -> None:
         """Look at the losses of the forwards since the last call; the first that is not finite is told."""
@@ -214,7 +214,7 @@ class StageRunner:
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
-                made = kept.outputs if kept.loss is None else {**kept.outputs, LOSS: kept.loss}
+                made = {**kept.outputs, **({LOSS: sum(kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
                         stage=self.stage,
@@ -245,6 +245,13 @@ class StageRunner:
         results = self.results.setdefault(minibatch, {})
         results[name] = results[name] + value if name in results else value
 
+    def _loss_seed(self, loss: torch.Tensor, share: float) -> torch.Tensor:
+        """What a backward begins with at a loss: its share of the mini-batch, and the loss scale."""
+        key = loss.dtype, share * (self.scale.value if self.scale else 1.0)
+        if key not in self._loss_seeds:
+            self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
+        return self._loss_seeds[key]
+
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
         piece = self._piece(microbatch)
@@ -261,9 +268,10 @@ class StageRunner:
             if output.requires_grad:
                 roots.append(output)
                 seeds.append(grad)
-        if done.loss is not None and done.loss.requires_grad:
-            roots.append(done.loss)
-            seeds.append(torch.full_like(done.loss, self.scale.value) if self.scale else None)
+        for loss in done.losses:
+            if loss.requires_grad:
+                roots.append(loss)
+                seeds.append(self._loss_seed(loss, done.share))
         start = self.now()
         if self.weights:
             self.weights.backward(microbatch // self.round_robin_degree)

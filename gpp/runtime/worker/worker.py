@@ -18,7 +18,6 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.data.sampler import minibatch
 from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
@@ -41,7 +40,7 @@ from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
-from gpp.runtime.worker.rows import Order, Rows
+from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
@@ -118,8 +117,10 @@ class Worker:
             status=self.status,
             clock=self.clock,
             arm=self.gradients.arm if overlaps else None,
-            issued=self.rows.ahead,
+            issued=self.rows.ahead if card else None,
         )
+        if card is None:
+            transport.idle = self.rows.ahead
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
@@ -254,7 +255,7 @@ class Worker:
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
             step = first + minibatch_of_stretch
-            return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
+            return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
@@ -318,7 +319,8 @@ class Worker:
             runner.examine()
 
     def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
-        self.rows.ahead()
+        if self.card:
+            self.rows.ahead()
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
