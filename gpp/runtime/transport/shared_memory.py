@@ -55,7 +55,7 @@ SPARE = 2
 SPIN_S = 5e-3
 """A wait looks again and again for so long before it sleeps, where every worker has a core of its own: to wake a sleeper
 takes the sender 150 us on a virtual machine, and the sleeper is there some 50 us later."""
-YIELD_S = 20e-6
+YIELD_S = 100e-6
 """From then on it lets any other program have the core that wants it."""
 SHORT_SPIN_S = 5e-6
 """The same where workers share cores: whoever spins takes the time from another."""

@@ -181,7 +181,11 @@ class Interpreter(Generic[R]):
         """Wait for the messages of a pass."""
         if self._arm and action in self._summed:
             self._arm(self._summed[action])
-        self._wait(self.mailboxes[action[1]].arrive, direction, action[2])
+        mailbox, microbatch = self.mailboxes[action[1]], action[2]
+        if mailbox.expects(direction, microbatch):
+            self._wait(mailbox.arrive, direction, microbatch)
+        else:
+            mailbox.arrive(direction, microbatch)
 
     def _receive(self, direction: str, action: Action, last: bool) -> None:
         _, stage, microbatch, peer_stage, peer_device, lo, hi = action

@@ -7,7 +7,6 @@ that it receives and cuts out those that it sends. Between two stages of one dev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import final
@@ -49,7 +48,7 @@ class AbstractMailbox(ABC):
 
     def __init__(self, *, stage: int, device_id: int, transport: AbstractTransport) -> None:
         self.stage, self.device_id, self.transport = stage, device_id, transport
-        self._posted: dict[tuple[str, int], list[Posted]] = defaultdict(list)
+        self._posted: dict[tuple[str, int], list[Posted]] = {}
 
     @final
     def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
@@ -58,7 +57,12 @@ class AbstractMailbox(ABC):
         if peer_device != self.device_id:
             channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
             receive = self.transport.post(channel, self._form(direction, peer_stage, hi - lo))
-        self._posted[direction, microbatch].append(Posted(receive, peer_stage, lo, hi))
+        self._posted.setdefault((direction, microbatch), []).append(Posted(receive, peer_stage, lo, hi))
+
+    @final
+    def expects(self, direction: str, microbatch: int) -> bool:
+        """Whether a compute action has messages to wait for."""
+        return (direction, microbatch) in self._posted
 
     @final
     def arrive(self, direction: str, microbatch: int) -> None:
@@ -135,7 +139,7 @@ class Mailbox(AbstractMailbox):
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}
 
     def take(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors that arrived for a compute action, neighbour by neighbour.
+        """Names and tensors that arrived for a compute action, neighbour by neighbour; nobody else has these tensors.
 
         Several neighbours may send gradients of one name. The batch dimension lies where the stage's module has it.
         """
@@ -201,7 +205,8 @@ class Mailbox(AbstractMailbox):
 
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
         layout = self._layouts_out[direction][peer_stage]
-        self.handover[direction, self.stage, peer_stage, lo] = self._rows(layout, (direction, microbatch), lo, hi, last)
+        rows = self._rows(layout, (direction, microbatch), lo, hi, last)
+        self.handover[direction, self.stage, peer_stage, lo] = [tensor.detach() for tensor in rows]
 
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""

@@ -6,6 +6,7 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections import deque
@@ -378,6 +379,9 @@ class Worker:
         meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
         for runner in self.training.runners.values():
             runner.meter = meter
+        # What has been made so far stays: no collection needs to look at it again.
+        gc.collect()
+        gc.freeze()
         step = settings.first_step
         while step < settings.steps:
             first, count = stretch_at(self.job, step)
