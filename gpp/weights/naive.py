@@ -15,7 +15,7 @@ class Naive(AbstractActual):
 
     name: ClassVar[str] = "naive"
     repeats: ClassVar[bool] = False
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
 
     @property
     def backward(self) -> Backward:

@@ -29,7 +29,7 @@ class PipeOptim(AbstractWeights):
     """
 
     name: ClassVar[str] = "pipeoptim"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     horizon_from: Literal["schedule", "constant"] = "schedule"
     offset: Literal[0, 1] = 0
     future: Literal["same", "zero"] = "same"

@@ -24,7 +24,7 @@ class SpecTrain(AbstractWeights):
     """
 
     name: ClassVar[str] = "spectrain"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     form: Literal[1, 2] = 1
     nesterov: bool = False
 

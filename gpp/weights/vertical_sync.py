@@ -19,7 +19,7 @@ class VerticalSync(AbstractRing):
 
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "vertical_sync"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
 
     def lag(self, position: PipelinePosition) -> int:
         return position.depth - 1

@@ -74,6 +74,7 @@ class Assessor:
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int, int], float] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
         self.placer = Placer(costs.cluster)
@@ -99,10 +100,9 @@ class Assessor:
         shared = placement is not None and _shared(parts, placement)
         if shared and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
             return None
-        if self._homogeneous and math.isfinite(below_s):
-            count = self.problem.minibatch_size // microbatch_size
-            if any(count * sum(self.stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
-                return None
+        hopes = self._homogeneous and math.isfinite(below_s)
+        if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):
+            return None
         arranged = self.arranged(parts, chain)
         if arranged is None:
             return None
@@ -124,6 +124,18 @@ class Assessor:
         if shared:
             bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
+
+    def least_s(self, mask: int, num_replicas: int, microbatch_size: int) -> float:
+        """What a stage alone bounds the iteration by, wherever its replicas are, on a cluster of equal devices."""
+        key = (mask, num_replicas, microbatch_size)
+        found = self._least.get(key)
+        if found is None:
+            regime, count = self.problem.regime, self.problem.minibatch_size // microbatch_size
+            trainable = self.costs.trainable_bytes(mask)
+            update = min(finish_s(self.problem, trainable, ring) for ring in self.placer.rings(num_replicas))
+            passes = sum(self.stage_s(mask, microbatch_size, range(num_replicas)))
+            found = self._least[key] = count * passes + regime.minibatches * update
+        return found
 
     def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
         """What each device has to do in an iteration: the passes and updates of all parts that it holds."""

@@ -95,7 +95,7 @@ def climb(
             heapq.heappush(seen, (took, len(seen), other))
             if took < seconds * margin:
                 state, seconds, left = other, took, patience
-            elif left is not None:
+            elif left is not None and took < math.inf:
                 left -= 1
         return state, seconds
 
