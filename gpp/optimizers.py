@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 from pydantic import Field
 
 from gpp.settings import Decay, Natural, NotNegative, Share, settings
-from gpp.weights.base import COPY, Extrapolation, Predictor
+from gpp.weights.base import COPY, Extrapolation, Predictor, Work
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,15 @@ class LearningRate:
 Rate = Annotated[float, Field(gt=0, examples=[0.01])]
 ClipNorm = Annotated[float, Field(gt=0, examples=[1.0])]
 ClipScope = Literal["model", "stage"]
+
+
+ADD = Work(3.0, 1)
+"""The sum of two lists of tensors: both are read, a third is written."""
+
+
+def keeping(weight_decay: float) -> Work:
+    """Keeping the last gradient at an update, with the coupled decay in it."""
+    return ADD if weight_decay else COPY
 
 
 class AbstractOptimizer(ABC):
@@ -95,12 +104,12 @@ class SGD(AbstractOptimizer):
         return 1.0 if self.momentum else 0.0
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
-        keeping = COPY + bool(self.weight_decay)
         if rule.future == "zero":
-            return Extrapolation(COPY + (0.0 if not self.momentum else 3.0 if self.weight_decay else 1.0))
+            shrunk = Work(2.0, 1)
+            return Extrapolation(once=shrunk if not self.momentum else shrunk + ADD if self.weight_decay else ADD)
         if self.momentum and not rule.nesterov:
             return Extrapolation()
-        return Extrapolation(once=6.0 if self.momentum else 3.0, kept=1.0, update=keeping)
+        return Extrapolation(once=ADD * (2 if self.momentum else 1), kept=1.0, update=keeping(self.weight_decay))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -128,11 +137,11 @@ class Adam(AbstractOptimizer):
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
-        step, shrinks = 8.0, bool(rule.decay and self.decoupled and self.weight_decay)
+        step, shrinks = Work(8.0, 3), bool(rule.decay and self.decoupled and self.weight_decay)
         if rule.future == "same":
             return Extrapolation(once=step + COPY * shrinks)
         if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=2 * COPY, each=step + 5.0)
+            return Extrapolation(once=COPY * 2, each=step + Work(5.0, 2))
         return Extrapolation(once=COPY, each=step)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -164,12 +173,14 @@ class RMSprop(AbstractOptimizer):
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         if rule.future == "zero":
             if self.weight_decay:
-                return Extrapolation(once=8.0 if self.momentum else 7.0, each=9.0)
-            return Extrapolation() if self.momentum else Extrapolation(COPY)
+                # Weights copied, a root made and shifted, a velocity copied or filled; then a step of three operators.
+                velocity = COPY if self.momentum else Work(1.0, 1)
+                return Extrapolation(once=COPY + Work(4.0, 2) + velocity, each=Work(9.0, 3))
+            return Extrapolation() if self.momentum else Extrapolation(once=COPY)
         if self.momentum:
             return Extrapolation()
         # At the update the gradient is copied, with its decay, and divided by the root of the mean square.
-        return Extrapolation(kept=1.0, update=COPY + bool(self.weight_decay) + 7.0)
+        return Extrapolation(kept=1.0, update=keeping(self.weight_decay) + Work(7.0, 3))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch

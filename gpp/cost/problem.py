@@ -210,7 +210,7 @@ class Problem:
     def prediction(self) -> Extrapolation:
         """The cost of the regime's predictions; nothing where none are made."""
         rule = self.regime.weights.predictor
-        return Extrapolation(once=0.0) if rule is None else self.extrapolation(rule)
+        return Extrapolation() if rule is None else self.extrapolation(rule)
 
     @property
     def state_factor(self) -> float:

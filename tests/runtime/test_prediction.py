@@ -10,7 +10,7 @@ import torch
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
-from gpp.weights.base import Predictor
+from gpp.weights.base import Predictor, Work
 from tests.support.moved import Moved
 
 START, GRADIENT = 1.5, 0.7
@@ -35,9 +35,7 @@ class Run:
                 self.optimizer.step()
 
     def predicted(self, horizon: int) -> torch.Tensor:
-        out = torch.empty_like(self.weight, requires_grad=False)
-        predictor(self.spec, self.optimizer, self.rule)([out], [self.weight], [self.spec.lr] * horizon)
-        return out
+        return predictor(self.spec, self.optimizer, self.rule)([self.weight], [self.spec.lr] * horizon)[0]
 
     def error(self, horizon: int, gradient: float = GRADIENT) -> float:
         """Of the prediction, against the steps really made."""
@@ -129,15 +127,14 @@ def test_what_a_prediction_costs_is_what_its_operators_move_and_keep(spec: Abstr
     own.optimizer.step()
     size = run.weight.numel() * run.weight.element_size()
     for horizon in (1, 2, 5):
-        out = torch.empty_like(run.weight, requires_grad=False)
         predict = predictor(spec, run.optimizer, rule)
         with Moved() as moved:
-            predict([out], [run.weight], [spec.lr] * horizon)
-        assert moved.bytes == cost.moved(horizon) * size, horizon
+            predict([run.weight], [spec.lr] * horizon)
+        assert Work(moved.bytes / size, moved.launches) == cost.of(horizon), horizon
     run.weight.grad = torch.ones_like(run.weight)
     with Moved() as moved, run.kept([run.weight]):
         pass
-    assert moved.bytes == cost.update * size
+    assert Work(moved.bytes / size, moved.launches) == cost.update
 
     def held(one: Run) -> int:
         return sum(t.numel() for t in one.optimizer.state[one.weight].values() if torch.is_tensor(t) and t.numel() > 1)
@@ -204,8 +201,7 @@ def test_rmsprop_goes_on_along_its_last_direction() -> None:
 def test_rates_of_the_schedule_are_summed_up() -> None:
     run = Run(SGD(lr=0.1))
     run.steps(1)
-    out = torch.empty(3, dtype=torch.float64)
-    predictor(run.spec, run.optimizer, Predictor())([out], [run.weight], [0.1, 0.05, 0.0])
+    (out,) = predictor(run.spec, run.optimizer, Predictor())([run.weight], [0.1, 0.05, 0.0])
     buffer = run.optimizer.state[run.weight]["momentum_buffer"]
     torch.testing.assert_close(out, run.weight.detach() - 0.15 * buffer, rtol=0, atol=1e-15)
 

@@ -1,8 +1,7 @@
-"""Bytes that weight policies move in a real run, against those that the bill of a stage charges."""
+"""Bytes that weight policies move in a real run, and operators that they start, against those that the bill of a stage charges."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,16 +46,19 @@ STEPS = 14
 """Of these the pipeline of four stages is full from the fifth on."""
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, int], int]:
-    """(stage's memory, F, B or U, micro-batch or update) -> bytes moved there; filled while workers run."""
-    found: dict[tuple[int, str, int], int] = defaultdict(int)
+Moves = dict[tuple[int, str, int], tuple[int, int]]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
+    """(stage's memory, F, B or U, micro-batch or update) -> bytes moved there, operators started; filled while workers run."""
+    found: Moves = {}
 
     def noted(kind: str, original: Callable[..., None], number: Callable[..., int]) -> Callable[..., None]:
         def run(self: AbstractStageWeights, *args: Any) -> None:
             with Moved() as moved:
                 key = id(self), kind, number(self, *args)
                 original(self, *args)
-            found[key] += moved.bytes
+            found[key] = moved.bytes, moved.launches
 
         return run
 
@@ -98,13 +100,14 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
         for s, held in worker.weights.items():
             size, stage = sum(m.numel() * m.element_size() for m in held.masters), job.plan.stages[s]
             batch = range(last * accumulation, (last + 1) * accumulation)
-            moved = [sum(found[id(held), kind, j] for j in batch) / accumulation for kind in ("F", "B")]
-            moved.append(found[id(held), "U", last])
+            rows = [[found[id(held), kind, j] for j in batch] for kind in ("F", "B")] + [[found[id(held), "U", last]]]
+            moved = [tuple(sum(each) / len(row) for each in zip(*row, strict=True)) for row in rows]
             bill, plain = (StageCost.of(of, stage, job.plan.depth) for of in (charging, free))
             charged = [bill.forward_s - plain.forward_s, bill.backward_s - plain.backward_s, bill.update_s - plain.update_s]
             device = problem.cluster.devices[stage.devices[0]]
-            assert charged == pytest.approx([problem.cost.move_s(amount, device) for amount in moved], rel=1e-9, abs=1e-15), s
+            seconds = [problem.cost.move_s(amount, device) + device.kernel_latency_s * launches for amount, launches in moved]
+            assert charged == pytest.approx(seconds, rel=1e-9, abs=1e-15), s
             assert bill.static_bytes == plain.static_bytes + charging.prediction.kept * size
             assert bill.version_bytes == held.scratch_bytes
-            whole += sum(moved)
+            whole += sum(amount for amount, _ in moved)
     assert (whole > 0) == (policy != Naive())

@@ -87,17 +87,10 @@ class Table:
             self._of[number] = made[horizon]
 
     def _extrapolated(self, horizon: int) -> Values:
-        out = [torch.empty_like(own) for own in self._own]
-        self._write(out, horizon)
-        return out
-
-    def _write(self, into: Values, horizon: int) -> None:
-        """The weights `horizon` updates after the present version."""
+        """The weights `horizon` updates after the present version, in memory of their own."""
         if horizon and self._predict:
-            self._predict(into, self.masters, [self.rate(self.version + i) for i in range(horizon)])
-            return
-        for tensor, own in zip(into, self._own, strict=True):
-            tensor.copy_(own)
+            return self._predict(self.masters, [self.rate(self.version + i) for i in range(horizon)])
+        return [own.clone() for own in self._own]
 
     def forward(self, number: int) -> Values:
         """What the forward of a micro-batch, counted from the start of the run, computes with; called once for each."""
