@@ -7,7 +7,7 @@ from gpp.app.api import capture_model, problem, train
 from gpp.cluster import Cluster, Device, Link, local, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.profiled import Profiled
-from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
+from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -39,6 +39,8 @@ __all__ = [
     "GraphPipe",
     "LearningRate",
     "Link",
+    "Muon",
+    "NAdam",
     "Naive",
     "NoFlush",
     "OneFOneB",

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
+from gpp.weights.corrections.base import AbstractCorrection
+from gpp.weights.work import ADD, COPY, NONE, Work
 
 Backward = Literal["same", "current", "predicted"]
 """Those that the forward used; the latest; others, extrapolated for the backward."""
@@ -72,29 +74,6 @@ class Predictor:
     nesterov: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is done to all weights of a stage together.
-
-    Args:
-        moved: bytes read and written, for each byte of the weights.
-        launches: calls that each go over the whole list of tensors; each has a fixed cost, however small the weights are.
-    """
-
-    moved: float = 0.0
-    launches: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.moved + other.moved, self.launches + other.launches)
-
-    def __mul__(self, times: float) -> Work:
-        return Work(self.moved * times, self.launches * times)
-
-
-COPY = Work(2.0, 1)
-"""A copy reads and writes every byte."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
     """What predictions by an optimizer's rule cost.
@@ -106,10 +85,10 @@ class Extrapolation:
         update: work at every update to keep them.
     """
 
-    once: Work = Work(3.0, 1)
-    each: Work = Work()
+    once: Work = ADD
+    each: Work = NONE
     kept: float = 0.0
-    update: Work = Work()
+    update: Work = NONE
 
     def of(self, horizon: int) -> Work:
         """One prediction of so many updates."""
@@ -124,9 +103,9 @@ def along_a_momentum(rule: Predictor) -> Extrapolation:
 class Traffic(NamedTuple):
     """Work around a forward, a backward and an update: means over a mini-batch of the steady state."""
 
-    forward: Work = Work()
-    backward: Work = Work()
-    update: Work = Work()
+    forward: Work = NONE
+    backward: Work = NONE
+    update: Work = NONE
 
 
 class AbstractWeights(ABC):
@@ -141,6 +120,7 @@ class AbstractWeights(ABC):
 
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
+        correction: what an update does about gradients that are late; None: nothing.
     """
 
     name: ClassVar[str]
@@ -152,6 +132,7 @@ class AbstractWeights(ABC):
     """Whether all stages use one version for a micro-batch, so that a weight that several of them share stays one."""
 
     accumulation: int | None
+    correction: AbstractCorrection | None = None
 
     @property
     @abstractmethod
@@ -211,6 +192,10 @@ class AbstractWeights(ABC):
         """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
         return _staleness(self, position)
 
+    def corrects(self, position: PipelinePosition) -> AbstractCorrection | None:
+        """The correction of a stage; None where its gradients are not late."""
+        return self.correction if self.correction and self.staleness(position) else None
+
     def traffic(self, position: PipelinePosition, prediction: Extrapolation) -> Traffic:
         """What the policy moves through memory, beyond passes and updates of one version.
 
@@ -222,19 +207,30 @@ class AbstractWeights(ABC):
             prediction.once * way.extrapolations + prediction.each * way.updates_ahead + COPY * way.copies
             for way in (moves.forward, moves.backward)
         )
-        return Traffic(forward, backward, COPY * moves.update + (prediction.update if self.predictor else Work()))
+        update = COPY * moves.update + (prediction.update if self.predictor else NONE)
+        if correction := self.corrects(position):
+            backward, update = backward + correction.cost.backward, update + correction.cost.update
+        return Traffic(forward, backward, update)
 
     def check(self, position: PipelinePosition) -> None:
         """Refuse a pipeline in which the policy cannot hold.
 
         Raises:
-            InvalidConfig: too few micro-batches in a mini-batch.
+            InvalidConfig: too few micro-batches in a mini-batch; a correction without what it needs.
         """
         least = self.least_accumulation(position.depth)
         if position.accumulation < least:
             rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as are in flight"
             fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
             raise InvalidConfig("micro-batches in a mini-batch", position.accumulation, rule, fix)
+        if self.correction and self.correction.damping:
+            if self.backward != "same":
+                rule = f"needs the weights of the forward beside its gradients, and strategy.weights={self.name} keeps none"
+                raise InvalidConfig("strategy.weights.correction", self.correction.name, rule, "use strategy/weights=stash")
+            if position.accumulation > 1:
+                rule = f"damps the gradient of a whole update, and here that is a sum over {position.accumulation} micro-batches"
+                fix = "set strategy.weights.accumulation=1 and leave microbatch_size out"
+                raise InvalidConfig("strategy.weights.correction", self.correction.name, rule, fix)
 
 
 class AbstractActual(AbstractWeights):
@@ -256,6 +252,7 @@ class AbstractRing(AbstractActual):
 
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
+        correction: what an update does about gradients that are late; None: nothing.
     """
 
     @abstractmethod

@@ -14,6 +14,8 @@ from gpp.cost.stage import StageCost
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.weights.base import AbstractWeights
+from gpp.weights.corrections.gap_aware import GapAware
+from gpp.weights.corrections.spike import Spike
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive
 from gpp.weights.pipeoptim import PipeOptim
@@ -33,6 +35,8 @@ CASES: dict[str, tuple[AbstractWeights, AbstractOptimizer]] = {
     "spectrain 1": (SpecTrain(), SGDM),
     "spectrain 2": (SpecTrain(form=2), SGDM),
     "spectrain 2, authors": (SpecTrain(form=2, nesterov=True), SGDM),
+    "stash, spike": (Stash(correction=Spike()), SGDM),
+    "stash, gap-aware": (Stash(correction=GapAware()), SGDM),
     "pipeoptim": (PipeOptim(), Adam(lr=0.01)),
     "pipeoptim, plain rmsprop": (PipeOptim(), RMSprop(lr=0.01)),
     "pipeoptim, offset": (PipeOptim(offset=1), Adam(lr=0.01)),
@@ -59,12 +63,24 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
                 key = id(self), kind, number(self, *args)
                 original(self, *args)
             found[key] = moved.bytes, moved.launches
+            if kind == "B":
+                last[id(self)] = key[2]
 
         return run
 
     for kind, name in (("F", "forward"), ("B", "backward")):
         original = getattr(AbstractStageWeights, name)
         monkeypatch.setattr(AbstractStageWeights, name, noted(kind, original, AbstractStageWeights.number))
+    take_back, last = AbstractStageWeights.take_back, dict[int, int]()
+
+    def taken_back(self: AbstractStageWeights, *args: Any) -> None:
+        # What follows a backward counts as part of it.
+        with Moved() as moved:
+            take_back(self, *args)
+        key = id(self), "B", last[id(self)]
+        found[key] = found[key][0] + moved.bytes, found[key][1] + moved.launches
+
+    monkeypatch.setattr(AbstractStageWeights, "take_back", taken_back)
     begin, update = AbstractStageWeights.begin, AbstractStageWeights.update
 
     def begun(self: AbstractStageWeights, *args: Any) -> None:
@@ -90,6 +106,8 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
     policy, optimizer = CASES[name]
     if accumulation < policy.least_accumulation(4):
         accumulation = 4
+    if policy.correction and policy.correction.damping:
+        accumulation = 1
     job, weights = make_job("Chain4", policy, optimizer, sizes=MINIBATCH // accumulation, steps=STEPS)
     problem = replace(inprocess.problem_of(job.captured, 4, MINIBATCH), graph=job.graph, extrapolation=optimizer.extrapolation)
     charging, free = (replace(problem, regime=replace(problem.regime, weights=weights)) for weights in (policy, Naive()))
@@ -107,7 +125,8 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
             device = problem.cluster.devices[stage.devices[0]]
             seconds = [problem.cost.move_s(amount, device) + device.kernel_latency_s * launches for amount, launches in moved]
             assert charged == pytest.approx(seconds, rel=1e-9, abs=1e-15), s
-            assert bill.static_bytes == plain.static_bytes + charging.prediction.kept * size
+            kept = policy.correction.cost.kept if policy.correction else 0.0
+            assert bill.static_bytes == plain.static_bytes + (charging.prediction.kept + kept) * size
             assert bill.version_bytes == held.scratch_bytes
             whole += sum(amount for amount, _ in moved)
     assert (whole > 0) == (policy != Naive())

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from gpp.errors import InvalidConfig
-from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition, Work
+from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
@@ -15,6 +15,7 @@ from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from gpp.weights.work import Work
 
 POLICIES: list[AbstractWeights] = [
     Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.worker.weights.corrections import Corrections
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
@@ -90,7 +91,8 @@ class AbstractStageWeights(ABC):
         rate: Callable[[int], float],
         saved_at: Callable[[int], bool] = lambda updates: False,
     ) -> None:
-        self.policy, self.position, self.optimizer, self.spec, self.rate = policy, position, optimizer, spec, rate
+        self.policy, self.position, self.optimizer, self.spec, self._rate = policy, position, optimizer, spec, rate
+        self._corrections = Corrections(policy.corrects(position), policy.staleness(position), spec, optimizer)
         self.saved_at = saved_at
         self.parameters, self.module = Parameters(module), module
         self._before: dict[str, Tensor] = {}
@@ -118,6 +120,10 @@ class AbstractStageWeights(ABC):
     def storages(self) -> set[int]:
         """Addresses of the memory of the optimizer's copy and of the others that are held now."""
         return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch()) for t in tensors}
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update of this stage."""
+        return self._rate(update) * self._corrections.factor(update)
 
     def extrapolated(self, horizon: int) -> list[Tensor]:
         """The weights predicted for `horizon` updates ahead, in memory of their own."""
@@ -152,6 +158,7 @@ class AbstractStageWeights(ABC):
 
     def take_back(self, leaves: Sequence[Tensor]) -> None:
         """After it: the gradients are the masters'."""
+        self._corrections.damp(leaves, self.masters, self.version)
         for master, leaf in zip(self.masters, leaves, strict=True):
             master.grad, leaf.grad = leaf.grad, None
 
@@ -162,7 +169,8 @@ class AbstractStageWeights(ABC):
     def update(self) -> None:
         """The optimizer's step."""
         self.make_room()
-        with direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext():
+        corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
+        with corrected, direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext():
             self.optimizer.step()
         self.version += 1
 

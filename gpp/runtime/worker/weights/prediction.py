@@ -6,9 +6,12 @@ square, c the coupled weight decay (L2), and g the last gradient with its decay 
     same gradients     SGD      W - sum(r) v; without momentum v = g; `nesterov`: u v + g in place of v
                        Adam     W - sum(r) m' / (sqrt(q') + eps),  m' = m / (1 - b1^t),  q' = q / (1 - b2^t)
                        RMSprop  W - sum(r) v; without momentum v = g / (sqrt(q) + eps)
+                       NAdam, Muon    W - sum(r) d, with d the last step over its rate, L2 decay in it, decoupled decay not
     no gradients       SGD      W_j = W_(j-1) - r_j v_j,  v_j = u v_(j-1) + c W_(j-1)
                        Adam     W_j = W_(j-1) - r_j m_j / ((1 - b1^(t+j)) (sqrt(q / (1 - b2^(t+j))) + eps)),
                                 m_j = b1 m_(j-1) + (1 - b1) c W_(j-1)
+                       NAdam    as Adam with n_(j+1) / (1 - P_j n_(j+1)) m_j in place of m_j / (1 - b1^(t+j)), plus
+                                (1 - n_j) / (1 - P_j) c W_(j-1), with n_j the momentum of update j and P_j the product up to it
                        RMSprop  as SGD with c / (sqrt(q) + eps) in place of c
     decoupled decay    W shrinks by the product of (1 - r_j wd), each step by that of the factors after it
 
@@ -28,7 +31,7 @@ import torch
 from torch import Tensor
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon, NAdam, RMSprop
 from gpp.weights.base import Predictor
 
 DIRECTION = "direction"
@@ -54,9 +57,11 @@ def predictor(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, rule: P
         SGD: {"same": _go_on, "zero": _sgd_runs_out},
         RMSprop: {"same": _go_on, "zero": _rmsprop_runs_out},
         Adam: {"same": _adam_goes_on, "zero": _adam_runs_out},
+        NAdam: {"same": _repeat, "zero": _nadam_runs_out},
+        Muon: {"same": _repeat},
     }
-    if type(spec) not in rules:
-        lacks = "has no rule to predict weights by"
+    if rule.future not in rules.get(type(spec), {}):
+        lacks = f"has no rule to predict weights by, for future={rule.future}"
         raise InvalidConfig("optimizer", type(spec).__name__, lacks, "use sgd, adam, adamw or rmsprop, or strategy/weights=stash")
     many = rules[type(spec)][rule.future](spec, rule)
     stateless = isinstance(spec, SGD) and not spec.momentum and rule.future == "zero"
@@ -148,11 +153,18 @@ def _roots(squares: list[Tensor], shifts: list[float]) -> list[Tensor]:
     return roots
 
 
+def decoupled_decay(spec: AbstractOptimizer) -> float:
+    """The share of the weights, times the rate, that an update takes off them beside its step."""
+    if isinstance(spec, Muon):
+        return spec.weight_decay
+    return spec.weight_decay if isinstance(spec, Adam | NAdam) and spec.decoupled else 0.0
+
+
 class _Decay:
     """Decoupled decay over the coming updates: it leaves `whole` of the weights, and `left` of each step."""
 
-    def __init__(self, spec: Adam, rule: Predictor, rates: Sequence[float]) -> None:
-        shrinks = spec.weight_decay if rule.decay and spec.decoupled else 0.0
+    def __init__(self, spec: AbstractOptimizer, rule: Predictor, rates: Sequence[float]) -> None:
+        shrinks = decoupled_decay(spec) if rule.decay else 0.0
         factors = [1.0 - rate * shrinks for rate in rates]
         self.whole, self.left = math.prod(factors), [math.prod(factors[j + 1 :]) for j in range(len(rates))]
         self.shrinks = shrinks > 0
@@ -207,6 +219,51 @@ def _adam_runs_out(spec: Adam, rule: Predictor) -> Rule:
     return run_out
 
 
+def _repeat(spec: NAdam | Muon, rule: Predictor) -> Rule:
+    def repeat(params: list[Tensor], states: list[dict[str, Any]], rates: Sequence[float]) -> list[Tensor]:
+        decay, directions = _Decay(spec, rule, rates), [s[DIRECTION] for s in states]
+        total = sum(rate * left for rate, left in zip(rates, decay.left, strict=True))
+        if not decay.shrinks:
+            return list(torch._foreach_add(params, directions, alpha=-total))
+        out = decay.applied(params)
+        torch._foreach_add_(out, directions, alpha=-total)
+        return out
+
+    return repeat
+
+
+def _nadam_runs_out(spec: NAdam, rule: Predictor) -> Rule:
+    (first, second), pulls = spec.betas, spec.weight_decay > 0 and not spec.decoupled
+
+    def momentum(update: float) -> float:
+        return first * (1.0 - 0.5 * 0.96 ** (update * spec.momentum_decay))
+
+    def run_out(params: list[Tensor], states: list[dict[str, Any]], rates: Sequence[float]) -> list[Tensor]:
+        decay, steps = _Decay(spec, rule, rates), [float(s["step"]) for s in states]
+        means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+        products = [float(s["mu_product"]) for s in states]
+        out = decay.applied(params)
+        means = copied(means) if pulls else means
+        for j, (rate, left) in enumerate(zip(rates, decay.left, strict=True), 1):
+            updates = [step + j for step in steps]
+            products = [product * momentum(update) for product, update in zip(products, updates, strict=True)]
+            corrections = [-rate * left * math.sqrt(1.0 - second**update) for update in updates]
+            roots = _roots(squares, [spec.eps * math.sqrt(1.0 - second**update) for update in updates])
+            if pulls:
+                torch._foreach_mul_(means, first)
+                torch._foreach_add_(means, out, alpha=(1.0 - first) * spec.weight_decay)
+                shares = [(1.0 - momentum(u)) / (1.0 - p) * spec.weight_decay for u, p in zip(updates, products, strict=True)]
+                values = [c * share for c, share in zip(corrections, shares, strict=True)]
+                torch._foreach_addcdiv_(out, out, roots, scalars=values)
+            ahead = [momentum(update + 1) for update in updates]
+            shares = [(1.0 if pulls else first**j) * n / (1.0 - p * n) for n, p in zip(ahead, products, strict=True)]
+            values = [c * share for c, share in zip(corrections, shares, strict=True)]
+            torch._foreach_addcdiv_(out, means, roots, scalars=values)
+        return out
+
+    return run_out
+
+
 @contextmanager
 def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Iterator[None]:
     """Around an update whose state does not tell where it goes: keep that, for predictions."""
@@ -214,13 +271,19 @@ def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, pa
     if not moved:
         yield
         return
+    whole, rate = isinstance(spec, NAdam | Muon), float(optimizer.param_groups[0]["lr"])
     with torch.no_grad():
-        grads = [param.grad for param in moved if param.grad is not None]
-        values = [param.data for param in moved]
-        directions = list(torch._foreach_add(grads, values, alpha=spec.weight_decay)) if spec.weight_decay else copied(grads)
+        grads, values = [param.grad for param in moved if param.grad is not None], [param.data for param in moved]
+        if whole:
+            directions = list(torch._foreach_mul(values, 1.0 - rate * decoupled_decay(spec)))
+        else:
+            directions = list(torch._foreach_add(grads, values, alpha=spec.weight_decay)) if spec.weight_decay else copied(grads)
     yield
     with torch.no_grad():
-        if isinstance(spec, RMSprop):
+        if whole:
+            torch._foreach_sub_(directions, values)
+            torch._foreach_div_(directions, rate)
+        elif isinstance(spec, RMSprop):
             torch._foreach_div_(
                 directions, _roots([optimizer.state[param]["square_avg"] for param in moved], [spec.eps] * len(moved))
             )
