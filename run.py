@@ -35,10 +35,15 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     plan = experiment.make_plan(problem)
+    problem, plan = experiment.in_place(captured, problem, plan, recorder.pass_by, recorder.warn)
+    recorder.posed(graph, experiment.bound(problem))
     predicted = experiment.strategy.predict(plan, problem)
     baseline = experiment.baseline(problem)
     recorder.planned(plan, predicted, baseline)
     recorder.warn(*experiment.warnings(captured, plan))
+    if experiment.mode == "profile":
+        recorder.profiled(problem, plan)
+        return
     if experiment.explains:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 

@@ -26,6 +26,7 @@ from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.app.experiment import Experiment
 from gpp.app.stopping import Stopped, held_back
+from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
@@ -40,6 +41,7 @@ from gpp.report.run.console import StepProgress
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
+from gpp.report.run.profile import show_profile
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status, finite, result_dict, write_json, write_text
 from gpp.report.run.terminal import show_plan, show_result
@@ -147,7 +149,7 @@ class Recorder:
         write_text(self.run_dir / "config.yaml", yaml.safe_dump(finite(dict(self.config)), sort_keys=False, allow_unicode=True))
 
     def warn(self, *warnings: str) -> None:
-        """Print warnings at once, and repeat them in the report."""
+        """Print warnings at once, beside what they are about; the report has them, too."""
         for warning in warnings:
             if warning not in self.warnings:
                 self.warnings.append(warning)
@@ -164,6 +166,10 @@ class Recorder:
         self.planning_peak_bytes = peak_memory_bytes()
         show_plan(self.console, self._run())
 
+    def profiled(self, problem: Problem, plan: Plan) -> None:
+        """Show what was measured on this machine."""
+        show_profile(self.console, problem, plan)
+
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
         self.explanation = explanation
@@ -172,8 +178,12 @@ class Recorder:
 
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
+        self.pass_by(f"planning with {strategy} ...")
+
+    def pass_by(self, words: str) -> None:
+        """Say on a terminal what goes on; the next line takes its place."""
         if self.console.is_terminal:
-            self._say_in_passing(f"planning with {strategy} ...")
+            self._say_in_passing(words)
 
     def _say_in_passing(self, words: str) -> None:
         """Print a line that the next one overwrites."""
@@ -352,11 +362,13 @@ class Recorder:
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
         write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
+        fresh: list[str] = []
         for record in self._records:
             record.log_html(self.run_dir / "report.html")
             record.log_file(self.run_dir / "trace.json")
             record.finish({key: run.result[key] for key in ("status", "predicted", "measured", "final_metric")})
-            self.warnings += [warning for warning in record.warnings if warning not in self.warnings]
+            fresh += [warning for warning in record.warnings if warning not in self.warnings]
+        self.warnings += fresh
         hints = [hint for record in self._records for hint in record.hints]
         self._stack.close()
         paths = [
@@ -364,4 +376,4 @@ class Recorder:
             ("trace", self.run_dir / "trace.json"),
             ("result", self.run_dir / "result.json"),
         ]
-        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)
+        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints, fresh)
