@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpp.cluster import Cluster, Device, Link, local, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
-    from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
+    from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
     from gpp.planners.chains.even import Even
     from gpp.planners.chains.sequential import Sequential
     from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -44,6 +44,8 @@ __all__ = [
     "GraphPipe",
     "LearningRate",
     "Link",
+    "Muon",
+    "NAdam",
     "Naive",
     "NoFlush",
     "OneFOneB",
@@ -75,6 +77,8 @@ _HOME = {
     "GPipe": "gpp.schedules.gpipe",
     "GraphPipe": "gpp.planners.graphpipe.graphpipe",
     "LearningRate": "gpp.optimizers",
+    "Muon": "gpp.optimizers",
+    "NAdam": "gpp.optimizers",
     "Link": "gpp.cluster",
     "Naive": "gpp.weights.naive",
     "NoFlush": "gpp.schedules.no_flush",
