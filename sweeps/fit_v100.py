@@ -306,10 +306,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="no fit: the constants as they are configured")
-    if parser.parse_args().check:
-        fits = [configured()]
-    else:
-        fits = valley()
+    fits = [configured()] if parser.parse_args().check else valley()
     print(f"\nbest: {fits[0].constants}, {fits[0].samples}, error {fits[0].error:.3f}; {len(fits)} settings in the valley")
     if wrong := [model for model in published() if not allowed(model, fits[0].samples[model], fits[0].constants)]:
         print(f"a published number lies above the bound: {', '.join(wrong)}")

@@ -90,7 +90,8 @@ def show(cluster: str, constants: Constants, fitted: bool) -> None:
         if not (fitted and row.use == "fit"):
             judged[row.metric == "peak memory, GB"].append(abs(error))
         print(
-            f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(ours)} | {error:+.1%} | {note.strip()} |", flush=True
+            f"| {row.model} | {row.layout} | {row.metric} | {row.value:g} | {cell(ours)} | {error:+.1%} | {note.strip()} |",
+            flush=True,
         )
     for memory, found in judged.items():
         if found:

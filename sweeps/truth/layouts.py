@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Torchgpipe(AbstractSchedule):
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         forwards = GPipe().order(plan, stage, num_microbatches)[:num_microbatches]
-        return forwards + GPipe().order(plan, stage, num_microbatches)[:num_microbatches - 1:-1]
+        return forwards + GPipe().order(plan, stage, num_microbatches)[: num_microbatches - 1 : -1]
 
 
 def flat_layers(row: Row, graph: OpGraph) -> list[int]:
@@ -80,7 +81,7 @@ def stage_masks(row: Row, graph: OpGraph) -> list[int]:
         raise ValueError(f"{row.model}: {len(counts)} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
     ends = np.cumsum([0, *counts])[np.cumsum([0, *balance])]
     ends[-1] += 1
-    return [mask_of(range(a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [mask_of(range(a, b)) for a, b in pairwise(ends)]
 
 
 def recomputed(row: Row, graph: OpGraph) -> frozenset[int]:
@@ -136,4 +137,3 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
 def kept_plan(plan: Plan) -> Plan:
     """The same plan, nothing recomputed."""
     return replace(plan, stages=tuple(replace(stage, recompute=()) for stage in plan.stages))
-

@@ -75,8 +75,8 @@ class Predicted:
 def flops(row: Row) -> float:
     """FLOPs of a sample by equation 3 of Narayanan et al., recomputation included: 96 s l h^2 (1 + s / 6h + V / 16lh)."""
     words = dict(word.partition("=")[::2] for word in row.settings)
-    l, h, s, v = (int(words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
-    return 96 * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
+    layers, h, s, v = (int(words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
+    return 96 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
 
 @cache
@@ -139,27 +139,43 @@ def predict(row: Row, constants: Constants, samples: int | None = None) -> Predi
     plan = laid_out(row, problem, samples=samples)
     schedule = Torchgpipe() if row.schedule == "gpipe" else OneFOneB()
     strategy = Strategy(name="published", planner=Single(), schedule=schedule)
-    if row.recompute != "except_last":
+    if row.schedule == "1f1b":
         metrics = strategy.predict(plan, problem, record=False).metrics
         return Predicted(metrics.iteration_s, max(metrics.peak_memory_bytes.values()))
-    return _but_the_last(strategy, plan, problem)
+    return as_torchgpipe(strategy, plan, problem, keeps_last=row.recompute == "except_last")
 
 
-def _but_the_last(strategy: Strategy, plan: Plan, problem: Problem) -> Predicted:
-    """As torchgpipe's `checkpoint='except_last'`: the backward of the last micro-batch computes nothing again."""
+def as_torchgpipe(strategy: Strategy, plan: Plan, problem: Problem, *, keeps_last: bool) -> Predicted:
+    """A plan that recomputes, as torchgpipe runs it.
+
+    It recomputes while a stage waits for the gradients: the backward of a micro-batch begins max(device free + recomputation,
+    gradients there). That is what the simulator says of gradients that arrive earlier by the time of the recomputation.
+
+    Args:
+        keeps_last: `checkpoint='except_last'`: the last micro-batch, whose backward is the first, keeps its activations. Its stage
+            waits for the gradients in any case, so that their early arrival is taken back by a longer pass.
+    """
     posed = strategy.posed(problem)
     program = strategy.lower(plan, problem)
-    costs = Costs.of(program, plan, posed)
-    kept = kept_plan(plan).bills(posed)
+    costs, waits = Costs.of(program, plan, posed), program.waits
+    again, kept = plan.bills(posed), kept_plan(plan).bills(posed)
+    more = [bill.backward_s - plain.backward_s for bill, plain in zip(again, kept, strict=True)]
+    waiting = set()
+    for i, (direction, _, receiver, _, _) in enumerate(waits.channels):
+        if direction == BACKWARD:
+            costs.late[i] -= more[receiver]
+            waiting.add(receiver)
     last = -(-plan.minibatch_size // plan.stages[0].microbatch_size) - 1
-    for label, (_, action) in enumerate(program.waits.labels):
-        if action.kind == PASS[BACKWARD] and action.microbatch == last:
-            costs.seconds[label] = kept[action.stage].pass_s(last=True)[1]
+    labels = waits.label_of
+    for device, actions in program.actions.items():
+        for node, action in enumerate(actions, start=waits.first[device]):
+            if keeps_last and action.kind == PASS[BACKWARD] and action.microbatch == last and action.stage not in waiting:
+                costs.seconds[labels[node]] = kept[action.stage].pass_s(last=True)[1]
     _, step_s = steps_of(program, costs)
-    return Predicted(step_s, max(plan.device_memory(posed).values()))
+    held = dict.fromkeys(range(len(plan.stages)), plan.minibatch_size)
+    return Predicted(step_s, max(plan.device_memory(posed, held).values()))
 
 
 def errors(rows: tuple[Row, ...], constants: Constants) -> list[float]:
     """Predicted / published - 1 of each row."""
     return [predict(row, constants).of(row) / row.value - 1 for row in rows]
-

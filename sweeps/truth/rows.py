@@ -16,7 +16,7 @@ SOURCES = {
 }
 LEFT_OUT = {
     "zero bubble, interleaved 1F1B and ZB (36 rows)": "no interleaved schedule and no split backward is built here",
-    "Megatron, interleaved 1F1B (6 rows of Table 1)": "no interleaved schedule is built here, and the table does not give its chunks",
+    "Megatron, interleaved 1F1B (6 rows of Table 1)": "no interleaved schedule is built here; the table does not give its chunks",
     "Megatron, ZeRO-3 (6 rows of Table 2)": "parameters that are sharded over data-parallel replicas are not built here",
 }
 """Rows of the same tables that are not predicted, and why."""

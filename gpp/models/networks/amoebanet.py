@@ -132,7 +132,11 @@ class AmoebaNet(nn.Module):
     @arguments("model")
     def __init__(self, *, num_cells: Count, num_filters: Count, image_size: Count, num_classes: Count) -> None:
         super().__init__()
-        for field, value, unit in (("num_cells", num_cells, 3), ("num_filters", num_filters, 16), ("image_size", image_size, HEIGHTS)):
+        for field, value, unit in (
+            ("num_cells", num_cells, 3),
+            ("num_filters", num_filters, 16),
+            ("image_size", image_size, HEIGHTS),
+        ):
             if value % unit:
                 near = max(round(value / unit), 1) * unit
                 raise InvalidConfig(f"model.{field}", value, f"must be a multiple of {unit}", f"set model.{field}={near}")

@@ -5,6 +5,8 @@ Shapes: B micro-batch, C channels, S pixels per side at this height.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,8 +20,13 @@ def convs(before: int, middle: int, behind: int, count: int, dropout: float) -> 
     """As many times convolution, dropout of channels, instance norm, leaky ReLU: [B, C, S, S] -> [B, C', S, S]."""
     widths = [before, *[middle] * (count - 1), behind]
     layers: list[nn.Module] = []
-    for narrow, wide in zip(widths, widths[1:], strict=False):
-        layers += [nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.Dropout2d(dropout), nn.InstanceNorm2d(wide), nn.LeakyReLU()]
+    for narrow, wide in pairwise(widths):
+        layers += [
+            nn.Conv2d(narrow, wide, 3, padding=1, bias=False),
+            nn.Dropout2d(dropout),
+            nn.InstanceNorm2d(wide),
+            nn.LeakyReLU(),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -43,7 +50,9 @@ class SegmentationUNet(nn.Module):
         if channels % 2:
             raise InvalidConfig("model.channels", channels, "must be even: the last height has half of them", "an even number")
         wide = [channels * 2**i for i in range(depth)]
-        self.down = nn.ModuleList(convs(before, own, own, num_convs, dropout) for before, own in zip([3, *wide], wide, strict=False))
+        self.down = nn.ModuleList(
+            convs(before, own, own, num_convs, dropout) for before, own in zip([3, *wide], wide, strict=False)
+        )
         self.bottom = convs(wide[-1], 2 * wide[-1], wide[-1], num_convs, dropout)
         self.up = nn.ModuleList(convs(2 * own, own // 2, own // 2, num_convs, dropout) for own in reversed(wide))
         self.leave = nn.Conv2d(channels // 2, 1, 1, bias=False)
