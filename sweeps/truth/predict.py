@@ -81,7 +81,7 @@ def flops(row: Row) -> float:
 
 @cache
 def _experiment(settings: tuple[str, ...], cluster: str, devices: int) -> Experiment:
-    words = ["+experiment=paper", "strategies=[]", "name=truth", *settings, f"cluster={cluster}"]
+    words = ["strategies=[]", "name=truth", "logger=none", *settings, f"cluster={cluster}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         nodes = -(-devices // 8)
         return instantiate(compose("config", overrides=[*words, f"cluster.num_nodes={nodes}"]), _convert_="all")
