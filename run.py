@@ -35,6 +35,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     plan = experiment.make_plan(problem)
+    problem, plan = experiment.in_place(captured, problem, plan, recorder.pass_by, recorder.warn)
+    recorder.posed(graph, experiment.bound(problem))
     predicted = experiment.strategy.predict(plan, problem)
     baseline = experiment.baseline(problem)
     recorder.planned(plan, predicted, baseline)

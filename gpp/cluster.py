@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import Field
 
 from gpp.errors import InvalidConfig
-from gpp.settings import Natural, NotNegative, Positive, arguments, settings
+from gpp.settings import Count, Natural, NotNegative, Positive, arguments, settings
 
 Devices = Annotated[int, Field(ge=1, le=100_000)]
 """The number of devices, or nodes; it is limited because each is an object of its own."""
@@ -62,6 +62,8 @@ class Cluster:
 
     Args:
         collective_efficiency: the share of a link's bandwidth that an all-reduce reaches.
+        collective_latency_s: fixed cost of each step of an all-reduce's ring; None for the links' own latency.
+        processors: cores that all devices share, where they are fewer than the devices; None: each has its own.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Cluster:
     intra_node: Link
     inter_node: Link
     collective_efficiency: Positive = 1.0
+    collective_latency_s: NotNegative | None = None
+    processors: Count | None = None
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -84,6 +88,10 @@ class Cluster:
     def num_devices(self) -> int:
         return len(self.devices)
 
+    def crowded(self, num_devices: int) -> bool:
+        """Whether so many busy devices have fewer processors than they are."""
+        return self.processors is not None and self.processors < num_devices
+
     def link(self, a: int, b: int) -> Link:
         """The link between two different devices."""
         return self.intra_node if self.nodes[a] == self.nodes[b] else self.inter_node
@@ -97,6 +105,9 @@ class Cluster:
         if n < 2 or num_bytes <= 0:
             return 0.0
         ring = [self.link(devices[i], devices[(i + 1) % n]) for i in range(n)]
+        wire_s = max(num_bytes / n / self.collective_efficiency / link.bandwidth_bytes_per_s for link in ring)
+        if self.collective_latency_s is not None:
+            return 2 * (n - 1) * (self.collective_latency_s + wire_s)
         return max(2 * (n - 1) * link.transfer_s(num_bytes / n / self.collective_efficiency) for link in ring)
 
     @property

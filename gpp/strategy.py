@@ -133,7 +133,7 @@ class Strategy:
             # In a pipeline that does not drain there is always another micro-batch.
             counts = [-(-plan.minibatch_size // stage.microbatch_size) if drains else sys.maxsize for stage in plan.stages]
             warmups = [self.schedule.warmup(plan, s, count) for s, count in enumerate(counts)]
-            if can_score(plan, warmups):
+            if can_score(plan, warmups) and not problem.cluster.crowded(plan.num_devices):
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
         return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
 

@@ -21,6 +21,8 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["GPP_CACHE"] = str(base / "cache")
+    # A plan timed in place costs seconds; the tests that are about it say so.
+    os.environ["GPP_REHEARSALS"] = "0"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -51,6 +51,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"checkpoint"},
         {"worker"},
         {"emulator"},
+        {"rehearsal"},
         {"reference"},
         {"controller"},
         {"engines"},
@@ -58,7 +59,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "private", "stopping", "streams"},
+        {"experiment", "in_place", "private", "stopping", "streams"},
         {"launch", "recording"},
         {"vocabulary"},
         {"refusals"},

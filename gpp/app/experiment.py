@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside, compare
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
+from gpp.app.in_place import here, profiled, settle
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
-from gpp.cost.models.profiled import Profiled, cpu_setting
+from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
@@ -265,9 +266,9 @@ class Experiment:
                 f"use {ops} or fewer",
             )
         if isinstance(cost, Profiled):
-            cost = self._profiled(cost, captured, graph)
+            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, largest=self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
-        return Problem(
+        problem = Problem(
             graph=graph,
             cluster=self.cluster,
             cost=cost,
@@ -279,23 +280,12 @@ class Experiment:
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
         )
+        return here(problem, self.engine)
 
     @property
     def _imposed(self) -> int | None:
         """The micro-batch size that planners must use; None where a model in one piece sees whole mini-batches."""
         return None if self.engine.planner is not None and self.loss_scope == "minibatch" else self.microbatch_size
-
-    def _profiled(self, cost: Profiled, captured: Captured, graph: OpGraph) -> Profiled:
-        device, beside = self.cluster.devices[0].kind, cost.num_companions(self.cluster)
-        if device == "cpu":
-            # The common case needs no torch.
-            found = cost.load(graph, cpu_setting(cost.num_threads, type(self.optimizer).__name__, beside))
-            if found and (found.sample_counts[-1] >= self.minibatch_size or captured.batch is not None):
-                return cost.add(found)
-        from gpp.capture.profiler import measured
-
-        size, optimizer = self.minibatch_size, self.optimizer
-        return measured(cost, captured, graph, largest=size, device=device, optimizer=optimizer, num_companions=beside)
 
     def make_plan(self, problem: Problem) -> Plan:
         """The plan to run: the user's own file, or the strategy's.
@@ -308,6 +298,24 @@ class Experiment:
             return self.strategy.plan(problem)
         self.strategy.check_file(self.plan, self._given_plan, problem)
         return self._given_plan
+
+    def in_place(
+        self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
+    ) -> tuple[Problem, Plan]:
+        """The problem and the plan by times that were measured in place, where this run trains (`gpp.app.in_place.settle`)."""
+        if not self.trains:
+            return problem, plan
+        return settle(
+            problem,
+            plan,
+            self.strategy,
+            self.engine,
+            given=self._given_plan is not None,
+            job_of=lambda problem, plan: self.job(captured, problem, plan),
+            weights=lambda: self.weights(captured),
+            say=say,
+            warn=warn,
+        )
 
     @cached_property
     def _given_plan(self) -> Plan | None:
@@ -331,10 +339,14 @@ class Experiment:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
             # with a micro-batch of their own, and a continuous pipeline may be faster.
             return None
-        try:
-            return lower_bound(problem)
-        except Infeasible:
-            return None
+        known = self.__dict__.get("_bound")
+        if known is None or known[0] is not problem:
+            try:
+                known = problem, lower_bound(problem)
+            except Infeasible:
+                known = problem, None
+            self.__dict__["_bound"] = known
+        return known[1]
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:
         """The prediction of `sequential` for the same problem, to be shown beside the plan's."""
@@ -403,4 +415,6 @@ class Experiment:
         """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
         from gpp.capture.examples import initial_weights
 
-        return initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+        if "_weights" not in self.__dict__:
+            self.__dict__["_weights"] = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+        return self.__dict__["_weights"]

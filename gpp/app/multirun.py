@@ -235,11 +235,17 @@ def samples_per_device(samples: Any, *, _root_: Any) -> int:
     return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
 
 
+def workers() -> int:
+    """`${workers:}`: as many as this machine has cores, at least two and at most four."""
+    return max(2, min(4, len(os.sched_getaffinity(0))))
+
+
 RESOLVERS = {
     "sweep_id": sweep_id,
     "job_folder": job_folder,
     "or_compare": lambda mode, name: "compare" if mode == "compare" else name,
     "or_started": or_started,
+    "workers": workers,
     "per_device": samples_per_device,
 }
 """Functions that YAML files call, as in `${or_started:4}`."""

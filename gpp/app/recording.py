@@ -147,7 +147,7 @@ class Recorder:
         write_text(self.run_dir / "config.yaml", yaml.safe_dump(finite(dict(self.config)), sort_keys=False, allow_unicode=True))
 
     def warn(self, *warnings: str) -> None:
-        """Print warnings at once, and repeat them in the report."""
+        """Print warnings at once, beside what they are about; the report has them, too."""
         for warning in warnings:
             if warning not in self.warnings:
                 self.warnings.append(warning)
@@ -172,8 +172,12 @@ class Recorder:
 
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
+        self.pass_by(f"planning with {strategy} ...")
+
+    def pass_by(self, words: str) -> None:
+        """Say on a terminal what goes on; the next line takes its place."""
         if self.console.is_terminal:
-            self._say_in_passing(f"planning with {strategy} ...")
+            self._say_in_passing(words)
 
     def _say_in_passing(self, words: str) -> None:
         """Print a line that the next one overwrites."""
@@ -352,11 +356,13 @@ class Recorder:
         named = [(timeline.source, timeline) for timeline in (self.predicted, self.outcome.measured) if timeline]
         write_json(self.run_dir / "trace.json", build_trace(named, self.plan), indent=None)
         write_text(self.run_dir / "report.html", compare_report(run) if run.compared else run_report(run))
+        fresh: list[str] = []
         for record in self._records:
             record.log_html(self.run_dir / "report.html")
             record.log_file(self.run_dir / "trace.json")
             record.finish({key: run.result[key] for key in ("status", "predicted", "measured", "final_metric")})
-            self.warnings += [warning for warning in record.warnings if warning not in self.warnings]
+            fresh += [warning for warning in record.warnings if warning not in self.warnings]
+        self.warnings += fresh
         hints = [hint for record in self._records for hint in record.hints]
         self._stack.close()
         paths = [
@@ -364,4 +370,4 @@ class Recorder:
             ("trace", self.run_dir / "trace.json"),
             ("result", self.run_dir / "result.json"),
         ]
-        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints)
+        show_result(self.console, self._run(), [(name, os.path.relpath(path)) for name, path in paths], hints, fresh)

@@ -110,7 +110,7 @@ def profile(
         num_companions: busy devices beside the measured one.
 
     Returns:
-        Medians, without the cost of calling a stage, which is `action_overhead_s`.
+        Medians, without the cost of calling a stage, which is `pass_s`.
     """
     at = torch.device(device)
     with _threads(num_threads), companions(num_companions):
@@ -134,7 +134,7 @@ def profile(
         setting=setting_of(device, num_threads, type(optimizer).__name__ if optimizer else "", num_companions),
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
-        action_overhead_s=overhead.forward_s + overhead.backward_s,
+        pass_s=(overhead.forward_s, overhead.backward_s),
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from gpp.cluster import Cluster
 from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
 from gpp.cost.variants import boundary_bytes, held, passes, sums_inside, sums_s
 from gpp.errors import InvalidConfig
@@ -74,6 +75,7 @@ class Problem:
     global_norm: bool = False
     extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
+    overheads: Overheads = field(default_factory=Overheads)
     _times: dict[tuple[int, int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
     _amounts: dict[int, Amounts] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -133,6 +135,8 @@ class Problem:
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
 
+        The fixed cost of a pass is in them; that of messages, which depends on the plan, is in `Plan.bills`.
+
         Args:
             round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
         """
@@ -148,7 +152,9 @@ class Problem:
                 pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
-        return max(f for f, _ in pairs), max(b for _, b in pairs)
+        fixed = self.overheads
+        returns = mask_of(ops) & self.graph.differentiated
+        return max(f for f, _ in pairs) + fixed.forward_s, max(b for _, b in pairs) + (fixed.backward_s if returns else 0.0)
 
     def exchange_s(
         self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], recompute: tuple[int, ...], tensor_parallel: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -71,6 +71,17 @@ class StageCost:
     def pass_s(self, *, last: bool) -> tuple[float, float]:
         """Seconds of a forward and of a backward of a micro-batch, or of the last one where it is smaller."""
         return (self.last_forward_s, self.last_backward_s) if last else (self.forward_s, self.backward_s)
+
+    def plus(self, forward_s: float, backward_s: float, update_s: float) -> StageCost:
+        """The bill with so many seconds more for each pass and each update."""
+        return replace(
+            self,
+            forward_s=self.forward_s + forward_s,
+            backward_s=self.backward_s + backward_s,
+            last_forward_s=self.last_forward_s + forward_s,
+            last_backward_s=self.last_backward_s + backward_s,
+            update_s=self.update_s + update_s,
+        )
 
     @property
     def memory(self) -> StageBytes:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.stage import Stage
+from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
 from gpp.weights.base import PipelinePosition
 
@@ -257,10 +260,50 @@ class Plan:
                         )
 
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:
-        """What every stage costs, in order."""
+        """What every stage costs, in order; its messages and its share of a step's fixed costs included."""
         if problem.regime.weights.flushes:
-            return tuple(StageCost.of(problem, stage) for stage in self.stages)
-        return tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
+            bills = tuple(StageCost.of(problem, stage) for stage in self.stages)
+        else:
+            bills = tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
+        if problem.overheads == NOTHING:
+            return bills
+        last = {stages[-1] for stages in self.stages_of_device.values()}
+        step_s = [problem.overheads.step_s if s in last else 0.0 for s in range(len(self.stages))]
+        found = zip(bills, self.handling_s(problem), step_s, strict=True)
+        return tuple(bill.plus(forward, backward, step) for bill, (forward, backward), step in found)
+
+    def handling_s(self, problem: Problem) -> list[tuple[float, float]]:
+        """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.
+
+        The device that has most to do decides. What a device hands to itself costs nothing.
+        """
+        cut = [stage.pieces(self.minibatch_size) for stage in self.stages]
+        group_of = [{replica[0]: replica for replica in stage.replicas} for stage in self.stages]
+        returning, costs = self.returning(problem.graph), problem.overheads
+        took: list[tuple[defaultdict[int, float], defaultdict[int, float]]]
+        took = [(defaultdict(float), defaultdict(float)) for _ in self.stages]
+        for (s, t), tensors in self.edge_tensors(problem.graph).items():
+            forward = sum(x.bytes_per_sample for x in tensors)
+            backward = sum(x.bytes_per_sample for x in tensors if x.differentiable)
+            for route in messages(cut[s], cut[t]):
+                count = route.hi - route.lo
+                makers, readers = group_of[s][route.src_device], group_of[t][route.dst_device]
+                for src, dst in copies(makers, readers):
+                    if src != dst:
+                        took[s][0][src] += costs.sends_s(1, forward * count)
+                        took[t][0][dst] += costs.receives_s(1, forward * count)
+                for src, dst in copies(readers, makers) if (s, t) in returning else ():
+                    if src != dst:
+                        took[t][1][src] += costs.sends_s(1, backward * count)
+                        took[s][1][dst] += costs.receives_s(1, backward * count)
+        out = []
+        for s, pieces in enumerate(cut):
+            passes = {replica[0]: 0 for replica in self.stages[s].replicas}
+            for piece in pieces:
+                passes[piece.device] += 1
+            each = {device: max(passes[replica[0]], 1) for replica in self.stages[s].replicas for device in replica}
+            out.append(tuple(max((total / each[device] for device, total in way.items()), default=0.0) for way in took[s]))
+        return out
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
         """Peak bytes on every device: the sum over its stages.

@@ -96,7 +96,7 @@ def crowded(plan: Plan) -> tuple[str, ...]:
     """Warning for more workers than cores, if there are."""
     cores = len(os.sched_getaffinity(0))
     if plan.num_devices > cores:
-        return (f"{plan.num_devices} workers share {cores} cores: measured times are not device times",)
+        return (f"{plan.num_devices} workers share {cores} cores, which the prediction counts with",)
     return ()
 
 
@@ -146,6 +146,11 @@ class AbstractEngine(ABC):
     @abstractmethod
     def check(self, plan: Plan) -> tuple[str, ...]:
         """Warnings for the user; raises `UnsupportedPlan` for a plan that this engine cannot run."""
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether plans can be timed in place: the project's own workers run them, and this process starts them."""
+        return False
 
     @property
     def joins(self) -> bool:

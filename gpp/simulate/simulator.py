@@ -3,7 +3,7 @@
 Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
 its own first-in first-out channel and overlaps with compute; a reduction starts when all its devices have reached it. Channels do
 not contend with each other. The order of every device is static, so the times are a longest path in the graph of waits
-(`gpp.program.waits`): no event queue is needed.
+(`gpp.program.waits`): no event queue is needed, unless devices share processors (`gpp.simulate.sharing`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDAT
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.period import Period, spans
+from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, Timeline
 
 ORDER_BYTES = 1
@@ -46,13 +47,17 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     waits, count = program.waits, program.minibatches
     costs = Costs.of(program, plan, problem)
     events: list[Event] = []
+    cores = problem.cluster.processors if problem.cluster.crowded(plan.num_devices) else None
     if count > 1:
-        times = waits.times(costs.seconds, costs.late)
+        if cores:
+            times, _ = shared_times(waits, costs.seconds, costs.late, cores, repeats=1)
+        else:
+            times = waits.times(costs.seconds, costs.late)
         begin, iteration_s = steady_period(_updated(program, plan, times), plan)
         if record:
             events = within(_events(program, costs, times, 0.0), begin, SHOWN * iteration_s)
     else:
-        times, iteration_s = steps_of(program, costs)
+        times, iteration_s = shared_times(waits, costs.seconds, costs.late, cores) if cores else steps_of(program, costs)
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)

@@ -21,10 +21,10 @@ from torch import Tensor
 from gpp.graph.captured import LOSS, with_total
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.controller.controller import Follower
-from gpp.runtime.emulator.forked import fork_workers
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
+from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.worker import Worker
 
 WORLD = 4

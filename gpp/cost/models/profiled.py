@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from gpp.cluster import Cluster, Device
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.in_place import StageTimes, corrected, update_s_per_byte
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, to_json, unseal
@@ -60,7 +62,8 @@ class Profile:
         forward_s, backward_s: [num_ops][len(sample_counts)] seconds.
         update_s_per_byte: optimizer step for each byte of trainable parameter; None if it was not measured.
         move_s_per_byte: reading or writing memory; None if it was not measured.
-        action_overhead_s: of calling a stage at all, forwards and backwards together; not in the operators' times.
+        pass_s: seconds of a forward and of a backward of a stage that computes nothing; not in the operators' times.
+        in_place: stages of plans that were timed as they run, the latest last; operator times are corrected by them.
     """
 
     graph_fingerprint: str
@@ -69,8 +72,9 @@ class Profile:
     forward_s: tuple[tuple[float, ...], ...]
     backward_s: tuple[tuple[float, ...], ...]
     update_s_per_byte: float | None = None
-    action_overhead_s: float = 0.0
+    pass_s: tuple[float, float] = (0.0, 0.0)
     move_s_per_byte: float | None = None
+    in_place: tuple[StageTimes, ...] = ()
 
     def __post_init__(self) -> None:
         counts = self.sample_counts
@@ -86,17 +90,57 @@ class Profile:
 
         Linear between measured counts; proportional to the samples beyond the largest; the smallest's below it.
         """
-        return OpTimes(forward_s=self._interpolate(self.forward_s, samples), backward_s=self._interpolate(self.backward_s, samples))
+        counts, forward_s, backward_s = self.tables
+        return OpTimes(forward_s=_interpolate(forward_s, counts, samples), backward_s=_interpolate(backward_s, counts, samples))
 
-    def _interpolate(self, rows: tuple[tuple[float, ...], ...], samples: int) -> np.ndarray:
-        table, counts = np.array(rows, dtype=float).reshape(len(rows), len(self.sample_counts)), self.sample_counts
-        if samples >= counts[-1]:
-            return table[:, -1] * (samples / counts[-1])
-        high = int(np.searchsorted(counts, samples, side="right"))
-        if high == 0:
-            return table[:, 0].copy()
-        share = (samples - counts[high - 1]) / (counts[high] - counts[high - 1])
-        return table[:, high - 1] * (1 - share) + table[:, high] * share
+    @property
+    def tables(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+        """Sample counts, and operator times [num_ops, counts] forwards and backwards, corrected by stages timed in place."""
+        return _tables(self)
+
+    def update_per_byte(self) -> float | None:
+        """`update_s_per_byte`, or what stages timed in place took."""
+        found = update_s_per_byte(self.in_place)
+        return self.update_s_per_byte if found is None else found
+
+    def knows(self, ops: tuple[int, ...], samples: int) -> bool:
+        """Whether a stage was timed in place."""
+        return any(stage.ops == ops and stage.samples == samples for stage in self.in_place)
+
+    def timed(self, stages: Iterable[StageTimes]) -> Profile:
+        """The profile with more stages timed in place; an older time of the same stage is replaced."""
+        fresh = {(stage.ops, stage.samples): stage for stage in stages}
+        kept = [stage for stage in self.in_place if (stage.ops, stage.samples) not in fresh]
+        return replace(self, in_place=(*kept, *fresh.values()))
+
+    @property
+    def alone(self) -> Profile:
+        """The profile by operators timed alone."""
+        return replace(self, in_place=())
+
+
+@lru_cache(maxsize=16)
+def _tables(profile: Profile) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+    shape = (len(profile.forward_s), len(profile.sample_counts))
+    forward_s, backward_s = (np.array(rows, dtype=float).reshape(shape) for rows in (profile.forward_s, profile.backward_s))
+    counts = tuple(sorted({*profile.sample_counts, *(stage.samples for stage in profile.in_place)}))
+    if counts != profile.sample_counts:
+        tables = (forward_s, backward_s)
+        forward_s, backward_s = (
+            np.stack([_interpolate(table, profile.sample_counts, count) for count in counts], axis=1) for table in tables
+        )
+    return counts, *corrected(forward_s, backward_s, counts, profile.in_place)
+
+
+def _interpolate(table: np.ndarray, counts: tuple[int, ...], samples: int) -> np.ndarray:
+    """[num_ops] times at a number of samples; see `Profile.at`."""
+    if samples >= counts[-1]:
+        return table[:, -1] * (samples / counts[-1])
+    high = int(np.searchsorted(counts, samples, side="right"))
+    if high == 0:
+        return table[:, 0].copy()
+    share = (samples - counts[high - 1]) / (counts[high] - counts[high - 1])
+    return table[:, high - 1] * (1 - share) + table[:, high] * share
 
 
 @final
@@ -110,6 +154,8 @@ class Profiled(AbstractCostModel):
         budget_s: seconds that measuring one graph may take, roughly.
         companions: busy devices beside the one measured; None for as many as the cluster has further cores of this machine.
         fallback: answers for devices and graphs that were not measured; None refuses instead.
+        rehearsals: plans that may be timed in place before one is chosen, where the engine runs them here; 0 plans by
+            operators that were timed alone.
         profiles: what was measured.
     """
 
@@ -118,6 +164,7 @@ class Profiled(AbstractCostModel):
     budget_s: Positive = 8.0
     companions: Natural | None = None
     fallback: Analytical | None = None
+    rehearsals: Natural = 3
     profiles: tuple[Profile, ...] = ()
 
     def num_companions(self, cluster: Cluster) -> int:
@@ -136,7 +183,7 @@ class Profiled(AbstractCostModel):
         return OpTimes(forward_s=times.forward_s * shares / speed, backward_s=times.backward_s * shares / speed)
 
     def update_s(self, num_bytes: float, device: Device) -> float:
-        per_byte = [p.update_s_per_byte for p in self.profiles if p.setting.device_kind == device.kind]
+        per_byte = [p.update_per_byte() for p in self.profiles if p.setting.device_kind == device.kind]
         if per_byte and per_byte[-1] is not None:
             return per_byte[-1] * num_bytes / device.speed_factor
         return self._fallback(device).update_s(num_bytes, device)
@@ -152,6 +199,10 @@ class Profiled(AbstractCostModel):
         key = (profile.graph_fingerprint, profile.setting.device_kind)
         kept = tuple(p for p in self.profiles if (p.graph_fingerprint, p.setting.device_kind) != key)
         return replace(self, profiles=(*kept, profile))
+
+    def profile_of(self, graph: OpGraph) -> Profile | None:
+        """The profile of a graph, whatever the device."""
+        return next((p for p in self.profiles if p.graph_fingerprint == graph.fingerprint), None)
 
     def load(self, graph: OpGraph, setting: Setting) -> Profile | None:
         """The profile on disk, or None; a file that cannot be read counts as none."""

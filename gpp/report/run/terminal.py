@@ -99,10 +99,17 @@ def prediction_lines(run: RunRecord) -> Group:
     return Group(*lines)
 
 
-def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, object]] = (), hints: Iterable[str] = ()) -> None:
+def show_result(
+    console: Console,
+    run: RunRecord,
+    paths: Sequence[tuple[str, object]] = (),
+    hints: Iterable[str] = (),
+    warnings: Iterable[str] = (),
+) -> None:
     """Print the end of the run: status, figures, loss, warnings, paths.
 
     Args:
+        warnings: those that were not printed before.
         paths: (name, path), as in `("report", ".../report.html")`.
         hints: further command lines, for example a logger's.
     """
@@ -127,8 +134,8 @@ def show_result(console: Console, run: RunRecord, paths: Sequence[tuple[str, obj
         since = f", from step {run.first_step} on" if run.first_step else ""
         console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps{since}")
     for name, value in run.result.get("final_metric", {}).items():
-        console.print(f"{escape(name)} {text.significant(value, 4)}")
-    for warning in run.warnings:
+        console.print(f"held-out {escape(name)} {text.significant(value, 4)}")
+    for warning in warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
     width = max((len(what) for what, _ in paths), default=0)
     for what, path in paths:

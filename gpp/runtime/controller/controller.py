@@ -63,7 +63,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
             PARENT: identity(),
-            **environment(job),
+            **environment(job.settings.threads),
         }
         for rank in range(processes or world)
     }
@@ -99,9 +99,9 @@ def clear(run_dir: Path) -> None:
             stale.unlink()
 
 
-def environment(job: Job) -> dict[str, str]:
+def environment(num_threads: int) -> dict[str, str]:
     """Environment variables of every worker's process."""
-    threads = str(job.settings.threads)
+    threads = str(num_threads)
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
 
@@ -158,7 +158,6 @@ class Follower:
     _pending: dict[int, int] = field(default_factory=dict)
     _offsets: dict[int, float] = field(default_factory=dict)
     _reported: int = 0
-    _since: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self._reported = self.first_step
@@ -177,14 +176,15 @@ class Follower:
                     self._at[rank] = self._at.get(rank, 0) + len(line)
                     self._take(rank, json.loads(line))
         complete = min((self._done.get(rank, self.first_step) for rank in range(self.world)), default=self.first_step)
-        now = time.perf_counter()
+        # By the workers' clocks; the first step has no beginning that says anything.
+        since = self.ends.get(self._reported - 1)
+        took = None if since is None or complete == self._reported else self.ends[complete - 1] - since
         for step in range(self._reported, complete):
-            rate = (complete - self._reported) * self.minibatch_size / max(now - self._since, 1e-9)
+            rate = None if took is None else (complete - self._reported) * self.minibatch_size / max(took, 1e-9)
             losses = with_total(self.losses[step]) if step in self.losses else {}
             self.progress.on_terms({name: value for name, value in losses.items() if name != LOSS})
             self.progress.on_step(step + 1, losses.get(LOSS), rate)
-        if complete > self._reported:
-            self._reported, self._since = complete, now
+        self._reported = complete
         for done in sorted(step for step, count in self._pending.items() if count == self.world):
             self.progress.on_evaluation({"step": done, **with_total(self.evaluations[done])})
             del self._pending[done]

@@ -37,7 +37,7 @@ def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
 
 def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port: int) -> list[str]:
     """The command to type on each machine."""
-    words = " ".join(f"{name}={value}" for name, value in environment(job).items())
+    words = " ".join(f"{name}={value}" for name, value in environment(job.settings.threads).items())
     return [
         f"{words} torchrun --nnodes {len(counts)} --node-rank {i} --nproc-per-node {count} "
         f"--master-addr {address} --master-port {port} -m gpp.runtime.worker {run_dir.resolve()}"
@@ -169,7 +169,7 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     clear(run_dir)
     settings = job.settings
     cuda = settings.device_kind == "cuda"
-    submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job))
+    submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job.settings.threads))
     progress.say(f"submitted job {submitted.job_id} of {sum(counts)} workers on {len(counts)} nodes ({run_dir}/slurm)")
     ended = False
 

@@ -94,7 +94,7 @@ class Leader:
         run = run_of(run_dir)
         assert run is not None, "a run begins before it is handed out"
         sizes = {name: (run_dir / name).stat().st_size for name in files}
-        env = environment(job)
+        env = environment(job.settings.threads)
         self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
         self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
         self._check_words()

@@ -27,11 +27,11 @@ from gpp.runtime.emulator.emulated import (
     sharpen_timer,
     sleep_until,
 )
-from gpp.runtime.emulator.forked import fork_workers
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.hang_detection.status import TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.simulate.period import Period, Spans, spans

@@ -93,6 +93,10 @@ class Distributed(AbstractEngine):
         return (*warnings, *crowded(plan))
 
     @property
+    def rehearses(self) -> bool:
+        return self.launch == "local" and self.compile is None
+
+    @property
     def joins(self) -> bool:
         return self.launch == "collect"
 

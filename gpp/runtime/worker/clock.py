@@ -46,10 +46,14 @@ class AbstractClock(ABC):
 
 @final
 class HostClock(AbstractClock):
-    """The processor does what the host calls, at once: a mark is a time."""
+    """The processor does what the host calls, at once: a mark is a time.
 
-    def __init__(self) -> None:
-        self.now = time.perf_counter
+    Args:
+        now: seconds; of `time.thread_time` they are those that the worker's own thread has computed.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
 
     def settle(self) -> None:
         return None

@@ -33,7 +33,7 @@ from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
-from gpp.runtime.worker.clock import CardClock, CardStatus, HostClock
+from gpp.runtime.worker.clock import AbstractClock, CardClock, CardStatus, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
@@ -62,6 +62,7 @@ class Worker:
         transport: messages to the other devices.
         status: is told the worker's actions.
         card: the accelerator that `device` is; None for a processor.
+        clock: says when actions begin and end; None for the device's own.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class Worker:
         transport: AbstractTransport,
         status: AbstractStatus | None = None,
         card: AbstractCard | None = None,
+        clock: AbstractClock | None = None,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card = status or NoStatus(), card
-        self.clock = CardClock(card) if card else HostClock()
+        self.clock = clock or (CardClock(card) if card else HostClock())
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
         self.teams = Teams(job, self.stages, device_id, transport, self.status)

@@ -19,15 +19,26 @@ GRACE_S = 2.0
 
 
 def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None:
-    """Fork `world` workers, wait for them, and end this process: with 0 if all of them did, else with 1.
+    """Run forked workers (`run_forked`), and end this process with the code."""
+    code = 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        code = run_forked(worker, world, ranks, end_with_parent())
+    finally:
+        os._exit(code)
+
+
+def run_forked(worker: Callable[[int], None], world: int, ranks: Path, family: Family) -> int:
+    """Fork `world` workers and wait for them; returns 0 if all of them ended with 0, else 1.
 
     The caller must not have started a thread. The first worker that fails ends the others. One that was killed could
     not say so itself, so `ranks/rank_N.error.json` is written for it.
 
     Args:
         worker: called with the rank in the child; does not return.
+        family: the processes without which the workers end, too.
     """
-    family, mine = end_with_parent(), identity()
+    mine = identity()
     sys.stdout.flush()
     sys.stderr.flush()
     running: dict[int, int] = {}
@@ -40,13 +51,10 @@ def fork_workers(worker: Callable[[int], None], world: int, ranks: Path) -> None
             finally:
                 os._exit(1)
         running[pid] = rank
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    code = 1
     try:
-        code = _watch(running, ranks, family)
+        return _watch(running, ranks, family)
     finally:
         _stop(running)
-        os._exit(code)
 
 
 def _watch(running: dict[int, int], ranks: Path, family: Family) -> int:

@@ -1,0 +1,190 @@
+"""A plan for this machine: what it takes is timed in place, by the workers that will run it, before it is chosen.
+
+plan by operators that were timed alone → rehearse → correct the operators → plan again, until the plan does not change.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpp.cluster import LOOPBACK, Cluster
+from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
+from gpp.cost.overheads import NOTHING
+from gpp.cost.problem import Problem
+from gpp.errors import WorkerFailed
+from gpp.graph.captured import Captured
+from gpp.graph.op_graph import OpGraph
+from gpp.optimizers import AbstractOptimizer
+from gpp.plan.plan import Plan
+from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.job import Job
+from gpp.runtime.rehearsal.machine import MachineCosts, keep, known, machine_path, measure
+from gpp.runtime.rehearsal.rehearse import Rehearsals, short, stage_times
+from gpp.strategy import Strategy
+
+SPAN_S = 1.0
+"""Seconds that the steps of a rehearsal take together, as predicted."""
+
+FEWEST, MOST = 8, 60
+"""Steps of a rehearsal."""
+
+
+def profiled(
+    cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, *, largest: int
+) -> Profiled:
+    """The cost model with the times of the graph's operators: from disk, or measured now.
+
+    Args:
+        largest: samples of the largest micro-batch that one device will have.
+    """
+    device, beside = cluster.devices[0].kind, cost.num_companions(cluster)
+    if device == "cpu":
+        # The common case needs no torch.
+        found = cost.load(graph, cpu_setting(cost.num_threads, type(optimizer).__name__, beside))
+        if found and (found.sample_counts[-1] >= largest or captured.batch is not None):
+            return cost.add(found)
+    from gpp.capture.profiler import measured
+
+    return measured(cost, captured, graph, largest=largest, device=device, optimizer=optimizer, num_companions=beside)
+
+
+def here(problem: Problem, engine: AbstractEngine) -> Problem:
+    """The problem as this machine poses it, where the engine's workers are processes of it.
+
+    They share its cores if they are more. Their fixed costs are the machine's, if those have been measured.
+    """
+    cluster, cores = problem.cluster, len(os.sched_getaffinity(0))
+    if cluster.devices[0].kind == "cpu" and engine.devices_here(cluster) > 0 and cluster.num_devices > cores:
+        problem = replace(problem, cluster=replace(cluster, processors=cores))
+    profile = _profile(problem, engine)
+    if profile is None:
+        return problem
+    costs = known(_machine_path(problem, engine)) if cluster.devices[0].kind == "cpu" else None
+    return problem if costs is None else _on(problem, costs, profile)
+
+
+def settle(
+    problem: Problem,
+    plan: Plan,
+    strategy: Strategy,
+    engine: AbstractEngine,
+    *,
+    given: bool,
+    job_of: Callable[[Problem, Plan], Job],
+    weights: Callable[[], Mapping[str, Any]],
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> tuple[Problem, Plan]:
+    """The problem by times in place, and the plan for it; both as they are where nothing is to be measured.
+
+    Args:
+        plan: by what is known so far.
+        given: whether the plan is the user's own, which stays.
+        job_of: the whole job of a plan.
+        weights: initial weights; called once, if anything is rehearsed.
+        say: is told what is being timed.
+        warn: is told if that fails; what was known before stays then.
+    """
+    profile = _profile(problem, engine)
+    if profile is None:
+        return problem, plan
+    path = _machine_path(problem, engine)
+    # What a host spends on actions of a card overlaps with the card's work.
+    unmeasured = problem.cluster.devices[0].kind == "cpu" and known(path) is None
+    if not unmeasured and _timed(profile, plan):
+        return problem, plan
+    from gpp.runtime.controller.controller import environment
+
+    found = _Settled(problem, profile, strategy, given)
+    try:
+        with Rehearsals(environment(found.cost.num_threads)) as rehearsals:
+            if unmeasured:
+                say("timing messages and actions on this machine ...")
+                setting = cpu_setting(found.cost.num_threads)
+                keep(path, costs := measure(rehearsals, setting, shared_memory=_shared_memory(engine)))
+                found.problem = _on(problem, costs, profile)
+                plan = found.again(plan)
+            return found.rehearsed(plan, rehearsals, job_of, weights, say)
+    except WorkerFailed as error:
+        warn(f"the plan could not be timed in place, so operators that were timed alone predict it: {error}")
+        return problem, plan
+
+
+class _Settled:
+    """The problem by what has been timed in place so far."""
+
+    def __init__(self, problem: Problem, profile: Profile, strategy: Strategy, given: bool) -> None:
+        assert isinstance(problem.cost, Profiled)
+        self.problem, self.profile, self.strategy, self.given, self.cost = problem, profile, strategy, given, problem.cost
+
+    def again(self, plan: Plan) -> Plan:
+        """The plan for the problem as it is now."""
+        return plan if self.given else self.strategy.plan(self.problem)
+
+    def seconds(self, plan: Plan) -> float:
+        return self.strategy.predict(plan, self.problem, record=False).metrics.iteration_s
+
+    def rehearsed(
+        self,
+        plan: Plan,
+        rehearsals: Rehearsals,
+        job_of: Callable[[Problem, Plan], Job],
+        weights: Callable[[], Mapping[str, Any]],
+        say: Callable[[str], None],
+    ) -> tuple[Problem, Plan]:
+        """Rehearse plans until the one that follows has been, or there have been enough; the best of them."""
+        initial, tried = None, list[Plan]()
+        while len(tried) < self.cost.rehearsals and not _timed(self.profile, plan):
+            say(f"timing the stages of plan {len(tried) + 1} in place ...")
+            initial = initial or weights()
+            predicted_s = self.seconds(plan)
+            steps = max(FEWEST, min(MOST, math.ceil(SPAN_S / max(predicted_s, 1e-6))))
+            job = short(job_of(self.problem, plan), steps)
+            times = rehearsals.run(job, initial, predicted_s=predicted_s)
+            self.profile = self.profile.timed(stage_times(job, times, self.profile.pass_s))
+            self.problem = replace(self.problem, cost=self.cost.add(self.profile))
+            tried.append(plan)
+            plan = self.again(plan)
+        if tried:
+            self.cost.store(self.problem.graph, self.profile)
+        # Of those that were timed one may be better than the plan that followed from it.
+        known = [own for own in [plan, *tried] if _timed(self.profile, own)]
+        return self.problem, min(known, key=self.seconds, default=plan)
+
+
+def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
+    """The measured times that may be corrected; None where plans cannot be timed in place."""
+    cost, cluster = problem.cost, problem.cluster
+    if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals):
+        return None
+    # A link that the user describes is not this machine's.
+    described = cluster.devices[0].kind == "cpu" and cluster.intra_node != LOOPBACK and problem.overheads == NOTHING
+    return None if described else cost.profile_of(problem.graph)
+
+
+def _machine_path(problem: Problem, engine: AbstractEngine) -> Path:
+    assert isinstance(problem.cost, Profiled)
+    return machine_path(problem.cost.cache_dir, cpu_setting(problem.cost.num_threads), _shared_memory(engine))
+
+
+def _shared_memory(engine: AbstractEngine) -> bool:
+    return bool(engine.worker_settings.get("shared_memory", True))
+
+
+def _on(problem: Problem, costs: MachineCosts, profile: Profile) -> Problem:
+    """The problem with the constants of this machine in place of those that stand for all machines."""
+    return replace(problem, cluster=costs.cluster(problem.cluster), overheads=costs.overheads(profile.pass_s))
+
+
+def _timed(profile: Profile, plan: Plan) -> bool:
+    """Whether all stages of a plan have been timed in place."""
+    return all(
+        stage.tensor_parallel > 1
+        or profile.knows(stage.ops, -(-stage.microbatch_size * stage.round_robin_degree // len(stage.devices)))
+        for stage in plan.stages
+    )

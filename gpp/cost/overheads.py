@@ -1,0 +1,45 @@
+"""What a runtime takes beside the operators: seconds of a device's processor, as measured on a machine.
+
+`gpp.runtime.rehearsal.machine` measures them. On a machine that was not measured they are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from gpp.settings import NotNegative
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Fixed costs of the actions of a program, for the device that carries them out.
+
+    A linear model: a pass costs `forward_s` or `backward_s` beside its operators, each message costs `message_s` at
+    either end and `send_s_per_byte` or `receive_s_per_byte` for its length, each step costs `step_s` once.
+
+    Args:
+        forward_s, backward_s: seconds of a pass that computes nothing.
+        message_s: seconds of one end of a message without content.
+        send_s_per_byte, receive_s_per_byte: seconds to copy a byte of a message out of, and into, a device's own memory.
+        step_s: seconds between the last action of a step and the first of the next one.
+    """
+
+    forward_s: NotNegative = 0.0
+    backward_s: NotNegative = 0.0
+    message_s: NotNegative = 0.0
+    send_s_per_byte: NotNegative = 0.0
+    receive_s_per_byte: NotNegative = 0.0
+    step_s: NotNegative = 0.0
+
+    def sends_s(self, messages: float, num_bytes: float) -> float:
+        """Seconds of the sender of so many messages with so many bytes together."""
+        return messages * self.message_s + num_bytes * self.send_s_per_byte
+
+    def receives_s(self, messages: float, num_bytes: float) -> float:
+        """Seconds of their receiver."""
+        return messages * self.message_s + num_bytes * self.receive_s_per_byte
+
+
+NOTHING = Overheads()

@@ -1,0 +1,91 @@
+"""The process that rehearses: `python -m gpp.runtime.rehearsal.server` reads a folder with a job from each line.
+
+It loads torch once and forks the workers of each job, so a rehearsal begins in a tenth of a second. It answers with the
+exit code of the workers, a line each, and ends with its standard input or with the controller.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpp.runtime.worker.parent import end_with_parent
+
+READY = "ready"
+
+
+def main() -> None:
+    """The whole process."""
+    family = end_with_parent()  # before torch is imported, which takes seconds
+    import torch
+
+    import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
+    from gpp.runtime.job import Job
+    from gpp.runtime.worker.forked import run_forked
+    from gpp.runtime.worker.process import guarded
+
+    torch.set_num_threads(1)  # a pool of threads would not survive a fork
+    gc.freeze()
+    print(READY, flush=True)
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        code = 1
+        try:
+            job = Job.load(folder)
+            (folder / "ranks").mkdir(exist_ok=True)
+            world = len(job.program.actions)
+
+            def worker(rank: int, folder: Path = folder, job: Job = job, world: int = world) -> None:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+                with open(folder / "ranks" / f"rank_{rank}.err", "w") as errors:
+                    for stream, target in ((errors.fileno(), 1), (errors.fileno(), 2), (os.open(os.devnull, os.O_RDONLY), 0)):
+                        os.dup2(stream, target)
+                guarded(folder, _run, job)
+
+            code = run_forked(worker, world, folder / "ranks", family)
+        finally:
+            print(code, flush=True)
+
+
+def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
+    """One worker: all steps of the job, and what each took, into `ranks/device_N.json`."""
+    from gpp.runtime.cards.cuda import CudaCard
+    from gpp.runtime.stretches import stretch_at
+    from gpp.runtime.worker.clock import HostClock
+    from gpp.runtime.worker.process import disconnect, enter
+    from gpp.runtime.worker.worker import Worker
+
+    card = CudaCard(device) if device.type == "cuda" else None
+    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    # Seconds that the worker has computed: neither other programs nor workers on the same core count.
+    computed = card is None and job.settings.threads == 1
+    clock = HostClock(time.thread_time) if computed else None
+    if computed:
+        transport.finished = time.thread_time
+    worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card, clock=clock)
+    worker.kept = type(worker.kept)()  # of every step
+    ends: list[tuple[float, float]] = []
+    log = partial(_log, ends, time.thread_time if computed else time.perf_counter)
+    step = job.settings.first_step
+    while step < job.settings.steps:
+        first, count = stretch_at(job, step)
+        worker.train(first, count, log)
+        step = first + count
+    record = {"device": device_id, "computed": computed, "steps": list(worker.kept), "ends": ends}
+    (run_dir / "ranks" / f"device_{device_id}.json").write_text(json.dumps(record))
+    disconnect(status)
+
+
+def _log(ends: list[tuple[float, float]], computed: Any, record: dict[str, Any]) -> None:
+    if "step" in record:
+        ends.append((computed(), time.perf_counter()))
+
+
+if __name__ == "__main__":
+    main()
