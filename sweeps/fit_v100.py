@@ -137,7 +137,6 @@ class Kept:
     def __init__(self) -> None:
         sources = [path for room in ROOMS for path in (ROOT / "gpp").glob(room)]
         self.path = ROOT / "outputs" / "fit_v100" / f"{source_hash(sources)[7:19]}.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.known: dict[str, Any] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             key, value = json.loads(line)
@@ -149,6 +148,7 @@ class Kept:
         word = f"{what.split()[0]} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
         if word not in self.known:
             self.known[word] = make()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps([word, self.known[word]]) + "\n")
         return self.known[word]
@@ -227,16 +227,21 @@ def valley() -> list[Fit]:
     return sorted((fit for fit in found if fit.error <= VALLEY * least), key=lambda fit: fit.error)
 
 
-def configured() -> Fit:
-    """The constants that conf/experiment/paper.yaml and the sweep have now."""
+def configured() -> tuple[Constants, dict[str, int]]:
+    """The constants that conf/experiment/paper.yaml has now, and the samples a device of the sweep."""
     cluster = experiment("mmt", CHAIN, 4).cluster
     device = cluster.devices[0]
     text = (ROOT / "sweeps" / "figure6.yaml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("minibatch_size:"))
     pairs = (pair.partition(":") for pair in line.partition("per_device:{")[2].partition("}")[0].split(","))
     samples = {name.strip(): int(value) for name, _, value in pairs}
-    constants = Constants(device.flop_per_s("float32"), device.kernel_latency_s, cluster.collective_efficiency)
-    return Fit(constants, samples, math.sqrt(sum(squared(m, FITTED, samples[m], constants) for m in samples) / 12))
+    return Constants(device.flop_per_s("float32"), device.kernel_latency_s, cluster.collective_efficiency), samples
+
+
+def judged(constants: Constants, samples: dict[str, int]) -> Fit:
+    """Given settings with their error."""
+    total = sum(squared(model, FITTED, count, constants) for model, count in samples.items())
+    return Fit(constants, samples, math.sqrt(total / 12))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
@@ -307,7 +312,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="no fit: the constants as they are configured")
-    fits = [configured()] if parser.parse_args().check else valley()
+    fits = [judged(*configured())] if parser.parse_args().check else valley()
     print(f"\nbest: {fits[0].constants}, {fits[0].samples}, error {fits[0].error:.3f}; {len(fits)} settings in the valley")
     if wrong := [model for model in published() if not allowed(model, fits[0].samples[model], fits[0].constants)]:
         print(f"a published number lies above the bound: {', '.join(wrong)}")

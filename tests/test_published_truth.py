@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from gpp.cost.stage import StageCost
 from gpp.plan.build import make_plan
 from gpp.planners.chains.single import Single
 from gpp.strategy import Strategy
+from sweeps.fit_v100 import Constants as PaperConstants
+from sweeps.fit_v100 import allowed, configured, kept
 from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards
 from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of
 from sweeps.truth.rows import Row, rows
@@ -88,3 +91,13 @@ def test_rows_name_their_fit_and_what_they_measure() -> None:
         assert row.data * row.tensor * row.pipeline == row.devices
     for card in ("p40_8", "dgx_a100"):
         assert sum(row.use == "fit" for row in found if row.cluster == card) == 3
+
+
+@pytest.mark.parametrize("model", ["dlrm", "candle_uno"])
+def test_no_published_throughput_lies_above_the_bound(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the constants of experiment=paper could not be right; those of a data sheet are not."""
+    monkeypatch.setattr(kept(), "path", tmp_path / "kept.jsonl")
+    monkeypatch.setattr(kept(), "known", {})
+    constants, samples = configured()
+    assert allowed(model, samples[model], constants)
+    assert not allowed(model, samples[model], PaperConstants(12.6e12, 80e-6, 0.03))
