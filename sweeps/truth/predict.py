@@ -74,7 +74,7 @@ class Predicted:
 
 def flops(row: Row) -> float:
     """FLOPs of a sample by equation 3 of Narayanan et al., recomputation included: 96 s l h^2 (1 + s / 6h + V / 16lh)."""
-    words = dict(word.partition("=")[::2] for word in row.settings)
+    words = {name: value for name, _, value in (word.partition("=") for word in row.settings)}
     layers, h, s, v = (int(words[f"model.{name}"]) for name in ("num_layers", "hidden", "sequence", "vocabulary"))
     return 96 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
