@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -149,12 +149,12 @@ class StageRunner:
         if self.weights:
             self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
-                self.meter.own |= self.weights.storages()
+                self.meter.copies[self.stage] = self.weights.storages()
         if self._seeded:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
-        if self.autocast or (self.meter and self.train):
+        if self.autocast or self.weights or (self.meter and self.train):
             with self._modes(microbatch):
                 outputs = module.forward(hi - lo, values)
         else:
@@ -226,18 +226,26 @@ class StageRunner:
         return tuple(found)
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
-        """Context of a forward: autocast, the meter's hooks (in the first step), both, or nothing."""
+        """Context of a forward: autocast, hooks of the weight policy and (in the first step) of the meter, or nothing."""
         meter, stage = self.meter if self.train else None, self.stage
-        if not meter and not self.autocast:
+        hooks = self.weights.hooks if self.weights else None
+        if not meter and not self.autocast and not hooks:
             return nullcontext()
         modes = ExitStack()
         if self.autocast:
             # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
             modes.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
         if meter:
-            note = meter.note
-            hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: note(stage, microbatch, t.detach()), lambda t: t)
-            modes.enter_context(hooks)
+            # Of several pairs of hooks autograd calls the innermost only.
+            note, (pack, unpack) = meter.note, hooks or (lambda t: t.detach(), lambda t: t)
+
+            def noted(tensor: torch.Tensor) -> Any:
+                saved = pack(tensor)
+                return note(stage, microbatch, saved) if isinstance(saved, torch.Tensor) else saved
+
+            hooks = noted, unpack
+        if hooks:
+            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
         return modes
 
     def _add_result(self, minibatch: int, name: str, value: float | torch.Tensor) -> None:
@@ -278,6 +286,8 @@ class StageRunner:
             torch.autograd.backward(roots, seeds)
         if self.weights:
             self.weights.done(microbatch // self.round_robin_degree)
+            if self.meter:
+                self.meter.copies[self.stage] = self.weights.storages()
         if self.probes and self._probed is not None:
             self.probes.note(self._place(microbatch, *piece), self._probed.grad)
         end = self.now()
