@@ -26,6 +26,7 @@ from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
 from gpp.app.experiment import Experiment
 from gpp.app.stopping import Stopped, held_back
+from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
@@ -40,6 +41,7 @@ from gpp.report.run.console import StepProgress
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
 from gpp.report.run.process import peak_memory_bytes, reset_peak_memory
+from gpp.report.run.profile import show_profile
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import Status, finite, result_dict, write_json, write_text
 from gpp.report.run.terminal import show_plan, show_result
@@ -163,6 +165,10 @@ class Recorder:
         self.baseline = {found.strategy: found.predicted.metrics for found in baseline if found.predicted}
         self.planning_peak_bytes = peak_memory_bytes()
         show_plan(self.console, self._run())
+
+    def profiled(self, problem: Problem, plan: Plan) -> None:
+        """Show what was measured on this machine."""
+        show_profile(self.console, problem, plan)
 
     def explained(self, explanation: Explanation | None) -> None:
         """Show the explanation of the plan's time."""
