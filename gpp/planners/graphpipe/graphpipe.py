@@ -161,8 +161,7 @@ class GraphPipe(AbstractPlanner):
         costs = StageCosts(problem, replication=self.replication)
         shape = _Shape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
-        size = problem.graph.num_ops * problem.cluster.num_devices
-        small, large = size <= SMALL, size >= LARGE
+        small, large = _size(problem) <= SMALL, _size(problem) >= LARGE
         if small:
             self._chains(incumbent)
         self._partitions(incumbent, shape)
@@ -185,8 +184,7 @@ class GraphPipe(AbstractPlanner):
 
     def _patience(self, problem: Problem) -> int:
         """Simulations without a better plan that end a step."""
-        large = problem.graph.num_ops * problem.cluster.num_devices >= LARGE
-        return min(self.patience, PATIENCE_IF_LARGE) if large else self.patience
+        return min(self.patience, PATIENCE_IF_LARGE) if _size(problem) >= LARGE else self.patience
 
     def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
@@ -257,6 +255,11 @@ class GraphPipe(AbstractPlanner):
             if found is not None:
                 return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
+
+
+def _size(problem: Problem) -> int:
+    """Operators times devices."""
+    return problem.graph.num_ops * problem.cluster.num_devices
 
 
 def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:
