@@ -41,6 +41,9 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     baseline = experiment.baseline(problem)
     recorder.planned(plan, predicted, baseline)
     recorder.warn(*experiment.warnings(captured, plan))
+    if experiment.mode == "profile":
+        recorder.profiled(problem, plan)
+        return
     if experiment.explains:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 

@@ -49,6 +49,10 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
         raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 
 
+def _nothing(plan: object) -> None:
+    """Refuse no plan."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What is to be planned.
@@ -61,6 +65,7 @@ class Problem:
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.
+        refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
     """
 
@@ -75,6 +80,7 @@ class Problem:
     global_norm: bool = False
     extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
+    refuses: Callable[[Any], str | None] = field(default=_nothing, repr=False, compare=False)
     overheads: Overheads = field(default_factory=Overheads)
     _times: dict[tuple[int, int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -216,12 +222,14 @@ class Problem:
     def prediction(self) -> Extrapolation:
         """The cost of the regime's predictions; nothing where none are made."""
         rule = self.regime.weights.predictor
-        return Extrapolation(once=0.0) if rule is None else self.extrapolation(rule)
+        return Extrapolation() if rule is None else self.extrapolation(rule)
 
     @property
     def state_factor(self) -> float:
-        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions."""
-        return self.optimizer_state_factor + self.prediction.kept
+        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions and
+        corrections (which the stages at the sink do without)."""
+        correction = self.regime.weights.correction
+        return self.optimizer_state_factor + self.prediction.kept + (correction.cost.kept if correction else 0.0)
 
     @property
     def memory_limit_bytes(self) -> float:

@@ -9,6 +9,7 @@ from typing import ClassVar, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractRing, PipelinePosition
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -17,7 +18,8 @@ class Stash(AbstractRing):
     """Keeps every version that a micro-batch in flight has used: W(k) + 1 copies where each micro-batch makes an update."""
 
     name: ClassVar[str] = "stash"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
 
     def lag(self, position: PipelinePosition) -> int:
         return position.warmup

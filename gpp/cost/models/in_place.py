@@ -2,16 +2,16 @@
 
 An operator takes another time inside a stage than alone: what came before it is still in a cache, or is not; kernels
 are dispatched while others run; gradients are added up or are new. So whole stages of plans are timed as they run
-(`gpp.runtime.rehearsal`), and the times of their operators are scaled until every stage's sum is what was measured. The
-times stay a sum over operators: planners, bounds and the simulator go on as before, and a plan whose stages were timed
-is predicted by the times of these stages.
+(`gpp.runtime.rehearsal`), and every operator's time gets a factor, so that the sums are what was measured. The times
+stay a sum over operators: planners, bounds and the simulator go on as before, and a plan whose stages were timed is
+predicted by the times of these stages.
 
-Several plans cut the graph differently, so an operator is in several timed stages. Scaling stage after stage, round
-after round, is iterative proportional fitting: it converges to the times nearest to those measured alone, in relative
-entropy, with the given sums, if there are any.
+Several plans cut the graph differently, so an operator is in several timed stages, and times have noise: where two plans
+differ in one small operator, the difference of two large times says nothing of it. So the factors are those that are
+most likely, if factors scatter by `SCATTER` around that of the whole graph, and times by `NOISE`: linear regression with a
+normal prior (ridge regression).
 
-Source: Deming and Stephan, "On a least squares adjustment of a sampled frequency table when the expected marginal
-totals are known", 1940; Csiszár, "I-divergence geometry of probability distributions and minimization problems", 1975.
+Source: Hoerl and Kennard, "Ridge regression: biased estimation for nonorthogonal problems", 1970.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ import numpy as np
 
 from gpp.settings import Count, Natural, NotNegative
 
-ROUNDS = 50
-"""Rounds of the fitting: plans that contradict each other (by noise) do not converge, and the last one measured is met."""
+SCATTER = 0.5
+"""Standard deviation of operators' factors, relative to that of the whole graph."""
 
-LARGEST = 8.0
-"""Factor by which an operator's time is corrected at most: beyond it one of the measurements was disturbed."""
+NOISE = 0.02
+"""Standard deviation of a stage's time in place, relative to itself."""
+
+SMALLEST = 0.1
+"""Factor by which an operator's time is corrected at least."""
 
 
 @final
@@ -87,18 +90,19 @@ def corrected(
 
 
 def _factors(seconds: np.ndarray, sums: Sequence[tuple[tuple[int, ...], float]]) -> np.ndarray:
-    """[num_ops] factors by which operator times reach the given sums; the last of them are met exactly."""
-    out = np.ones_like(seconds)
-    for _ in range(ROUNDS):
-        before = out.copy()
-        for ops, total in sums:
-            index = list(ops)
-            have = float((seconds[index] * out[index]).sum())
-            if have > 0 and total > 0:
-                out[index] = np.clip(out[index] * (total / have), 1 / LARGEST, LARGEST)
-        if np.allclose(before, out, rtol=1e-6, atol=0.0):
-            break
-    return out
+    """[num_ops] factors by which operator times come to the given sums."""
+    kept = [(list(ops), total) for ops, total in sums if total > 0 and seconds[list(ops)].sum() > 0]
+    if not kept:
+        return np.ones_like(seconds)
+    whole = sum(total for _, total in kept) / sum(float(seconds[ops].sum()) for ops, _ in kept)
+    rows = np.zeros((len(kept), len(seconds)))
+    for row, (ops, total) in zip(rows, kept, strict=True):
+        row[ops] = seconds[ops] / (NOISE * total)
+    # In units of their standard deviations: what the times leave unexplained, and how far factors are from the whole's.
+    table = np.vstack([rows * (SCATTER * whole), np.eye(len(seconds))])
+    target = np.concatenate([1 / NOISE - rows.sum(axis=1) * whole, np.zeros(len(seconds))])
+    away = np.linalg.lstsq(table, target, rcond=None)[0]
+    return np.maximum(whole * (1.0 + SCATTER * away), SMALLEST * whole)
 
 
 def update_s_per_byte(stages: Iterable[StageTimes]) -> float | None:

@@ -1,0 +1,65 @@
+"""The terminal's view of what was measured on this machine: operators, stages in place, fixed costs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from gpp.cost.models.profiled import Profiled
+from gpp.cost.overheads import NOTHING
+from gpp.cost.problem import Problem
+from gpp.plan.plan import Plan
+from gpp.report.draw import text
+from gpp.report.run.console import new_table
+
+ROWS = 20
+"""Operators that are shown: those that take most of the time."""
+
+
+def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
+    """Print operator times alone and in place, and the fixed costs of this machine."""
+    cost = problem.cost
+    profile = cost.profile_of(problem.graph) if isinstance(cost, Profiled) else None
+    if profile is None:
+        console.print("nothing was measured: cost=profiled measures, on a cluster whose devices are at hand")
+        return
+    stage = plan.stages[0]
+    samples = -(-stage.microbatch_size * stage.round_robin_degree // len(stage.devices))
+    alone, here = profile.alone.at(samples), profile.at(samples)
+    seconds = here.forward_s + here.backward_s
+    order = sorted(range(len(seconds)), key=lambda op: (-seconds[op], op))
+    both = [("in place", "right"), ("", "right")]
+    table = new_table("", ("operator", "left"), ("forward", "right"), *both, ("backward", "right"), *both)
+    for op in order[:ROWS]:
+        cells = [escape(problem.graph.ops[op].name)]
+        for before, after in ((alone.forward_s[op], here.forward_s[op]), (alone.backward_s[op], here.backward_s[op])):
+            cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
+        table.add_row(*cells)
+    cells = [f"all {len(seconds)} operators"]
+    for before, after in ((alone.forward_s.sum(), here.forward_s.sum()), (alone.backward_s.sum(), here.backward_s.sum())):
+        cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
+    table.add_section()
+    table.add_row(*cells)
+    console.print(Text(f"operators on {samples} samples, timed alone, and in place inside {len(profile.in_place)} stages of plans"))
+    console.print(table)
+    update = profile.update_per_byte()
+    lines = [] if update is None else [("update", f"{text.seconds(update * 1e6)} for 1 MB of parameters")]
+    fixed, link = problem.overheads, problem.cluster.intra_node
+    if fixed != NOTHING:
+        lines += [
+            (
+                "pass",
+                f"{text.seconds(fixed.forward_s)} forwards and {text.seconds(fixed.backward_s)} backwards, beside its operators",
+            ),
+            (
+                "message",
+                f"{text.seconds(fixed.message_s)} at either end, {text.seconds(fixed.send_s_per_byte * 1e6)} to send 1 MB and "
+                f"{text.seconds(fixed.receive_s_per_byte * 1e6)} to receive it; {text.seconds(link.latency_s)} until it is there",
+            ),
+            ("sum", f"{text.seconds(problem.cluster.allreduce_s(1e6, (0, 1)))} for 1 MB of gradients on two workers"),
+            ("step", f"{text.seconds(fixed.step_s)} between two steps"),
+        ]
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, words in lines:
+        console.print(Text(f"{name:<{width}}  {words}"))

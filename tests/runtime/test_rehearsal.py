@@ -1,0 +1,226 @@
+"""Rehearsals: what they measure, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+import gpp.app.in_place as in_place
+from gpp.cluster import local
+from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
+from gpp.cost.problem import Problem
+from gpp.errors import WorkerFailed
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.plan.plan import Plan
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, fit, known
+from gpp.runtime.rehearsal.rehearse import DeviceTimes
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from tests.support import cli
+
+SETTING = cpu_setting(1)
+TRUE = MachineCosts(
+    setting=SETTING,
+    pass_s=8e-5,
+    message_s=3e-5,
+    send_s_per_byte=2e-10,
+    receive_s_per_byte=5e-10,
+    step_s=4e-4,
+    latency_s=9e-5,
+    sum_s=3e-4,
+    sum_s_per_byte=1e-9,
+)
+
+
+def chain(width: int, size: int, count: int) -> tuple[DeviceTimes, DeviceTimes]:
+    """Both workers of a chain of two stages on a machine with the constants `TRUE`, by hand."""
+    size_bytes = 4 * width * size
+    send_s = TRUE.message_s + size_bytes * TRUE.send_s_per_byte
+    way_s = TRUE.latency_s + size_bytes * TRUE.receive_s_per_byte
+    passes = 2 * count
+    forward_s, backward_s, update_s = 1e-4 + 1e-9 * width * width * size, 2e-4 + 2e-9 * width * width * size, 1e-4
+    rest_s = TRUE.step_s + passes * TRUE.pass_s
+    other_s = forward_s + backward_s + send_s + 2 * TRUE.pass_s
+    waited_s = 2 * way_s + other_s if count == 1 else 0.5e-3
+    return tuple(  # pyright: ignore[reportReturnType]
+        DeviceTimes(
+            device=device,
+            forward_s={device: forward_s},
+            backward_s={device: backward_s},
+            update_s=update_s,
+            sends=((size_bytes, send_s),),
+            passes=passes,
+            rest_s=rest_s,
+            waited_s=waited_s,
+            period_s=waited_s + other_s,
+        )
+        for device in (0, 1)
+    )
+
+
+def test_constants_of_a_machine_are_found_again() -> None:
+    sums = [(num_bytes, TRUE.sum_s + num_bytes * TRUE.sum_s_per_byte) for num_bytes in (1.7e4, 4.2e6)]
+    found = fit({key: chain(*key) for key in CHAINS}, sums, SETTING)
+    for name in ("pass_s", "message_s", "send_s_per_byte", "receive_s_per_byte", "step_s", "latency_s", "sum_s", "sum_s_per_byte"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
+    cluster = found.cluster(local(num_devices=2))
+    assert cluster.allreduce_s(1e6, (0, 1)) == pytest.approx(TRUE.sum_s + 1e6 * TRUE.sum_s_per_byte)
+    assert cluster.link(0, 1).transfer_s(1e6) == pytest.approx(TRUE.latency_s, rel=0.02)
+
+
+def branches(num: int) -> OpGraph:
+    """A source, `num` branches of three operators each, and a join."""
+    ops = [Op(name=f"o{i}", forward_flops=1, backward_flops=2, saved_bytes=8, params=(f"w{i}",)) for i in range(3 * num + 2)]
+    ends, tensors = [], []
+    for branch in range(num):
+        own = [0, *(1 + 3 * branch + k for k in range(3))]
+        tensors += [Tensor(name=f"t{a}_{b}", producer=a, consumers=(b,), bytes_per_sample=8) for a, b in pairwise(own)]
+        ends.append(own[-1])
+    join = 3 * num + 1
+    tensors += [Tensor(name=f"t{end}", producer=end, consumers=(join,), bytes_per_sample=8) for end in ends]
+    params = tuple(Param(name=f"w{i}", num_bytes=64) for i in range(len(ops)))
+    return OpGraph(name="branches", ops=tuple(ops), tensors=tuple(tensors), params=params)
+
+
+class Fake:
+    """Rehearsals on a machine whose operators take `truth`, not what they take alone."""
+
+    truth: np.ndarray
+    plans: list[Plan]
+    error: str | None = None
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        Fake.plans = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(self, job: Any, weights: Any, *, predicted_s: float) -> tuple[DeviceTimes, ...]:
+        if Fake.error:
+            raise WorkerFailed(0, Fake.error)
+        Fake.plans.append(job.plan)
+        out = []
+        for device, stages in job.plan.stages_of_device.items():
+            took = {s: float(Fake.truth[list(job.plan.stages[s].ops)].sum()) for s in stages}
+            out.append(
+                DeviceTimes(
+                    device=device,
+                    forward_s=took,
+                    backward_s={s: 2 * seconds for s, seconds in took.items()},
+                    update_s=0.0,
+                    sends=(),
+                    passes=1,
+                    rest_s=0.0,
+                    waited_s=0.0,
+                    period_s=1.0,
+                )
+            )
+        return tuple(out)
+
+
+@pytest.fixture
+def posed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    graph = branches(3)
+    rows = tuple((1e-3,) for _ in graph.ops)
+    profile = Profile(
+        graph_fingerprint=graph.fingerprint,
+        setting=SETTING,
+        sample_counts=(2,),
+        forward_s=rows,
+        backward_s=rows,
+        update_s_per_byte=0.0,
+        move_s_per_byte=0.0,
+    )
+    cost = Profiled(cache_dir=str(tmp_path), profiles=(profile,))
+    Fake.truth = np.array([1e-3] * graph.num_ops)
+    Fake.truth[1:4] = 4e-3  # the first branch is slower in place
+    Fake.error = None
+    monkeypatch.setattr(in_place, "Rehearsals", Fake)
+    monkeypatch.setattr(in_place, "measure", lambda *_, **__: TRUE)
+    monkeypatch.setattr(in_place, "short", lambda job, steps: job)
+    return Problem(graph=graph, cluster=local(num_devices=2), cost=cost, minibatch_size=16, microbatch_size=2)
+
+
+STRATEGY = Strategy(name="graphpipe", planner=GraphPipe(replication=False), schedule=OneFOneB())
+
+
+class Job:
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.plan, self.graph = plan, problem.graph
+
+
+def settled(problem: Problem, plan: Plan, **more: Any) -> tuple[Problem, Plan, list[str]]:
+    said: list[str] = []
+    words: dict[str, Any] = {
+        "given": False,
+        "started": None,
+        "job_of": Job,
+        "weights": dict,
+        "say": lambda _: None,
+        "warn": said.append,
+        **more,
+    }
+    return *in_place.settle(problem, plan, STRATEGY, Distributed(), **words), said
+
+
+def test_the_plan_is_the_one_for_times_in_place(posed: Problem) -> None:
+    alone = STRATEGY.plan(posed)
+    problem, plan, said = settled(posed, alone)
+    assert not said and Fake.plans[0].stages == alone.stages
+    for stage in plan.stages:
+        took = problem.op_times(2, stage.devices[0])
+        assert took.forward_s[list(stage.ops)].sum() == pytest.approx(Fake.truth[list(stage.ops)].sum(), rel=0.05)
+
+    # Among the plans that were looked at it is the fastest by the truth, and the slow branch has moved the cut.
+    def work(own):
+        return max(sum(Fake.truth[op] for s in stages for op in own.stages[s].ops) for stages in own.stages_of_device.values())
+
+    assert work(plan) == min(map(work, Fake.plans)) < work(alone)
+    assert known(next((Path(posed.cost.cache_dir) / "machines").glob("*.json"))) == TRUE  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_was_timed_is_not_timed_again(posed: Problem) -> None:
+    problem, plan, _ = settled(posed, STRATEGY.plan(posed))
+    cost = problem.cost
+    assert isinstance(cost, Profiled) and cost.load(problem.graph, SETTING) == cost.profile_of(problem.graph)
+    Fake.plans = []
+    assert settled(problem, plan)[:2] == (problem, plan) and not Fake.plans
+
+
+def test_a_plan_of_the_users_own_stays(posed: Problem) -> None:
+    alone = STRATEGY.plan(posed)
+    problem, plan, _ = settled(posed, alone, given=True)
+    assert plan is alone and len(Fake.plans) == 1
+    assert STRATEGY.predict(plan, problem).metrics.iteration_s > STRATEGY.predict(plan, posed).metrics.iteration_s
+
+
+def test_a_rehearsal_that_fails_is_told_and_times_alone_stay(posed: Problem) -> None:
+    Fake.error = "out of memory"
+    problem, plan, said = settled(posed, STRATEGY.plan(posed))
+    assert "out of memory" in said[0] and problem.cost == posed.cost
+    assert plan.stages == STRATEGY.plan(problem).stages
+
+
+@pytest.mark.dist
+def test_real_workers_rehearse(tmp_path: Path) -> None:
+    words = ["model=mlp", "model.width=32", "cluster.num_devices=2", "microbatch_size=16", "logger=none", "final_weights=false"]
+    env = {"GPP_REHEARSALS": "2", "GPP_CACHE": str(tmp_path / "cache")}
+    profiled = cli.run(tmp_path / "profile", *words, "mode=profile", **env)
+    assert profiled.code == 0, profiled.out
+    assert "in place inside" in profiled.out and "until it is there" in profiled.out
+    stored = next(path for path in (tmp_path / "cache" / "profiles").glob("*.json"))
+    before = stored.read_text()
+    assert '"in_place": []' not in before
+    trained = cli.run(tmp_path / "train", *words, "steps=3", **env)
+    assert trained.code == 0 and stored.read_text() == before, trained.out
+    assert trained.result["predicted"]["iteration_s"] == profiled.result["predicted"]["iteration_s"]
