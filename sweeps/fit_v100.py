@@ -199,8 +199,8 @@ def squared(model: str, column: str, samples: int, constants: Constants, worth: 
     return total
 
 
-def fitted(constants: Constants, worth: float) -> Fit | None:
-    """The best samples a device under given constants; None where the constraint fails or the error is above `worth`."""
+def fitted(constants: Constants, worth: float) -> Fit | str:
+    """The best samples a device under given constants; the reason where the constraint fails or the error is above `worth`."""
     chosen: dict[str, int] = {}
     total, most = 0.0, worth**2 * 12
     for model, choices in SAMPLES.items():
@@ -209,8 +209,10 @@ def fitted(constants: Constants, worth: float) -> Fit | None:
             for samples in choices
             if allowed(model, samples, constants)
         }
-        if not errors or min(errors.values()) == math.inf:
-            return None
+        if not errors:
+            return f"{model} was published above the bound, whatever its samples"
+        if min(errors.values()) == math.inf:
+            return "its error is too large"
         chosen[model] = min(errors, key=lambda samples: (errors[samples], samples))
         total += errors[chosen[model]]
     return Fit(constants, chosen, math.sqrt(total / 12))
@@ -222,8 +224,8 @@ def valley() -> list[Fit]:
     for values in product(*GRID.values()):
         constants = Constants(**dict(zip(GRID, values, strict=True)))
         fit = fitted(constants, VALLEY * min((f.error for f in found), default=math.inf))
-        print(f"  {constants}: " + (f"{fit.samples}, error {fit.error:.3f}" if fit else "out"), flush=True)
-        found += [fit] if fit else []
+        print(f"  {constants}: {fit if isinstance(fit, str) else f'{fit.samples}, error {fit.error:.3f}'}", flush=True)
+        found += [] if isinstance(fit, str) else [fit]
     least = min(fit.error for fit in found)
     return sorted((fit for fit in found if fit.error <= VALLEY * least), key=lambda fit: fit.error)
 
