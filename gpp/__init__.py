@@ -20,6 +20,7 @@ from gpp.strategy import Strategy
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -44,6 +45,7 @@ __all__ = [
     "Naive",
     "NoFlush",
     "OneFOneB",
+    "PipeMare",
     "PipeOptim",
     "Profiled",
     "RMSprop",
