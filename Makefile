@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 .PHONY: run test lint clean
 
 run: $(VENV)/.run
-	$(BIN)/python run.py $(ARGS)
+	$(BIN)/python run.py $(or $(ARGS),+experiment=side_by_side)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import UnsupportedPlan
-from gpp.graph.captured import is_loss
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import Outcome, refuse_recomputation, refuse_split_operators
+from gpp.runtime.engine import Outcome, Task, refuse_recomputation, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.timeline import Event
 
@@ -72,18 +71,18 @@ def refuse_shared_devices(plan: Plan, engine: str) -> None:
             )
 
 
-def refuse_early_loss(job: Job, engine: str) -> None:
+def refuse_early_loss(plan: Plan, task: Task, engine: str) -> None:
     """Refuse a loss before the last stage: the other systems start their backward there.
 
     Raises:
         UnsupportedPlan: another stage makes a loss; the message names both.
     """
-    last = len(job.plan.stages) - 1
-    owner = {node: s for s, stage in enumerate(job.plan.stages) for op in stage.ops for node in job.graph.ops[op].nodes}
-    for name, node in sorted(job.captured.results.items()):
-        if is_loss(name) and owner[node] != last:
+    last = len(plan.stages) - 1
+    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    for name, op in sorted(task.losses.items()):
+        if owner[op] != last:
             raise UnsupportedPlan(
-                f"stage {owner[node]} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
+                f"stage {owner[op]} makes {name}, but stage {last} is the chain's last: engine={engine} takes the loss from the "
                 "last stage only. Fix: engine=distributed"
             )
 

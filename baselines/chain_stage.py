@@ -21,7 +21,7 @@ from gpp.runtime.checkpoint.state import Slices
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import TorchTransport
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seeding import generators, pass_seed
 from gpp.timeline import Event
 
 EVALUATION_SENDS = 16
@@ -74,6 +74,7 @@ class ChainStage(torch.nn.Module):
         self.num_microbatches = harness.job.settings.minibatch_size // self.size
         self.microbatch = 0
         self.losses: dict[str, Tensor] = {}
+        self.generators = generators(harness.device) if self.part.has_random else ()
         self.evaluation = self.part.eval_module() if harness.job.settings.evaluation_samples else None
 
     def forward(self, *arriving: Tensor, **inputs: Tensor) -> tuple[Tensor, ...] | Tensor:
@@ -82,8 +83,8 @@ class ChainStage(torch.nn.Module):
             values[name] = cast(Tensor, _Entering.apply(tensor)) if tensor.requires_grad else tensor
             if self.keeps_inputs and harness.meter is not None:
                 harness.meter.own.add(tensor.untyped_storage().data_ptr())
-        if self.part.has_random:
-            torch.manual_seed(pass_seed(harness.job.settings.seed, harness.step, self.index, self.microbatch, 0))
+        for generator in self.generators:
+            generator.manual_seed(pass_seed(harness.job.settings.seed, harness.step, self.index, self.microbatch, 0))
         with harness.saving(self.index, self.microbatch):
             values.update(self.part(self.size, values))
         if self.last:

@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import data_parallel
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -43,6 +43,9 @@ class DataParallel(AbstractEngine):
         refuse_several_stages(plan, self.name)
         check_interface(self.interface)
         return crowded(plan)
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        refuse_several_stages(plan, self.name)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import collect, run_workers

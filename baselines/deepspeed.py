@@ -12,7 +12,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.program.program import reduce_groups
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -44,15 +44,22 @@ class DeepSpeed(AbstractEngine):
     def check(self, plan: Plan) -> tuple[str, ...]:
         if find_spec("deepspeed") is None:
             raise InvalidConfig("engine", self.name, "needs the package deepspeed", "pip install -e '.[deepspeed]'")
-        refuse_what_is_no_chain(plan, self.name)
-        refuse_shared_devices(plan, "DeepSpeed")
+        self._refuse(plan)
         check_interface(self.interface)
         return crowded(plan)
 
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        self._refuse(plan)
+        refuse_early_loss(plan, task, self.name)
+        _refuse_clipping_of_shared(plan, task)
+
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        refuse_early_loss(job, self.name)
-        _refuse_clipping_of_shared(job)
+        self.refuse_plan(job.plan, Task.of_job(job))
+
+    def _refuse(self, plan: Plan) -> None:
+        refuse_what_is_no_chain(plan, self.name)
+        refuse_shared_devices(plan, "DeepSpeed")
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
@@ -61,14 +68,14 @@ class DeepSpeed(AbstractEngine):
         return measured_by_events(job, run_dir, logs)
 
 
-def _refuse_clipping_of_shared(job: Job) -> None:
+def _refuse_clipping_of_shared(plan: Plan, task: Task) -> None:
     """Refuse clipping with shared parameters: DeepSpeed's norm counts one once for every stage that has a copy.
 
     Raises:
         UnsupportedPlan: a parameter is shared; the message names it.
     """
-    groups = reduce_groups(job.plan, job.graph)
-    if groups and job.settings.optimizer.get("clip_norm") is not None:
+    groups = reduce_groups(plan, task.graph) if task.clips else ()
+    if groups:
         raise UnsupportedPlan(
             f"{groups[0].params[0]} is in several stages, and DeepSpeed's norm of all gradients counts it for each. "
             "Fix: optimizer.clip_norm=null, or engine=distributed"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
@@ -27,6 +26,7 @@ from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
+from gpp.runtime.worker.rows import minibatch_indices
 from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 
@@ -56,12 +56,14 @@ class Harness:
         self._told = False
         self._samples: dict[str, Samples] = {}
 
-    def order(self) -> list[int]:
+    def order(self) -> torch.Tensor:
         """The samples of the current step, in the order in which every engine sees them."""
         settings = self.job.settings
-        return minibatch(self.step, settings.minibatch_size, settings.train_samples, settings.seed)
+        return minibatch_indices(self.step, settings.minibatch_size, settings.train_samples, settings.seed)
 
-    def fetch(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    def fetch(
+        self, split: str, indices: Sequence[int] | torch.Tensor, names: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
         """The named inputs and targets (None: all) of some samples of a split, on the worker's device."""
         if names is not None and not names:
             return {}
@@ -75,7 +77,7 @@ class Harness:
             self._samples[split] = self.data.load(split, self.model, seed=settings.seed, dtype=settings.dtype)
         return self._samples[split]
 
-    def rows(self, split: str, indices: Sequence[int], names: Collection[str] | None = None) -> Fetch:
+    def rows(self, split: str, indices: Sequence[int] | torch.Tensor, names: Collection[str] | None = None) -> Fetch:
         """A function (lo, hi) -> named tensors of samples `indices[lo:hi]`; rows in memory are fetched at once."""
         if (names is not None and not names) or not self._loaded(split).in_memory:
             return lambda lo, hi: self.fetch(split, indices[lo:hi], names)
@@ -120,14 +122,15 @@ class Harness:
         if self.meter is not None:
             self.meter.release(stage, microbatch)
 
-    def check_loss(self, stage: int, microbatch: int, terms: Mapping[str, torch.Tensor]) -> None:
+    def check_loss(self, stage: int, microbatch: int, terms: Mapping[str, float | torch.Tensor]) -> None:
         """Look at the loss terms of a micro-batch; where their values began is not known here.
 
         Raises:
             NonFinite: one is not finite, and the run is to stop then.
         """
         for name, value in terms.items():
-            if not math.isfinite(number := value.item()):
+            number = value.item() if isinstance(value, torch.Tensor) else value
+            if not math.isfinite(number):
                 place = Place(step=self.step, sample=0, end=0, microbatch=microbatch)
                 self._end(told(Seen(name=name, value=number, stage=stage, place=place), ()))
 
@@ -170,7 +173,7 @@ class Harness:
                 self.sync()
                 end = time.perf_counter()
                 kept.append({"step": step, "start": start, "end": end, "events": self.events})
-                values = {name: value.item() for name, value in losses.items()}
+                values = {name: float(value) for name, value in losses.items()}
                 write_line(out, {"step": step, "start": start, "end": end, **values})
                 done = step + 1
                 if settings.evaluation_samples and (
@@ -216,7 +219,7 @@ class AbstractShare(ABC):
         """Bytes of message buffers that the engine keeps for good; those of one micro-batch only are metered."""
 
     @abstractmethod
-    def train_step(self) -> dict[str, torch.Tensor]:
+    def train_step(self) -> Mapping[str, float | torch.Tensor]:
         """Run one optimizer step, `harness.step`; returns this rank's share of each mean loss, by result name."""
 
     @abstractmethod

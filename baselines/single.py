@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains import single
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task
 from gpp.runtime.job import Job
 from gpp.settings import settings
 
@@ -37,6 +37,9 @@ class Single(AbstractEngine):
     def check(self, plan: Plan) -> tuple[str, ...]:
         refuse_several_stages(plan, self.name)
         return ()
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        refuse_several_stages(plan, self.name)
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import collect, run_workers

@@ -10,7 +10,7 @@ from gpp.cluster import Cluster
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Seconds, settings
@@ -42,6 +42,20 @@ class TorchPipelining(AbstractEngine):
         return cluster.num_devices
 
     def check(self, plan: Plan) -> tuple[str, ...]:
+        self._refuse(plan)
+        check_interface(self.interface)
+        return crowded(plan)
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        self._refuse(plan)
+        refuse_early_loss(plan, task, self.name)
+
+    def _refuse(self, plan: Plan) -> None:
+        """Refuse what torch's schedules cannot run.
+
+        Raises:
+            UnsupportedPlan: the plan is no such chain, has too few micro-batches, or stages elsewhere than the schedule does.
+        """
         refuse_what_is_no_chain(plan, self.name)
         devices, count = device_order(plan), plan.minibatch_size // plan.stages[0].microbatch_size
         if self.schedule in ("GPipe", "1F1B"):
@@ -61,8 +75,6 @@ class TorchPipelining(AbstractEngine):
                 f"torch's {self.schedule} runs {max(1, count // len(devices))} rounds of equally many micro-batches, "
                 f"and there are {count}. Fix: another microbatch_size"
             )
-        check_interface(self.interface)
-        return crowded(plan)
 
     def _check_placement(self, plan: Plan, wanted: list[int], how: str) -> None:
         """Refuse other placements than those that torch's schedules of several stages a device have built in."""
@@ -75,7 +87,7 @@ class TorchPipelining(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         self.check(job.plan)
-        refuse_early_loss(job, self.name)
+        self.refuse_plan(job.plan, Task.of_job(job))
 
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers

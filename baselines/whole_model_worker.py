@@ -12,7 +12,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines.harness import AbstractShare, Harness
+from gpp.capture.codec import is_random, operator_of
 from gpp.data.base import TARGET
+from gpp.graph.captured import Node
 from gpp.models.losses import loss as loss_named
 from gpp.models.losses import loss_terms
 from gpp.models.losses import metric as metric_named
@@ -20,7 +22,7 @@ from gpp.routing import Piece
 from gpp.runtime.checkpoint.state import copy_into
 from gpp.runtime.job import Job
 from gpp.runtime.worker.process import connect, disconnect, guarded
-from gpp.runtime.worker.seeding import pass_seed
+from gpp.runtime.worker.seeding import generators, pass_seed
 from gpp.runtime.worker.stage import Fetch
 from gpp.timeline import Event
 
@@ -49,6 +51,8 @@ class WholeModel(AbstractShare):
         self.pieces = [p for p in stage.pieces(settings.minibatch_size) if p.device == harness.device_id]
         self.ready_at, self.reduced_bytes = 0.0, 0
         self.parallel = self._parallel() if world > 1 else None
+        draws = any(node.kind == "block" or (node.kind == "call" and _draws(node)) for node in job.captured.nodes)
+        self.generators = generators(harness.device) if draws else ()
 
     def _parallel(self) -> DistributedDataParallel:
         read = {node.target for node in self.harness.job.captured.nodes if node.kind == "param"}
@@ -80,16 +84,16 @@ class WholeModel(AbstractShare):
         # DDP's buckets hold every gradient once more.
         return sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad) if self.parallel else 0
 
-    def train_step(self) -> dict[str, torch.Tensor]:
+    def train_step(self) -> dict[str, float]:
         harness = self.harness
         harness.set_rate(self.optimizer)
         rows = harness.rows("train", harness.order())
-        totals: dict[str, torch.Tensor] = {}
+        totals: dict[str, float] = {}
         for i, piece in enumerate(self.pieces):
             last = i + 1 == len(self.pieces)
             with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
                 for name, value in self._microbatch(rows, piece).items():
-                    totals[name] = totals[name] + value if name in totals else value
+                    totals[name] = totals.get(name, 0.0) + value
         with harness.timed("U", 0, 0):
             if harness.optimizer.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.module.parameters(), harness.optimizer.clip_norm)
@@ -97,27 +101,30 @@ class WholeModel(AbstractShare):
             self.optimizer.zero_grad(set_to_none=True)
         return totals
 
-    def _microbatch(self, rows: Fetch, piece: Piece) -> dict[str, torch.Tensor]:
+    def _microbatch(self, rows: Fetch, piece: Piece) -> dict[str, float]:
         """Run forward and backward of this rank's samples of a micro-batch; returns its share of each mean loss."""
         harness, clock, microbatch = self.harness, time.perf_counter, piece.microbatch
         settings = harness.job.settings
         share = (piece.hi - piece.lo) / settings.minibatch_size
-        # Dropout must hide different units on every rank, and must go on in a resumed run as without the break.
-        torch.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
-        with harness.timed("F", 0, microbatch):
-            inputs, targets = _split(rows(piece.lo, piece.hi))
-            with harness.saving(0, microbatch):
-                terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
-            first, *more = terms.values()
-            value = sum(more, start=first)
-            # DDP averages gradients over ranks, where they have to be added up.
-            scaled = value if share * self.world == 1 else value * (share * self.world)
+        for generator in self.generators:
+            # Dropout must hide different units on every rank, and must go on in a resumed run as without the break.
+            generator.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
+        begin = clock()
+        inputs, targets = _split(rows(piece.lo, piece.hi))
+        with harness.saving(0, microbatch):
+            terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
+        first, *more = terms.values()
+        value = sum(more, start=first) if more else first
+        # DDP averages gradients over ranks, where they have to be added up.
+        scaled = value if share * self.world == 1 else value * (share * self.world)
+        harness.sync()
         harness.saved(0, microbatch)
         self.ready_at, self.reduced_bytes = 0.0, 0
         start = clock()
         scaled.backward()
         harness.sync()
         end = clock()
+        harness.events.append(Event(harness.device_id, "F", 0, microbatch, begin, start))
         # Computing ends when the last bucket is full; what follows is waiting for the others.
         computed = self.ready_at or end
         harness.events.append(Event(harness.device_id, "B", 0, microbatch, start, computed))
@@ -126,8 +133,10 @@ class WholeModel(AbstractShare):
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
         harness.released(0, microbatch)
-        harness.check_loss(0, microbatch, terms)
-        return {name: term.detach().double() * share for name, term in terms.items()}
+        # A number on a processor costs nothing; the loss of a card was waited for above.
+        numbers = {name: term.item() for name, term in terms.items()}
+        harness.check_loss(0, microbatch, numbers)
+        return {name: number * share for name, number in numbers.items()}
 
     def evaluate(self) -> dict[str, float]:
         harness, stage, found = self.harness, self.harness.job.plan.stages[0], dict[str, float]()
@@ -151,6 +160,10 @@ class WholeModel(AbstractShare):
         if self.harness.rank:
             return {}
         return {0: {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}}
+
+
+def _draws(node: Node) -> bool:
+    return is_random(operator_of(node.target), node.args, node.kwargs)
 
 
 def _split(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

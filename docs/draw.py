@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "even")
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
-    "graphpipe_shared": ("strategy=graphpipe", "strategy.planner.share_devices=true", "strategy.name=graphpipe_shared"),
+    "graphpipe_apart": ("strategy=graphpipe", "strategy.planner.colocate=never", "strategy.name=graphpipe_apart"),
     # A micro-batch is a mini-batch, as published; no chain of eight stages has room for that.
     "graphpipe_pipeoptim": (
         "strategy=graphpipe",

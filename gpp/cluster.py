@@ -112,7 +112,7 @@ class Cluster:
 
     @property
     def homogeneous(self) -> bool:
-        return all(device == self.devices[0] for device in self.devices)
+        return self.devices.count(self.devices[0]) == len(self.devices)
 
 
 @arguments("cluster")

@@ -5,6 +5,7 @@ The planner is handed `predict`, so it scores its candidates with the very sched
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
 from gpp.planners.base import AbstractPlanner
+from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
@@ -30,12 +32,23 @@ from gpp.schedules.forward_only import ForwardOnly
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
-from gpp.timeline import Timeline
+from gpp.timeline import Metrics, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
 PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
+
+ENDLESS = Metrics(
+    iteration_s=math.inf,
+    throughput_samples_per_s=0.0,
+    bubble_fraction=1.0,
+    peak_memory_bytes={},
+    communication_bytes=0,
+    max_in_flight_samples={},
+    weight_versions={},
+)
+"""Of a plan that never runs."""
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
@@ -79,17 +92,49 @@ class Strategy:
         self._check_round_robin(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
-        questions = self._questions(problem)
+        questions, refused = self._questions(problem), list[str]()
         for asked in questions:
             try:
-                found = self.planner.plan(asked, lambda candidate, asked=asked: self._judge(candidate, problem, asked))
-                plan = replace(self._as_run(found, problem), search_s=time.perf_counter() - start)
-                self.check(plan, problem)
-                return plan
+                plan = self._ask(self.planner, asked, problem, refused)
+                if plan is not None:
+                    return replace(plan, search_s=time.perf_counter() - start)
             except Infeasible:
-                if asked is questions[-1]:
+                if asked is questions[-1] and not refused:
                     raise
-        raise AssertionError("there is a last one")
+        return replace(self._within_limits(problem, questions[-1], refused), search_s=time.perf_counter() - start)
+
+    def _ask(self, planner: AbstractPlanner, asked: Problem, problem: Problem, refused: list[str]) -> Plan | None:
+        """The planner's plan, checked; None if the engine cannot run it. What the engine said is added to `refused`.
+
+        Raises:
+            Infeasible: nothing fits, or nothing that the engine can run.
+        """
+        plan = self._as_run(planner.plan(asked, lambda candidate: self._judge(candidate, problem, asked, refused)), problem)
+        reason = problem.refuses(plan)
+        if reason is not None:
+            refused.append(reason)
+            return None
+        self.check(plan, problem)
+        return plan
+
+    def _within_limits(self, problem: Problem, asked: Problem, refused: list[str]) -> Plan:
+        """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
+        the model in one piece.
+
+        Raises:
+            Infeasible: there is none; says what the engine refused.
+        """
+        found: list[Plan] = []
+        sizes = asked.microbatch_sizes() if asked.microbatch_size is None else ()
+        for planner, b in [*((self.planner, b) for b in sizes), (Single(), asked.microbatch_size)]:
+            if not found or planner is self.planner:
+                with suppress(Infeasible):
+                    plan = self._ask(planner, replace(asked, microbatch_size=b), problem, refused)
+                    found += [plan] if plan is not None else []
+        if found:
+            return min(found, key=lambda plan: self.predict(plan, problem, record=False).metrics.iteration_s)
+        why, _, fix = refused[0].partition(" Fix: ")
+        raise Infeasible(f"no plan of the planner's can run: {why.rstrip('.')}", fix or "another engine")
 
     def check(self, plan: Plan, problem: Problem) -> None:
         """Prove that `plan` can run under this strategy.
@@ -232,9 +277,14 @@ class Strategy:
             plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)
 
-    def _judge(self, candidate: Plan, problem: Problem, asked: Problem) -> Timeline:
-        """A candidate's prediction, in the units of what the planner was asked."""
-        found = self.predict(self._as_run(candidate, problem), problem, record=False)
+    def _judge(self, candidate: Plan, problem: Problem, asked: Problem, refused: list[str]) -> Timeline:
+        """A candidate's prediction, in the units of what the planner was asked; endless if the engine cannot run it."""
+        plan = self._as_run(candidate, problem)
+        reason = problem.refuses(plan)
+        if reason is not None:
+            refused.append(reason)
+            return Timeline(source="predicted", metrics=ENDLESS)
+        found = self.predict(plan, problem, record=False)
         if asked.regime.minibatches == 1:
             return found
         seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth)

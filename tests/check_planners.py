@@ -2,6 +2,7 @@
 
     python -m tests.check_planners --what validate --count 2000
     python -m tests.check_planners --what oracle --count 300
+    python -m tests.check_planners --what shared --count 100
     python -m tests.check_planners --what dags --count 500
     python -m tests.check_planners --what determinism --count 20
 
@@ -40,6 +41,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
+from tests.oracle.exhaustive_shared import optimum
 from tests.support.conf import CONF, option
 from tests.support.problems import Rate, cluster, random_problem, uneven
 
@@ -121,7 +123,8 @@ def validate(seed: int) -> Outcome:
         out.counts[f"{name}: plans"] += 1
         took = seconds(strategy, plan, problem)
         drains = strategy.schedule.drains
-        least = _bound(replace(problem, regime=Regime(in_flight=strategy.schedule.in_flight))) if drains else _work(plan, problem)
+        bounded = drains and not plan.shares_devices
+        least = _bound(replace(problem, regime=Regime(in_flight=strategy.schedule.in_flight))) if bounded else _work(plan, problem)
         if not took * SAME >= least:
             out.violations.append(f"problem {seed}, {name}: predicted {took} is below the lower bound {least}")
     return out
@@ -170,7 +173,7 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
 def oracle(seed: int) -> Outcome:
     """graphpipe against the optimum over all convex partitions, up to 8 operators and 6 devices."""
     problem, out = random_problem(seed, max_ops=8, max_devices=6), Outcome()
-    ours = strategies()["graphpipe"]
+    ours = _graphpipe("never")
     best = _run(Exhaustive(), problem)
     try:
         plan = ours.plan(problem)
@@ -188,6 +191,51 @@ def oracle(seed: int) -> Outcome:
     out.counts["equal" if took <= best * (1 + 1e-6) else "worse"] += 1
     if took > best * 1.05:
         out.violations.append(f"problem {seed}: graphpipe takes {took / best:.3f} times the optimum")
+    return out
+
+
+def _graphpipe(colocate: str) -> Strategy:
+    ours = strategies()["graphpipe"]
+    return replace(ours, planner=replace(ours.planner, colocate=colocate))
+
+
+MOST_STAGES = {2: 5, 3: 4}
+"""Stages of the brute force's plans, by devices."""
+
+
+def shared(seed: int) -> Outcome:
+    """graphpipe against the best of all plans whose devices may hold several stages, up to 7 operators and 3 devices."""
+    rng, out = random.Random(f"shared {seed}"), Outcome()
+    num_ops, devices = rng.randint(3, 7), rng.choice([2, 2, 3])
+    make = random_series_parallel if rng.random() < 0.7 else random_dag
+    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))
+    problem = Problem(
+        graph=make(num_ops, seed, skew=rng.choice([0.0, 0.5, 1.0])),
+        cost=Rate(),
+        minibatch_size=rng.choice([4, 8, 12]),
+        optimizer_state_factor=rng.choice([0.0, 2.0]),
+        cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link),
+    )
+    ours, apart = _graphpipe("auto"), _graphpipe("never")
+    best = optimum(problem, apart, MOST_STAGES[devices])
+    try:
+        start = time.process_time()
+        plans = [apart.plan(problem)]
+        middle = time.process_time()
+        plans.append(ours.plan(problem))
+        out.figures["seconds of search, auto / never"] = (time.process_time() - middle) / (middle - start)
+    except Infeasible:
+        out.counts["infeasible"] += 1
+        if best is not None and not best.plan.shares_devices:
+            out.violations.append(f"problem {seed}: graphpipe finds nothing, the brute force does")
+        return out
+    never, auto = (seconds(apart, plan, problem) for plan in plans)
+    if auto > never * SAME:
+        out.violations.append(f"problem {seed}: {auto:.6g} s with shared devices, {never:.6g} s without")
+    if best is not None:
+        out.figures["auto / optimum"], out.figures["never / optimum"] = auto / best.seconds, never / best.seconds
+        # More stages than the brute force lists may be faster still.
+        out.counts["as good as the optimum" if auto <= best.seconds * (1 + 1e-6) else "worse than the optimum"] += 1
     return out
 
 
@@ -214,6 +262,7 @@ def dags(seed: int) -> Outcome:
         cluster=cluster(devices, 10 ** rng.uniform(7.7, 8.7), Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))),
     )
     took: dict[str, float] = {}
+    plans: dict[str, Plan] = {}
     for name, strategy in strategies().items():
         if not strategy.schedule.drains:
             continue  # Another task: it may be faster.
@@ -223,7 +272,7 @@ def dags(seed: int) -> Outcome:
             strategy = replace(strategy, planner=replace(strategy.planner, recompute=False))
         try:
             start = time.perf_counter()
-            plan = strategy.plan(problem)
+            plan = plans[name] = strategy.plan(problem)
             out.figures[f"{name}: seconds of search"] = time.perf_counter() - start
             took[name] = seconds(strategy, plan, problem)
         except (Infeasible, InvalidConfig):
@@ -233,7 +282,7 @@ def dags(seed: int) -> Outcome:
         out.figures[f"{name} / graphpipe"] = other / ours
         if strategies()[name].schedule.in_flight == "depth" and ours > other * SAME:
             out.violations.append(f"graph {seed}: graphpipe takes {ours:.6g} s, {name} {other:.6g} s")
-    if ours < float("inf"):
+    if ours < float("inf") and not plans["graphpipe"].shares_devices:
         out.figures["graphpipe / bound"] = ours / _bound(problem)
     return out
 
@@ -266,6 +315,7 @@ def plan_texts(seed: int) -> str:
 CHECKS: dict[str, Callable[[int], Outcome]] = {
     "validate": validate,
     "oracle": oracle,
+    "shared": shared,
     "dags": dags,
     "determinism": determinism,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpp.cost.problem import Problem
 from gpp.errors import GppError, Infeasible
@@ -76,9 +76,34 @@ def compare(
     return tuple(out)
 
 
-def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt with the shortest predicted iteration, the first among equals; None where no strategy has a plan."""
-    return min((a for a in attempts if a.status == "ok"), key=lambda a: a.iteration_s, default=None)
+class Best(NamedTuple):
+    """The attempts with the shortest predicted iteration of each kind; None where no strategy of the kind has a plan.
+
+    The kinds are two tasks: a pipeline that drains before every update trains as one device would, one that does not trains on
+    weights that are late, or foreseen. So a time of one says nothing against a time of the other.
+    """
+
+    synchronous: Attempt | None
+    asynchronous: Attempt | None
+
+    @property
+    def own(self) -> Attempt | None:
+        """The one that stands for the comparison: the synchronous one where there is one."""
+        return self.synchronous or self.asynchronous
+
+    def of_kind(self, attempt: Attempt) -> Attempt | None:
+        """The best of an attempt's own kind."""
+        return self.synchronous if attempt.drains else self.asynchronous
+
+
+def best_of(attempts: Sequence[Attempt]) -> Best:
+    """The best attempt of each kind, the first among equals."""
+
+    def least(drains: bool) -> Attempt | None:
+        found = (a for a in attempts if a.status == "ok" and a.drains == drains)
+        return min(found, key=lambda a: a.iteration_s, default=None)
+
+    return Best(least(True), least(False))
 
 
 def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:

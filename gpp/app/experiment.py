@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside, compare
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
-from gpp.app.in_place import here, profiled, settle
+from gpp.app.in_place import early, here, profiled, settle
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
@@ -38,7 +39,7 @@ from gpp.planners.chains.single import Single
 from gpp.runtime.checkpoint.resume import Checkpoints, Found, find, training_of, uncaptured
 from gpp.runtime.cut_batches import check_whole_loss, cut_warnings
 from gpp.runtime.devices import check_devices, check_measurable
-from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.engine import AbstractEngine, Task
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import read_json
@@ -193,6 +194,7 @@ class Experiment:
             check_measurable(self.cluster)
         self.data.check(self.model)
         if self.trains:
+            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
                 rule = f"must be at most the number of training samples, {num_train}"
@@ -266,9 +268,9 @@ class Experiment:
                 f"use {ops} or fewer",
             )
         if isinstance(cost, Profiled):
-            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, largest=self.minibatch_size)
+            cost = profiled(cost, captured, graph, self.cluster, self.optimizer, self.microbatch_size or self.minibatch_size)
         fixed = captured.batch is not None and self.engine.planner is None
-        problem = Problem(
+        posed = Problem(
             graph=graph,
             cluster=self.cluster,
             cost=cost,
@@ -279,8 +281,9 @@ class Experiment:
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
+            refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        return here(problem, self.engine)
+        return here(posed, self.engine)
 
     @property
     def _imposed(self) -> int | None:
@@ -311,6 +314,7 @@ class Experiment:
             self.strategy,
             self.engine,
             given=self._given_plan is not None,
+            started=self.__dict__.get("_early"),
             job_of=lambda problem, plan: self.job(captured, problem, plan),
             weights=lambda: self.weights(captured),
             say=say,
@@ -323,7 +327,6 @@ class Experiment:
         return read_json(Plan, self.plan, setting="plan", fix="correct the file, or leave plan out") if self.plan else None
 
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
-        """Warnings for the user about this plan, before it runs."""
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
         out += self.data.warnings() if self.trains else ()
@@ -333,19 +336,17 @@ class Experiment:
         return tuple(out)
 
     def bound(self, problem: Problem) -> Bound | None:
-        """A time that no plan for the problem can beat; None where no plan fits, which the planner explains."""
+        """A time that no plan can beat; None where none fits, which the planner explains."""
         drains = self.strategy.schedule.drains or self.compares
         if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
             # with a micro-batch of their own, and a continuous pipeline may be faster.
             return None
-        known = self.__dict__.get("_bound")
-        if known is None or known[0] is not problem:
-            try:
-                known = problem, lower_bound(problem)
-            except Infeasible:
-                known = problem, None
-            self.__dict__["_bound"] = known
+        known = self.__dict__.setdefault("_bound", [None, None])
+        if known[0] is not problem:
+            with suppress(Infeasible):
+                known[:] = problem, None
+                known[1] = lower_bound(problem)
         return known[1]
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:

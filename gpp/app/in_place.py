@@ -25,9 +25,10 @@ from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job
 from gpp.runtime.rehearsal.machine import MachineCosts, keep, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import Rehearsals, short, stage_times
+from gpp.runtime.worker.parent import worker_environment
 from gpp.strategy import Strategy
 
-SPAN_S = 1.0
+SPAN_S = 0.6
 """Seconds that the steps of a rehearsal take together, as predicted."""
 
 FEWEST, MOST = 8, 60
@@ -35,7 +36,7 @@ FEWEST, MOST = 8, 60
 
 
 def profiled(
-    cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, *, largest: int
+    cost: Profiled, captured: Captured, graph: OpGraph, cluster: Cluster, optimizer: AbstractOptimizer, largest: int
 ) -> Profiled:
     """The cost model with the times of the graph's operators: from disk, or measured now.
 
@@ -51,6 +52,18 @@ def profiled(
     from gpp.capture.profiler import measured
 
     return measured(cost, captured, graph, largest=largest, device=device, optimizer=optimizer, num_companions=beside)
+
+
+def early(cost: object, cluster: Cluster, engine: AbstractEngine) -> Rehearsals | None:
+    """Rehearsals whose process starts now, where this machine has not been measured; None elsewhere."""
+    kind = cluster.devices[0].kind
+    if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals and kind == "cpu"):
+        return None
+    if known(machine_path(cost.cache_dir, cpu_setting(cost.num_threads), _shared_memory(engine))) is not None:
+        return None
+    found = Rehearsals(worker_environment(cost.num_threads))
+    found.start()
+    return found
 
 
 def here(problem: Problem, engine: AbstractEngine) -> Problem:
@@ -75,6 +88,7 @@ def settle(
     engine: AbstractEngine,
     *,
     given: bool,
+    started: Rehearsals | None,
     job_of: Callable[[Problem, Plan], Job],
     weights: Callable[[], Mapping[str, Any]],
     say: Callable[[str], None],
@@ -85,6 +99,7 @@ def settle(
     Args:
         plan: by what is known so far.
         given: whether the plan is the user's own, which stays.
+        started: rehearsals that were started early.
         job_of: the whole job of a plan.
         weights: initial weights; called once, if anything is rehearsed.
         say: is told what is being timed.
@@ -98,11 +113,9 @@ def settle(
     unmeasured = problem.cluster.devices[0].kind == "cpu" and known(path) is None
     if not unmeasured and _timed(profile, plan):
         return problem, plan
-    from gpp.runtime.controller.controller import environment
-
     found = _Settled(problem, profile, strategy, given)
     try:
-        with Rehearsals(environment(found.cost.num_threads)) as rehearsals:
+        with started or Rehearsals(worker_environment(found.cost.num_threads)) as rehearsals:
             if unmeasured:
                 say("timing messages and actions on this machine ...")
                 setting = cpu_setting(found.cost.num_threads)

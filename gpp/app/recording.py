@@ -35,7 +35,7 @@ from gpp.loggers.jsonl import Jsonl
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.report.compare.page import compare_report
-from gpp.report.compare.strategies import compared_dicts, reason_lines
+from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import StepProgress
 from gpp.report.run.explain_terminal import show_explanation
@@ -191,12 +191,12 @@ class Recorder:
         self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
     def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
-        """Show several strategies on one problem; the best one is the run's own, and is returned.
+        """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
 
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
         self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
-        best = best_of(attempts)
+        best = best_of(attempts).own
         if best is not None:
             self.plan, self.predicted = best.plan, best.predicted
         else:
@@ -301,7 +301,7 @@ class Recorder:
         e, losses = self.experiment, list(self.outcome.losses) or self._losses
         num_ops = self.graph.num_ops if self.graph else None
         resumed = e.resumed if losses else None
-        best = best_of(self.attempts)
+        best = best_of(self.attempts).own
         evaluations = list(self.outcome.evaluations) or self._evaluations
         final = {name: value for name, value in (evaluations[-1] if evaluations else {}).items() if name != "step"}
         return result_dict(
@@ -322,6 +322,7 @@ class Recorder:
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound if best is None or best.drains else None,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
+            best=best_names(self.attempts) if e.mode == "compare" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
             emulation=self.outcome.emulation,

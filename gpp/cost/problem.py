@@ -49,6 +49,10 @@ def check_batch(minibatch_size: Any, microbatch_size: Any) -> None:
         raise InvalidConfig("microbatch_size", b, f"must divide minibatch_size={minibatch_size}", f"set microbatch_size={near}")
 
 
+def _nothing(plan: object) -> None:
+    """Refuse no plan."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What is to be planned.
@@ -61,6 +65,7 @@ class Problem:
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
         regime: what the strategy says of time and memory.
+        refuses: why the engine that is to run a plan cannot; None if it can.
         max_replicas: of a stage; None for as many as there are devices. 1 for a model that runs at one batch size only.
     """
 
@@ -75,6 +80,7 @@ class Problem:
     global_norm: bool = False
     extrapolation: Callable[[Predictor], Extrapolation] = along_a_momentum
     regime: Regime = field(default_factory=Regime)
+    refuses: Callable[[Any], str | None] = field(default=_nothing, repr=False, compare=False)
     overheads: Overheads = field(default_factory=Overheads)
     _times: dict[tuple[int, int, int], OpTimes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, SetSums] = field(default_factory=dict, init=False, repr=False, compare=False)

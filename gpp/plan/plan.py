@@ -267,10 +267,18 @@ class Plan:
             bills = tuple(StageCost.of(problem, stage, self.position(s).depth) for s, stage in enumerate(self.stages))
         if problem.overheads == NOTHING:
             return bills
+        # The fixed cost of a pass is in the stage's own bill.
         last = {stages[-1] for stages in self.stages_of_device.values()}
         step_s = [problem.overheads.step_s if s in last else 0.0 for s in range(len(self.stages))]
         found = zip(bills, self.handling_s(problem), step_s, strict=True)
         return tuple(bill.plus(forward, backward, step) for bill, (forward, backward), step in found)
+
+    def beside_s(self, problem: Problem) -> list[tuple[float, float]]:
+        """Seconds of a forward and of a backward of each stage that are none of its operators': fixed costs and messages."""
+        fixed = problem.overheads
+        if fixed == NOTHING:
+            return [(0.0, 0.0)] * len(self.stages)
+        return [(forward + fixed.forward_s, backward + fixed.backward_s) for forward, backward in self.handling_s(problem)]
 
     def handling_s(self, problem: Problem) -> list[tuple[float, float]]:
         """Seconds that a device of each stage spends on messages in a forward and in a backward: means over a mini-batch.

@@ -22,7 +22,8 @@ class AbstractPlanner(ABC):
 
         Args:
             problem: graph, cluster, cost model, batch.
-            predict: scores a candidate; only `metrics.iteration_s` is read.
+            predict: scores a candidate; only `metrics.iteration_s` is read. It is infinite for a plan that the engine cannot run
+                (`Problem.refuses`), and such a plan does not count as a simulation in vain.
 
         Returns:
             A valid plan: it passes `Plan.validate(problem)`. It may leave devices idle.

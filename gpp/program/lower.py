@@ -92,24 +92,6 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
-def pass_waits(before: Slots, after: Slots) -> dict[DevicePass, set[DevicePass]]:
-    """(device, pass) -> the passes that make the messages it needs, where no device has an order yet.
-
-    Args:
-        before: the receives of each pass.
-        after: the sends of each pass.
-    """
-    maker = {
-        (KINDS[send.kind].direction, send.stage, send.peer_stage, device, send.peer_device, send.lo): (device, task)
-        for (device, task), sends in after.items()
-        for send in sends
-    }
-    return {
-        (device, task): {maker[KINDS[a.kind].direction, a.peer_stage, a.stage, a.peer_device, device, a.lo] for a in receives}
-        for (device, task), receives in before.items()
-    }
-
-
 def _interleave(
     order: Sequence[Task], device: int, before: Slots, after: Slots, updates: Mapping[Task, list[Action]]
 ) -> list[Action]:

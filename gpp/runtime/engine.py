@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.graph.captured import is_loss
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
+    from gpp.graph.captured import Captured
+    from gpp.graph.op_graph import OpGraph
     from gpp.optimizers import AbstractOptimizer
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
@@ -62,6 +65,33 @@ class Progress:
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an engine asks beside a plan before it says that it can run it.
+
+    Args:
+        graph: the operators that the plan cuts.
+        losses: name of the loss, or of each of its terms -> the operator that makes it.
+        clips: whether gradients are clipped by a norm.
+    """
+
+    graph: OpGraph
+    losses: Mapping[str, int]
+    clips: bool
+
+    @classmethod
+    def of(cls, captured: Captured, graph: OpGraph, *, clips: bool) -> Task:
+        """That of a captured model whose operators, coarse or not, are those of `graph`."""
+        op_of = {node: i for i, op in enumerate(graph.ops) for node in op.nodes}
+        losses = {name: op_of[node] for name, node in captured.results.items() if is_loss(name)}
+        return cls(graph=graph, losses=losses, clips=clips)
+
+    @classmethod
+    def of_job(cls, job: Job) -> Task:
+        """That of a job."""
+        return cls.of(job.captured, job.graph, clips=job.settings.optimizer.get("clip_norm") is not None)
 
 
 def refuse_recomputation(plan: Plan) -> None:
@@ -151,6 +181,28 @@ class AbstractEngine(ABC):
     def rehearses(self) -> bool:
         """Whether plans can be timed in place: the project's own workers run them, and this process starts them."""
         return False
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        """Refuse a plan that this engine can never run, whatever the machine; an engine may have nothing to refuse.
+
+        Planners that plan for the engine are asked with it, so that no plan of theirs is refused when it is to run.
+
+        Raises:
+            UnsupportedPlan: names the stage or the number that is in the way.
+        """
+        return
+
+    def limits(self, task: Task) -> Callable[[Plan], str | None]:
+        """`refuse_plan` as a question: why the engine cannot run a plan; None if it can."""
+
+        def why_not(plan: Plan) -> str | None:
+            try:
+                self.refuse_plan(plan, task)
+            except UnsupportedPlan as error:
+                return str(error)
+            return None
+
+        return why_not
 
     @property
     def joins(self) -> bool:

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import KINDS
-from gpp.program.lower import DevicePass, communication, pass_waits
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
+from gpp.program.lower import DevicePass
 from gpp.program.program import Task
+from gpp.routing import copies, messages
 
 
 def merge(
@@ -36,33 +37,32 @@ def merge(
     Raises:
         MalformedProgram: the stages' orders wait for each other.
     """
-    needs = pass_waits(*communication(plan, graph, num_samples))
-    users: dict[DevicePass, list[int]] = defaultdict(list)
-    for (device, _), found in needs.items():
-        for need in found:
-            users[need].append(device)
+    users = _users(plan, graph, num_samples)
+    missing: dict[DevicePass, int] = defaultdict(int)
+    for found in users.values():
+        for user in found:
+            missing[user] += 1
     queues = {device: [list(reversed(orders[s][device])) for s in stages] for device, stages in plan.stages_of_device.items()}
+    urgency = [{kind: (row.holds, plan.distance_to_sink[s], s) for kind, row in KINDS.items()} for s in range(len(plan.stages))]
     out: dict[int, list[Task]] = {device: [] for device in queues}
-    done: set[DevicePass] = set()
-    nothing: set[DevicePass] = set()
     running: dict[int, Task] = {}
     wakes = [(0.0, device) for device in sorted(queues)]
     while wakes:
-        now, device = wakes[0]
+        now = wakes[0][0]
         awake: set[int] = set()
         # All that ends now has ended before anybody chooses.
         while wakes and wakes[0][0] <= now * ROUNDING:
             device = heapq.heappop(wakes)[1]
             awake.add(device)
             if device in running:
-                finished = device, running.pop(device)
-                done.add(finished)
-                awake.update(users.pop(finished, ()))
+                for user in users.get((device, running.pop(device)), ()):
+                    missing[user] -= 1
+                    awake.add(user[0])
         for device in sorted(awake - running.keys()):
-            ready = [queue for queue in queues[device] if queue and needs.get((device, queue[-1]), nothing) <= done]
+            ready = [queue for queue in queues[device] if queue and not missing.get((device, queue[-1]))]
             if ready:
-                queue = min(ready, key=lambda q: (KINDS[q[-1].kind].holds, plan.distance_to_sink[q[-1].stage], q[-1].stage))
-                task = running[device] = queue.pop()
+                task = min(ready, key=lambda queue: urgency[queue[-1].stage][queue[-1].kind]).pop()
+                running[device] = task
                 out[device].append(task)
                 heapq.heappush(wakes, (now + seconds[task.stage][task.kind], device))
     left = [queue[-1] for waiting in queues.values() for queue in waiting if queue]
@@ -74,3 +74,20 @@ def merge(
 
 ROUNDING = 1 + 1e-9
 """Ends that are this close are one instant, or rounding would choose."""
+
+
+def _users(plan: Plan, graph: OpGraph, num_samples: int) -> dict[DevicePass, set[DevicePass]]:
+    """(device, pass) -> the passes that need a message of its, where no device has an order yet."""
+    out: dict[DevicePass, set[DevicePass]] = defaultdict(set)
+    cut = [stage.pieces(num_samples) for stage in plan.stages]
+    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
+    returning, forward, backward = plan.returning(graph), PASS[FORWARD], PASS[BACKWARD]
+    for s, t in plan.edges:
+        back = (s, t) in returning
+        for makes, source, reads, sink, _, _ in messages(cut[s], cut[t]):
+            makers, readers = group_of[s][makes], group_of[t][reads]
+            for maker, reader in copies(makers, readers):
+                out[maker, Task(s, forward, source)].add((reader, Task(t, forward, sink)))
+            for reader, maker in copies(readers, makers) if back else ():
+                out[reader, Task(t, backward, sink)].add((maker, Task(s, backward, source)))
+    return out

@@ -85,7 +85,10 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
         first = STREAM * max(warmups)
         early, late = (max(_run(rows, channels, n).clock) for n in (first, 2 * first))
         end = (late - early) / first * count
-    busy = sum(count * sum(pair) * len(stage.devices) for pair, stage in zip(duration, stages, strict=True))
+    beside = plan.beside_s(problem)
+    busy = sum(
+        count * (sum(pair) - sum(own)) * len(stage.devices) for pair, own, stage in zip(duration, beside, stages, strict=True)
+    )
     most = count if drains else max(warmups)
     held = {s: min(warmup, most) * b if plan.runs_backward(s, problem.graph) else b for s, warmup in enumerate(warmups)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, held).items()}

@@ -63,7 +63,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
     held = max_in_flight(program, plan)
     kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
     memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
-    busy = sum(times * costs.seconds[label] for label, times in waits.counts.items() if waits.labels[label][1].kind in COMPUTE)
+    busy = _computing_s(program, plan, problem, costs)
     sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
         iteration_s=iteration_s,
@@ -76,6 +76,16 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
     )
     return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN if count > 1 else 1)
+
+
+def _computing_s(program: Program, plan: Plan, problem: Problem, costs: Costs) -> float:
+    """Seconds that all devices compute; what passes take for messages and as such is no computing, as in a measured timeline."""
+    waits, beside, out = program.waits, plan.beside_s(problem), 0.0
+    for label, times in waits.counts.items():
+        action = waits.labels[label][1]
+        if action.kind in COMPUTE:
+            out += times * (costs.seconds[label] - beside[action.stage][KINDS[action.kind].direction == BACKWARD])
+    return out
 
 
 def _updated(program: Program, plan: Plan, times: Times) -> dict[int, list[float]]:

@@ -16,7 +16,7 @@ class Naive(AbstractActual):
 
     name: ClassVar[str] = "naive"
     repeats: ClassVar[bool] = False
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 
     @property

@@ -30,7 +30,7 @@ class PipeOptim(AbstractWeights):
     """
 
     name: ClassVar[str] = "pipeoptim"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     horizon_from: Literal["schedule", "constant"] = "schedule"
     offset: Literal[0, 1] = 0

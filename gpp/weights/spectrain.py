@@ -25,7 +25,7 @@ class SpecTrain(AbstractWeights):
     """
 
     name: ClassVar[str] = "spectrain"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     form: Literal[1, 2] = 1
     nesterov: bool = False

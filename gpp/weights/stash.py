@@ -18,7 +18,7 @@ class Stash(AbstractRing):
     """Keeps every version that a micro-batch in flight has used: W(k) + 1 copies where each micro-batch makes an update."""
 
     name: ClassVar[str] = "stash"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 
     def lag(self, position: PipelinePosition) -> int:

@@ -20,7 +20,7 @@ class VerticalSync(AbstractRing):
 
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "vertical_sync"
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
 
     def lag(self, position: PipelinePosition) -> int:

@@ -13,7 +13,7 @@ from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.report.compare.strategies import columns, compared_dicts, strategy_lines
+from gpp.report.compare.strategies import best_lines, best_names, columns, compared_dicts, strategy_lines
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -45,7 +45,7 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     assert begun == ["broken", "even", "graphpipe", "told"] == [a.strategy for a in found]
     assert [a.status for a in found] == ["failed", "ok", "ok", "ok"]
     assert found[0].reason == "ZeroDivisionError: a bug" and found[0].plan is None
-    best = best_of(found)
+    best = best_of(found).own
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
     told = compared_dicts(found, None, None)
     assert (told[3]["objective"], told[3]["objective_s"]) == ("0.0125 s a micro-batch for the slowest stage", 0.0125)
@@ -57,10 +57,17 @@ def test_no_bound_speaks_of_a_pipeline_that_does_not_drain() -> None:
     given = problem(chain(4), 4, 16, microbatch_size=4)
     asynchronous = Strategy(name="stash", planner=PipeDream2BW(replication=False), schedule=NoFlush(), weights=Stash())
     found = compare([*strategies(Even()), asynchronous], given)
-    assert [a.drains for a in found] == [True, False] and best_of(found) is found[1]
+    # The faster one is no better than the other: it is another task.
+    assert [a.drains for a in found] == [True, False] and found[1].iteration_s < found[0].iteration_s
+    best = best_of(found)
+    assert best.synchronous is found[0] and best.asynchronous is found[1] and best.own is found[0]
+    assert best_of(found[1:]).own is found[1] and best_names(found[1:]) == {"synchronous": None, "asynchronous": "stash"}
     even, stash = strategy_lines(found, lower_bound(given))
     assert even.gap is not None and even.gap > 0 and stash.gap is None and stash.bound is None
-    assert even.relative == pytest.approx((4 + 3) / 4)
+    assert even.is_best and stash.is_best and even.relative == stash.relative == 1
+    assert even.attempt.iteration_s / stash.attempt.iteration_s == pytest.approx((4 + 3) / 4)
+    assert [words for words, _ in best_lines([even, stash])] == ["best synchronous", "best asynchronous"]
+    assert [words for words, _ in best_lines([stash])] == ["best"]
     assert [line.cells()["stale"] for line in (even, stash)] == ["0", "1"] and "stale" in columns([even, stash])
     assert "stale" not in columns([even])
     assert [d["plan"]["optimality_gap"] is None for d in compared_dicts(found, lower_bound(given), 4)] == [False, True]
@@ -70,4 +77,4 @@ def test_nothing_fits() -> None:
     given = problem(two_towers(3), 4, 8, memory_bytes=0.5)
     found = attempt(strategies(Even())[0], given)
     assert found.status == "infeasible" and "Smallest change that fits" in (found.reason or "") and found.search_s > 0
-    assert best_of([found]) is None
+    assert best_of([found]) == (None, None)

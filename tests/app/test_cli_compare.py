@@ -56,6 +56,11 @@ def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path)
     assert stale["graphpipe"] == 0 and stale["pipedream_2bw"] == 1
     assert [name for name, each in found.items() if each["plan"]["optimality_gap"] is not None] == ["graphpipe"]
     assert "stale" in done.out
+    # The best of the two kinds are told apart.
+    times = {name: each["predicted"]["iteration_s"] for name, each in found.items()}
+    late = min(names[1:], key=lambda name: times[name])
+    assert done.result["best"] == {"synchronous": "graphpipe", "asynchronous": late} and done.result["strategy"] == "graphpipe"
+    assert "best synchronous: graphpipe" in done.out and f"best asynchronous: {late}" in done.out
 
 
 def test_weights_are_for_all_too(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gpp.capture import build_stage, capture, initial_state
+from gpp.capture.build import capture
+from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, evaluate, load_cached, store
 from gpp.serialization import from_json, to_json

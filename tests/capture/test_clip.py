@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpp.capture import capture
+from gpp.capture.build import capture
 from tests.support.cutting import assert_cuts_exactly
 
 transformers = pytest.importorskip("transformers")

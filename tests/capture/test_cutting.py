@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gpp.capture import capture
+from gpp.capture.build import capture
 from tests.support.capture_zoo import CASES
 from tests.support.cutting import assert_cuts_exactly
 

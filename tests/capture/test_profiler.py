@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpp.capture import capture, profiler
+from gpp.capture import profiler
+from gpp.capture.build import capture
 from gpp.cluster import Device
 from gpp.cost.models.profiled import Profiled
 from gpp.graph.coarsen.coarsen import coarsen

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpp.capture import build_stage, capture
+from gpp.capture.build import capture
+from gpp.capture.stage import build_stage
 from gpp.errors import CaptureError
 from gpp.graph.captured import with_total
 

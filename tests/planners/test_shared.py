@@ -1,63 +1,140 @@
-"""Devices that hold two stages."""
+"""Devices that hold several stages."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from gpp.errors import Infeasible
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig
+from gpp.graph.op_graph import bits
 from gpp.plan.build import make_plan
-from gpp.planners.chains.sequential import Sequential
-from gpp.planners.graphpipe.colocate import independent, split_stages
+from gpp.plan.plan import Plan
+from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.moves import Around, Point
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.colocate import MOVES, Colocate
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.planners.graphpipe.sharing import independent, needed, pieces
+from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.support.graphs import diamond, problem, two_towers
+from gpp.weights.stash import Stash
+from tests.oracle.exhaustive_shared import optimum
+from tests.support.graphs import chain, diamond, problem, two_towers
 from tests.support.problems import random_problem
 
 
-def strategy(planner) -> Strategy:
-    return Strategy(name="test", planner=planner, schedule=OneFOneB())
+def strategy(colocate: Colocate = "auto", *, replication: bool = True) -> Strategy:
+    return Strategy(name="test", planner=GraphPipe(colocate=colocate, replication=replication), schedule=OneFOneB())
 
 
-def test_what_depends_on_nothing_outside() -> None:
+def with_and_without(prob: Problem) -> dict[str, Plan]:
+    """The plans of unreplicated stages with and without shared devices."""
+    return {how: strategy(how, replication=False).plan(prob) for how in ("never", "auto")}
+
+
+def test_pieces_of_known_stages() -> None:
     graph = diamond()  # 0 -> 1, 2 -> 3
-    assert independent(graph, 0b1010) == 0
-    assert independent(graph, 0b0111) == 0b0111
+    assert independent(graph, 0b1010) == 0 and independent(graph, 0b0111) == 0b0111
+    assert needed(graph, 0b1010) == 0 and needed(graph, 0b0011) == 0b0011
     assert independent(two_towers(2), two_towers(2).all_mask) == two_towers(2).all_mask
+    assert set(pieces(graph, 0b0110)) == {0b0010, 0b0100}  # two branches that nothing connects
 
 
 def test_two_branches_on_two_devices_run_side_by_side() -> None:
-    """One branch a device and the join on either: the chain fills and drains, the cut plan does not."""
+    """One branch a device and the join on either: the chain fills and drains, the plan with three stages does not."""
     prob = problem(two_towers(2), 2, 8, microbatch_size=2)
-    first = 0b00011  # operators 0 and 1; 2 and 3 are the other tower, 4 joins them
-    plan = make_plan(prob, "test", [(first, 1), (prob.graph.all_mask & ~first, 1)], 2)
-    own = strategy(GraphPipe(share_devices=True))
-    cut = split_stages(plan, prob, lambda candidate: own.predict(candidate, prob))
-    assert len(cut.stages) == 3 and cut.num_devices == 2 and cut.shares_devices
-    assert cut.stages[-1].ops == (4,)
-    times = [own.predict(candidate, prob).metrics.iteration_s for candidate in (plan, cut)]
-    assert times[1] < times[0] * 0.9
+    found = with_and_without(prob)
+    assert not found["never"].shares_devices
+    assert found["auto"].shares_devices and found["auto"].num_devices == 2
+    times = {how: strategy().predict(plan, prob).metrics.iteration_s for how, plan in found.items()}
+    assert times["auto"] < times["never"] * 0.95
 
 
-@pytest.mark.parametrize("seed", range(25))
+def test_chunks_of_a_chain_fill_a_pipeline_sooner() -> None:
+    prob = problem(chain(8), 2, 4, microbatch_size=1)
+    found = with_and_without(prob)
+    assert max(len(stages) for stages in found["auto"].stages_of_device.values()) > 1
+    times = {how: strategy().predict(plan, prob).metrics.iteration_s for how, plan in found.items()}
+    assert times["auto"] < times["never"] * 0.95
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_never_worse_than_without_and_always_valid(seed: int) -> None:
-    prob = (
-        random_problem(seed, max_ops=8, max_devices=4) if seed % 2 else problem(two_towers(random.Random(seed).randint(1, 4)), 2, 8)
-    )
-    shared, apart, chain = (
-        strategy(planner) for planner in (GraphPipe(share_devices=True), GraphPipe(), Sequential(replication=False))
-    )
+    prob = random_problem(seed, max_ops=8, max_devices=4)
     try:
-        plan = shared.plan(prob)
+        plan = strategy().plan(prob)
     except Infeasible:
         with pytest.raises(Infeasible):
-            apart.plan(prob)
+            strategy("never").plan(prob)
         return
-    assert plan.stages == shared.plan(prob).stages
-    took = shared.predict(plan, prob).metrics.iteration_s
-    for other in (apart, chain):
-        with contextlib.suppress(Infeasible):
-            assert took <= other.predict(other.plan(prob), prob).metrics.iteration_s * (1 + 1e-9)
+    assert plan.stages == strategy().plan(prob).stages
+    apart = strategy("never").plan(prob)
+    took = [strategy().predict(each, prob).metrics.iteration_s for each in (plan, apart)]
+    assert took[0] <= took[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_device_has_room_for_its_stages_together(seed: int) -> None:
+    """What the search takes for fitting, and for a bound, are the plan's own verdict and prediction."""
+    rng, verdicts = random.Random(seed), set()
+    prob = random_problem(seed + 100, max_ops=8, max_devices=3)
+    for memory in (1e12, 1.2e7):
+        cluster = replace(prob.cluster, devices=tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices))
+        tight = replace(prob, cluster=cluster)
+        assessor = Assessor(StageCosts(tight))
+        parts = [(1 << op, 1) for op in range(tight.graph.num_ops)]
+        devices = tuple((rng.randrange(cluster.num_devices),) for _ in parts)
+        found = assessor.assess(parts, 1, placement=devices)
+        plan = make_plan(tight, "test", parts, 1, ordered=True, placement=devices)
+        fits = True
+        try:
+            plan.validate(tight)
+        except Infeasible:
+            fits = False
+        assert isinstance(found, Candidate) == fits
+        if isinstance(found, Candidate):
+            assert found.bound_s <= strategy().predict(plan, tight).metrics.iteration_s * (1 + 1e-9)
+        verdicts.add(fits)
+    assert True in verdicts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_moves_keep_every_operator_once(seed: int) -> None:
+    prob = random_problem(seed, max_ops=8, max_devices=4)
+    if prob.cluster.num_devices < 2:
+        return
+    half = (1 << (prob.graph.num_ops + 1) // 2) - 1
+    where = ((0,), tuple(range(min(2, prob.cluster.num_devices))))
+    size = max(prob.microbatch_sizes())
+    point = Point(parts=((half, 1), (prob.graph.all_mask ^ half, 2)), sizes=(size,) * 2, ks=(1, 1), chain=False, devices=where)
+    around = Around(assessor=Assessor(StageCosts(prob)), hot=frozenset((0, 1)))
+    for move in MOVES:
+        others = list(move(around, point))
+        assert others == list(move(around, point))  # in a fixed order
+        for other in others:
+            masks = [mask for mask, _ in other.parts]
+            assert sum(masks) == prob.graph.all_mask and not any(a & b for a, b in itertools.combinations(masks, 2))
+            assert other.devices is not None and [len(own) for own in other.devices] == [count for _, count in other.parts]
+            assert all(list(bits(mask)) and own == tuple(sorted(set(own))) for mask, own in zip(masks, other.devices, strict=True))
+
+
+def test_the_brute_force_finds_what_is_known() -> None:
+    """Two equal branches and a join that costs nothing: no device ever waits, and nothing is faster than that."""
+    prob = problem(two_towers(2), 2, 4, microbatch_size=1)
+    best = optimum(prob, strategy("never"), 3)
+    assert best is not None and best.num_predicted < best.num_plans
+    work = 4 * sum(prob.stage_times(tuple(range(prob.graph.num_ops)), 1, (0,))) / 2
+    assert work <= best.seconds <= strategy().predict(strategy().plan(prob), prob).metrics.iteration_s * (1 + 1e-9)
+
+
+def test_a_pipeline_that_does_not_drain_has_one_stage_a_device() -> None:
+    prob = problem(two_towers(2), 2, 8, microbatch_size=8)
+    with pytest.raises(InvalidConfig, match=r"strategy\.planner\.colocate=always.*colocate=auto"):
+        Strategy(name="test", planner=GraphPipe(colocate="always"), schedule=NoFlush(), weights=Stash()).plan(prob)
+    own = Strategy(name="test", planner=GraphPipe(), schedule=NoFlush(), weights=Stash())
+    assert not own.plan(prob).shares_devices

@@ -104,7 +104,7 @@ class _OwnLoss(torch.nn.Linear):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str) -> None:
-    from gpp.capture import capture
+    from gpp.capture.build import capture
 
     measure, coupled, summed = LOSSES[name]
     network = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
@@ -120,7 +120,7 @@ def test_a_sum_over_samples_is_told_from_a_mean_and_from_a_comparison(name: str)
 
 
 def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
-    from gpp.capture import capture
+    from gpp.capture.build import capture
 
     found = capture(_OwnLoss(5, 4), {"input": torch.zeros(2, 5)}, torch.zeros(2), lambda loss, target: loss, name="own")
     assert found.summed and found.coupled and not found.loss_ops
@@ -143,7 +143,7 @@ def test_logits_that_the_network_makes_belong_to_the_loss() -> None:
     def measure(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits, torch.arange(logits.shape[0])) + 0.0 * target.mean()
 
-    from gpp.capture import capture
+    from gpp.capture.build import capture
 
     inputs = {"x": torch.zeros(2, 5), "y": torch.zeros(2, 5)}
     found = capture(Pairs(), inputs, torch.zeros(2), measure, name="pairs")

@@ -8,9 +8,17 @@ import threading
 import pytest
 import torch
 
-from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
+from gpp.runtime.transport import shared_memory
+from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.shared_memory import ASLEEP, FREED, ORDER, PUBLISHED, SPARE, RingSize, SharedMemory, available, place
 
 pytestmark = pytest.mark.skipif(not available(), reason="shared memory needs Linux on x86-64")
+
+NUMBER = Form((1,), torch.int32)
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    return Form(tuple(tensor.shape), tensor.dtype)
 
 
 def ends(*sizes: RingSize, timeout_s: float = 20.0) -> tuple[SharedMemory, SharedMemory]:
@@ -27,14 +35,10 @@ def test_messages_arrive_in_order_whatever_their_shapes() -> None:
     for tensor in sent:
         sender.outgoing[0].put(tensor)
     sender.outgoing[1].put(flags)
-    into = [torch.empty_like(tensor) for tensor in sent]
-    handles = [receiver.post(0, buffer) for buffer in into]
-    got = torch.zeros(3, dtype=torch.bool)
-    receiver.post(1, got).wait()
-    for handle in handles:
-        handle.wait()
-    assert all(torch.equal(a, b) for a, b in zip(sent, into, strict=True))
-    assert torch.equal(got, flags)
+    posted = [receiver.post(0, form_of(tensor)) for tensor in sent]
+    assert torch.equal(receiver.post(1, form_of(flags)).wait(), flags)
+    for arrival, tensor in zip(posted, sent, strict=True):
+        assert torch.equal(arrival.wait(), tensor)
 
 
 def test_a_sender_never_blocks_and_what_found_no_room_follows() -> None:
@@ -44,23 +48,100 @@ def test_a_sender_never_blocks_and_what_found_no_room_follows() -> None:
     assert sender.waiting() == 5
     seen = []
     for _ in range(7):
-        buffer = torch.empty(1, dtype=torch.int32)
-        receiver.post(0, buffer).wait()
-        seen.append(int(buffer))
+        seen.append(int(receiver.post(0, NUMBER).wait()))
         sender.push()
     assert seen == list(range(7))
     assert sender.waiting() == 0
 
 
-def test_the_hot_slot_is_used_again() -> None:
+def test_hot_slots_are_used_again() -> None:
     receiver, sender = ends(RingSize(4, 8))
-    buffer = torch.empty(1)
     for i in range(20):
-        sender.outgoing[0].put(torch.tensor([float(i)]))
-        receiver.post(0, buffer).wait()
+        sender.outgoing[0].put(torch.tensor([i], dtype=torch.int32))
+        assert int(receiver.post(0, NUMBER).wait()) == i
     words = receiver.incoming[0].words.values
-    assert set(words[2:10]) == {0}  # every message lay in slot 0
-    assert (words[0], words[1]) == (20, 20)
+    assert set(words[ORDER : ORDER + 8]) == {0, 1}  # a slot is free again when the message after it is taken
+    assert (words[PUBLISHED], words[FREED]) == (20, 19)
+
+
+def test_a_message_stays_where_it_lies_until_its_last_reader_goes() -> None:
+    """The reader may be a view that a graph has saved, or a gradient: only the storage knows."""
+    receiver, sender = ends(RingSize(4096, 8))
+    sent = [torch.randn(4, 8) for _ in range(6)]
+    for tensor in sent:
+        sender.outgoing[0].put(tensor)
+    ring = receiver.incoming[0]
+    weight = torch.randn(8, 2, requires_grad=True)
+    kept = []
+    for _ in range(3):
+        found = receiver.post(0, form_of(sent[0])).wait()
+        kept.append((found.clone(), (found.view(2, 2, 8)[1:] @ weight).sum()))
+    del found
+    assert set(ring.lent) == {0, 1, 2}
+    again = [receiver.post(0, form_of(sent[0])).wait() for _ in range(3)]
+    assert set(ring.lent) == {0, 1, 2, 3, 4, 5}
+    for number in range(8, 40):  # more messages than there are slots do not touch what is kept
+        sender.outgoing[0].put(torch.full((4, 8), float(number)))
+        assert receiver.post(0, form_of(sent[0])).wait().unique().tolist() == [number]
+    for (copy, loss), tensor in zip(kept, sent[:3], strict=True):
+        assert torch.equal(copy, tensor)
+        (gradient,) = torch.autograd.grad(loss, weight)
+        torch.testing.assert_close(gradient, tensor.view(2, 2, 8)[1].sum(0)[:, None].expand(8, 2))
+    for tensor, found in zip(sent[3:], again, strict=True):
+        assert torch.equal(found, tensor)
+    losses = [loss for _, loss in kept]
+    kept.clear()
+    ring.collect()
+    assert set(ring.lent) == {3, 4, 5}  # the graphs were used up by the gradients
+    assert len(losses) == 3
+    again.clear()
+    ring.collect()
+    assert set(ring.lent) == {5}  # the last one of the loop above
+    assert [ring.words.values[ring.full + slot] for slot in range(8)] == [0] * 5 + [1] + [0] * 2
+
+
+def test_messages_flow_however_many_are_kept() -> None:
+    receiver, sender = ends(RingSize(4, 5))
+    kept = []
+    for i in range(30):
+        sender.outgoing[0].put(torch.tensor([i], dtype=torch.int32))
+        kept.append(receiver.post(0, NUMBER).wait())
+    assert [int(one) for one in kept] == list(range(30))
+    assert len(receiver.incoming[0].lent) == 5 - SPARE
+
+
+def test_what_is_written_in_place_is_sent_without_a_copy() -> None:
+    receiver, sender = ends(RingSize(4, 3))
+    ring, form = sender.outgoing[0], Form((1,), torch.int32)
+    for i in range(8):
+        room = ring.room(form)
+        assert (room is None) == (i >= 3)
+        if room is None:
+            room = form.empty()
+        ring.put(room.fill_(i))
+    assert sender.waiting() == 5
+    for i in range(8):
+        assert int(receiver.post(0, NUMBER).wait()) == i
+        sender.push()
+
+
+def test_nobody_is_woken_who_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, sender = ends(RingSize(4, 3))
+    called: list[int] = []
+
+    class Counting:
+        def syscall(self, *args: object) -> int:
+            called.append(1)
+            return 0
+
+    monkeypatch.setattr(shared_memory, "_libc", Counting())
+    for i in range(5):
+        sender.outgoing[0].put(torch.tensor([i], dtype=torch.int32))
+        assert int(receiver.post(0, NUMBER).wait()) == i
+    assert not called
+    receiver.incoming[0].words.values[ASLEEP + PUBLISHED] = 1
+    sender.outgoing[0].put(torch.tensor([5], dtype=torch.int32))
+    assert len(called) == 1
 
 
 def test_a_sleeping_receiver_is_woken_and_pushes_its_own_messages_meanwhile() -> None:
@@ -73,11 +154,8 @@ def test_a_sleeping_receiver_is_woken_and_pushes_its_own_messages_meanwhile() ->
     def run(name: str, memory: SharedMemory, out: int, into: int) -> None:
         for i in range(50):
             memory.outgoing[out].put(torch.tensor([float(i)]))
-        buffers = [torch.empty(1) for _ in range(50)]
-        for handle in [memory.post(into, buffer) for buffer in buffers]:
-            handle.wait()
+        found[name] = [float(arrival.wait()) for arrival in [memory.post(into, Form((1,), torch.float32)) for _ in range(50)]]
         memory.flush(0)
-        found[name] = [float(buffer) for buffer in buffers]
 
     threads = [threading.Thread(target=run, args=args) for args in (("a", a, 1, 0), ("b", b, 0, 1))]
     for thread in threads:
@@ -90,7 +168,7 @@ def test_a_sleeping_receiver_is_woken_and_pushes_its_own_messages_meanwhile() ->
 def test_silence_ends_in_an_error() -> None:
     receiver, sender = ends(RingSize(4, 1), timeout_s=0.3)
     with pytest.raises(TimeoutError, match=r"did not come within 0\.3 s"):
-        receiver.post(0, torch.empty(1)).wait()
+        receiver.post(0, NUMBER).wait()
     sender.outgoing[0].put(torch.zeros(1))
     sender.outgoing[0].put(torch.zeros(1))
     with pytest.raises(TimeoutError, match="was not read"):

@@ -49,6 +49,11 @@ RENAMED: Final[tuple[Renamed, ...]] = (
         gone="conf/strategy/graphpipe_shared.yaml",
     ),
     Renamed(
+        old="strategy.planner.share_devices=true",
+        new="strategy.planner.colocate=auto",
+        gone="conf/strategy/planner/graphpipe.yaml:share_devices",
+    ),
+    Renamed(
         old="strategy=graphpipe_parallel",
         new="strategy=graphpipe strategy/planner=same_microbatch",
         gone="conf/strategy/graphpipe_parallel.yaml",

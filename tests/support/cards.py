@@ -21,7 +21,8 @@ from gpp.runtime.cards.model.machine import Machine
 from gpp.runtime.checkpoint.state import load_final
 from gpp.runtime.job import Job
 from gpp.runtime.transport.cards import CardTransport
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Make, Mark, channels_of
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive, channels_of
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.worker import Worker
 
@@ -126,10 +127,10 @@ class TransportOfBefore(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         return None
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+    def post(self, channel: Channel, form: Form) -> Receive:
         line, peer = self._lines[channel]
-        buffer = make()
-        return line.receive(buffer, peer), buffer
+        buffer = form.empty()
+        return _Received(line.receive(buffer, peer), buffer)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer = self._lines[channel]
@@ -155,6 +156,17 @@ class TransportOfBefore(AbstractTransport):
         event.record()
         event.synchronize()
         self._sent.clear()
+
+
+class _Received:
+    """A receive of a communicator, without a side stream."""
+
+    def __init__(self, work: Work, buffer: torch.Tensor) -> None:
+        self._work, self._buffer = work, buffer
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        return self._buffer
 
 
 def wait_for_the_device(worker: Worker) -> None:

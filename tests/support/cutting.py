@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from gpp.capture import build_stage, initial_state
+from gpp.capture.stage import build_stage, initial_state
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.build import topological_order

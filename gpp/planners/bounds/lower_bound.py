@@ -117,7 +117,7 @@ WORDS = {
 class Bound:
     """A certificate.
 
-    It speaks of plans that keep all activations and leave operators whole, as all planners but `piper` make them, whose
+    It speaks of plans whose stages have devices of their own, that keep all activations and leave operators whole, whose
     micro-batches divide the mini-batch and whose replicas have equal shares.
 
     Args:
@@ -132,7 +132,7 @@ class Bound:
 
     def covers(self, plan: Plan) -> bool:
         """Whether it speaks of the plan."""
-        return all(
+        return not plan.shares_devices and all(
             not stage.recompute
             and stage.tensor_parallel == 1
             and stage.round_robin_degree == 1

@@ -72,7 +72,7 @@ class Optimal(AbstractPlanner):
                 raise InvalidConfig(field, have, f"the optimal planner takes at most {most}", "use strategy/planner=graphpipe")
         if not self.replication:
             problem = replace(problem, max_replicas=1)
-        best = GraphPipe(replication=self.replication).plan(problem, predict)
+        best = GraphPipe(replication=self.replication, colocate="never").plan(problem, predict)
         best_s = predict(best).metrics.iteration_s
         least = {b: _bound_s(replace(problem, microbatch_size=b)) for b in problem.microbatch_sizes()}
         proven, left = 0, float(self.limit)

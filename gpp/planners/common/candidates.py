@@ -74,6 +74,7 @@ class Assessor:
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int, int], float] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
         self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
         self.placer = Placer(costs.cluster)
@@ -92,14 +93,17 @@ class Assessor:
 
         Args:
             parts: in any order, or for a chain in the chain's order.
-            placement: devices of each part; types: the types of the devices of each part; None for the placer's choice.
+            placement: devices of each part, which parts may share; types: the types of the devices of each part; None for the
+                placer's choice.
             below_s: a candidate whose bound is not below that is None, too.
         """
-        if self._homogeneous and math.isfinite(below_s):
-            count = self.problem.minibatch_size // microbatch_size
-            if any(count * sum(self._stage_s(mask, microbatch_size, range(r))) >= below_s for mask, r in parts):
-                return None
-        arranged = self._arranged(parts, chain)
+        shared = placement is not None and _shared(parts, placement)
+        if shared and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
+            return None
+        hopes = self._homogeneous and math.isfinite(below_s)
+        if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):
+            return None
+        arranged = self.arranged(parts, chain)
         if arranged is None:
             return None
         ordered, nexts, depth = arranged
@@ -113,11 +117,43 @@ class Assessor:
             placed = self._place(ordered, microbatch_size, nexts, depth)
         if placed is None:
             return None
-        short = self._shortage(ordered, placed, microbatch_size, depth)
+        short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, depth)
         if short is not None:
             return short
         bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        if shared:
+            bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
+
+    def least_s(self, mask: int, num_replicas: int, microbatch_size: int) -> float:
+        """What a stage alone bounds the iteration by, wherever its replicas are, on a cluster of equal devices."""
+        key = (mask, num_replicas, microbatch_size)
+        found = self._least.get(key)
+        if found is None:
+            regime, count = self.problem.regime, self.problem.minibatch_size // microbatch_size
+            trainable = self.costs.trainable_bytes(mask)
+            update = min(finish_s(self.problem, trainable, ring) for ring in self.placer.rings(num_replicas))
+            passes = sum(self.stage_s(mask, microbatch_size, range(num_replicas)))
+            found = self._least[key] = count * passes + regime.minibatches * update
+        return found
+
+    def loads_s(self, parts: Sequence[Part], placement: Sequence[tuple[int, ...]], microbatch_size: int) -> list[float]:
+        """What each device has to do in an iteration: the passes and updates of all parts that it holds."""
+        out, count = [0.0] * self.cluster.num_devices, self.problem.minibatch_size // microbatch_size
+        for (mask, _), devices in zip(parts, placement, strict=True):
+            took = count * sum(self.stage_s(mask, microbatch_size, devices)) + self.update_s(mask, devices)
+            for device in devices:
+                out[device] += took
+        return out
+
+    def way_s(self, parts: Parts, placement: Placement, microbatch_size: int) -> float:
+        """Seconds of both passes of one micro-batch along the longest way through parts in stage order, messages left out."""
+        edges, ends = self._edges(parts), [0.0] * len(parts)
+        for s, ((mask, _), devices) in enumerate(zip(parts, placement, strict=True)):
+            ends[s] += sum(self.stage_s(mask, microbatch_size, devices))
+            for t in edges[s]:
+                ends[t] = max(ends[t], ends[s])
+        return max(ends)
 
     def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
@@ -138,7 +174,7 @@ class Assessor:
 
     def depths(self, parts: Sequence[Part], *, chain: bool) -> list[int]:
         """Stages on the longest way from each part to the end, itself included; the parts form no cycle."""
-        arranged = self._arranged(parts, chain)
+        arranged = self.arranged(parts, chain)
         assert arranged is not None, "a plan has no cycle"
         ordered, _, depth = arranged
         known = dict(zip(ordered, depth, strict=True))
@@ -150,14 +186,14 @@ class Assessor:
         return walked and walked[1][0]
 
     def _walk_parts(self, parts: Sequence[Part], b: int, chain: bool) -> tuple[Parts, tuple[list[float], list[int]]] | None:
-        arranged = self._arranged(parts, chain)
+        arranged = self.arranged(parts, chain)
         if arranged is None:
             return None
         ordered, nexts, depth = arranged
         placement = self._place(ordered, b, nexts, depth)
         return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
 
-    def _arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
+    def arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
         succ, order = self._edges(parts), range(len(parts))
         if chain:
@@ -191,7 +227,7 @@ class Assessor:
         if self._homogeneous:
             return self.placer.equal(counts)
         placer = self.placer
-        seconds = [[sum(self._stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
+        seconds = [[sum(self.stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self._need_bytes(mask, count, b, d) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
@@ -243,7 +279,24 @@ class Assessor:
         _, need, have, mask = max(short)
         return Shortage(mask, need, have, tuple(mask for *_, mask in short), sum(scale - 1 for scale, *_ in short))
 
-    def _stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
+    def _shortage_together(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
+        """What lacks on the device that lacks most, where devices hold several stages; its largest stage stands for all."""
+        needs: dict[int, list[tuple[float, int]]] = {}
+        for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
+            for device in devices:
+                needs.setdefault(device, []).append((self._need_bytes(mask, count, b, d), mask))
+        short: list[tuple[float, float, float, tuple[int, ...]]] = []
+        for device, own in needs.items():
+            need, have = sum(n for n, _ in own), self.cluster.devices[device].memory_bytes * self.costs.memory_scale
+            if need > have:
+                short.append((need / have, need, have, tuple(mask for _, mask in sorted(own, reverse=True))))
+        if not short:
+            return None
+        _, need, have, masks = max(short)
+        lacking = tuple({mask for *_, own in short for mask in own})
+        return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
+
+    def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         found = self._times.get(key)
         if found is None:
@@ -259,7 +312,7 @@ class Assessor:
             self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
         return self._bytes[key]
 
-    def _transfers_s(
+    def transfers_s(
         self, first: int, senders: tuple[int, ...], second: int, receivers: tuple[int, ...], microbatch_size: int
     ) -> tuple[float, float]:
         """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
@@ -303,12 +356,12 @@ class Assessor:
         Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
         """
         regime, count, num_microbatches = self.problem.regime, len(parts), self.problem.minibatch_size // b
-        times = [self._stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
+        times = [self.stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
         trip, moves = [forward + backward for forward, backward in times], []
         for s in range(count - 1, -1, -1):
             mask, own, longest, sent = parts[s][0], devices[s], 0.0, []
             for t in nexts[s]:
-                ahead, back = self._transfers_s(mask, own, parts[t][0], devices[t], b)
+                ahead, back = self.transfers_s(mask, own, parts[t][0], devices[t], b)
                 sent.append((t, ahead, back))
                 if trip[t] + ahead + back > longest:
                     longest = trip[t] + ahead + back
@@ -319,7 +372,7 @@ class Assessor:
         bounds = []
         for s, (forward, backward) in enumerate(times):
             in_flight = regime.held(depth[s], num_microbatches)
-            busy, update = num_microbatches * (forward + backward), self._update_s(parts[s][0], devices[s])
+            busy, update = num_microbatches * (forward + backward), self.update_s(parts[s][0], devices[s])
             if regime.minibatches == 1:
                 trips = -(-num_microbatches // in_flight) * trip[s]
                 bounds.append(max(way[s], update) + max(busy, trips))
@@ -333,10 +386,15 @@ class Assessor:
                     way[t], came_from[t] = around, s
         return bounds, came_from
 
-    def _update_s(self, mask: int, devices: tuple[int, ...]) -> float:
+    def update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""
         key = (mask, devices)
         found = self._updates.get(key)
         if found is None:
             found = self._updates[key] = finish_s(self.problem, self.costs.trainable_bytes(mask), devices)
         return found
+
+
+def _shared(parts: Sequence[Part], placement: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a device holds several parts."""
+    return len({device for devices in placement for device in devices}) < sum(count for _, count in parts)

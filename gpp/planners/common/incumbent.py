@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -82,5 +83,6 @@ class Incumbent:
             if not self.worth(candidate.bound_s) or left == 0:
                 break
             before = self.best_s
-            if self.simulate(candidate) is not None and left is not None:
+            found = self.simulate(candidate)
+            if found is not None and left is not None and found[1] < math.inf:
                 left = limit if self.best_s < before else left - 1

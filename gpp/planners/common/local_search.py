@@ -5,7 +5,7 @@ what a state takes; `climb` simulates the neighbours by ascending bound until no
 the best one and starts again there. What is searched differs by hill alone:
 
 * `EqualMicrobatches`: plans of one micro-batch size, judged by `Assessor`, with any set of moves (`moves`);
-* `vary` (a size and k for each stage) and `colocate` (two stages on a device) have hills of their own.
+* `vary` (a size and k for each stage) and `colocate` (several stages on a device) have hills of their own.
 
 `repair` takes the same moves from a partition that does not fit in memory to one that does.
 
@@ -95,7 +95,7 @@ def climb(
             heapq.heappush(seen, (took, len(seen), other))
             if took < seconds * margin:
                 state, seconds, left = other, took, patience
-            elif left is not None:
+            elif left is not None and took < math.inf:
                 left -= 1
         return state, seconds
 

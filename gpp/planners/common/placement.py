@@ -17,7 +17,9 @@ that some placement has: `gpp.planners.graphpipe.unequal` improves the placement
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import cached_property
 
 from gpp.cluster import Cluster
 
@@ -58,6 +60,17 @@ class Placer:
                 ranges = self._into_nodes(counts)
             self._known[counts] = ranges
         return self._known[counts]
+
+    def rings(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """Devices of which one ring is as fast as any of so many devices: in as few nodes as possible, and in as many."""
+        return tuple(order[:count] for order in self._orders)
+
+    @cached_property
+    def _orders(self) -> tuple[tuple[int, ...], ...]:
+        """All devices, node by node and one of each node after the other."""
+        nodes = sorted(self._free().values(), key=len, reverse=True)
+        in_turn = (d for devices in itertools.zip_longest(*nodes) for d in devices if d is not None)
+        return tuple(d for devices in nodes for d in devices), tuple(in_turn)
 
     def _into_nodes(self, counts: tuple[int, ...]) -> Placement:
         free = self._free()

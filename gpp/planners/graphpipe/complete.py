@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpp.graph.series_parallel import Order
-from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
+from gpp.planners.common.candidates import Assessor, Candidate, Part, Parts, Shortage
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.placement import Placement
 from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
+
+NOTHING = (None,)
+"""The verdict on a partition with a stage that alone takes too long."""
 
 LISTED = 5
 """Candidates for each partition that is listed, at least, or there is no hope to judge them all."""
@@ -37,16 +40,20 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
     left, best_first = max_candidates, [plan.stages[0].microbatch_size for plan, _ in incumbent.best_by_size()]
     for b in dict.fromkeys((*best_first, *costs.microbatch_sizes)):
+        choices, hopeful = _choices(incumbent, itertools.chain.from_iterable((*aligned, *linear)), b)
         spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
-            ((tuple(sorted(p)), False) for p in aligned),
-            ((p, False) for p in linear if frozenset(p) not in aligned),
-            ((p, True) for p in linear),
+            ((tuple(sorted(p)), False) for p in aligned if choices.keys() >= p),
+            ((p, False) for p in linear if choices.keys() >= set(p) and frozenset(p) not in aligned),
+            ((p, True) for p in linear if choices.keys() >= set(p)),
         )
         verdicts = (
             verdict
             for masks, chain in spaces
-            for counts in _device_splits(incumbent, masks, b)
-            for verdict in everywhere(incumbent.assessor, tuple(zip(masks, counts, strict=True)), b, chain, incumbent.best_s)
+            for counts in _device_splits([choices[mask] for mask in masks], costs.cluster.num_devices)
+            for parts in (tuple(zip(masks, counts, strict=True)),)
+            for verdict in (
+                everywhere(incumbent.assessor, parts, b, chain, incumbent.best_s) if hopeful.issuperset(parts) else NOTHING
+            )
         )
         pool = []
         for verdict in itertools.islice(verdicts, left + 1):
@@ -67,20 +74,31 @@ def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(sum(1 << op for op in order[i:j]) for i, j in itertools.pairwise(ends))
 
 
-def _device_splits(incumbent: Incumbent, masks: tuple[int, ...], b: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of replicas of each stage that fit the cluster and could win."""
-    costs = incumbent.assessor.costs
-    num_devices = costs.cluster.num_devices
-    if len(masks) > num_devices:
-        return
+def _choices(incumbent: Incumbent, masks: Iterable[int], b: int) -> tuple[dict[int, list[int]], set[Part]]:
+    """For each stage whose passes leave time its numbers of replicas that do, ascending; and the parts whose updates do, too.
+
+    The others count as judged when they are listed.
+    """
+    assessor, stages = incumbent.assessor, dict.fromkeys(masks)
+    costs = assessor.costs
+    if not costs.cluster.homogeneous:
+        every = list(costs.replicas[b])
+        return dict.fromkeys(stages, every), set(itertools.product(stages, every))
     num_microbatches = costs.problem.minibatch_size // b
-    if costs.cluster.homogeneous:
-        choices = [
-            [o.num_replicas for o in costs.options(mask, b) if incumbent.worth(num_microbatches * o.compute_s)] for mask in masks
-        ]
-    else:
-        choices = [list(costs.replicas[b]) for _ in masks]
-    spare = num_devices - sum(min(c, default=num_devices + 1) for c in choices)
+    found = {
+        mask: [o.num_replicas for o in costs.options(mask, b) if incumbent.worth(num_microbatches * o.compute_s)] for mask in stages
+    }
+    hopeful = {(mask, r) for mask, counts in found.items() for r in counts if incumbent.worth(assessor.least_s(mask, r, b))}
+    return {mask: counts for mask, counts in found.items() if counts}, hopeful
+
+
+def _device_splits(choices: list[list[int]], num_devices: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of replicas of each stage that fit the cluster.
+
+    Args:
+        choices: of each stage, ascending.
+    """
+    spare = num_devices - sum(c[0] for c in choices)
     if spare < 0:
         return
     limited = [[r for r in c if r - c[0] <= spare] for c in choices]

@@ -24,7 +24,8 @@ Steps of `GraphPipe.plan`:
    on their iteration time until none can win. A partition that lacks memory is changed until it fits (`local_search.repair`);
 3. the best plans get their idle devices dealt out and their boundaries cut again finely (`improve`);
 4. a local search from the best plans (`common.local_search`): boundaries, replicas, merged and split stages, micro-batch sizes;
-5. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`).
+5. graphs of few operators: every aligned partition and every chain with every device split, while its bound can win (`complete`);
+6. with `colocate`, plans whose devices hold several stages (`colocate`): from the best plans and from layouts made for sharing.
 On devices of unequal speed or memory, step 2 also makes partitions for average devices and type by type (`unequal`), and after
 step 4 the local search moves devices and boundaries of the best plans on the devices as they are (`rebalance`).
 
@@ -51,14 +52,14 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import mask_of
 from gpp.graph.series_parallel import Dependency, Order, branch_barrier, critical_path, series_parallel_order
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.pipedream import PipeDream
 from gpp.planners.chains.piper import Piper
-from gpp.planners.chains.sequential import Sequential, chain_candidates, climb_chains
+from gpp.planners.chains.sequential import chain_candidates, climb_chains
 from gpp.planners.common.candidates import Assessor, Candidate
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.infeasible import explain
@@ -68,7 +69,7 @@ from gpp.planners.common.local_search import climb_best, repair
 from gpp.planners.common.moves import ANY_STAGES, SMALL_PROBLEMS, is_chain
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.candidate_partitions import any_that_fits, candidate_partitions
-from gpp.planners.graphpipe.colocate import split_stages
+from gpp.planners.graphpipe.colocate import Colocate, colocate
 from gpp.planners.graphpipe.complete import complete
 from gpp.planners.graphpipe.improve import recut, spread
 from gpp.planners.graphpipe.partition_search import PartitionSearch
@@ -132,8 +133,8 @@ class GraphPipe(AbstractPlanner):
         patience: simulations without a better plan after which a step of the search goes on to the next.
         max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
-        share_devices: whether a stage may be cut in two on its own devices, so that a branch does not wait for the join it
-            shares them with; of use where there are few devices. The paper's stages have devices of their own.
+        colocate: whether devices may hold several stages (`colocate`): `auto` searches such plans within a budget, `always` however
+            long it takes, `never` leaves every stage devices of its own, as in the paper.
         tensor_parallel: whether plans are tried too in which every operator is split over 2 or 4 devices, as the model declares.
             The paper's operators are whole.
     """
@@ -142,14 +143,15 @@ class GraphPipe(AbstractPlanner):
     patience: Count = 6
     max_candidates: Natural = 20_000
     per_stage: bool = False
-    share_devices: bool = False
+    colocate: Colocate = "auto"
     tensor_parallel: bool = False
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
+        if self.colocate == "always" and not problem.regime.weights.flushes:
+            rule = "a pipeline that does not drain before its updates has one stage a device"
+            raise InvalidConfig("strategy.planner.colocate", "always", rule, "set strategy.planner.colocate=auto")
         if self.tensor_parallel:
             return self._split(problem, predict)
-        if self.share_devices:
-            return self._shared(problem, predict)
         costs = StageCosts(problem, replication=self.replication)
         shape = _Shape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
@@ -169,6 +171,7 @@ class GraphPipe(AbstractPlanner):
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
         if self.per_stage:
             vary(incumbent)
+        colocate(incumbent, shape.orders, shape.lines, self.colocate)
         if incumbent.best is None:
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
@@ -191,16 +194,6 @@ class GraphPipe(AbstractPlanner):
                 repair(incumbent, parts, b)
         if not incumbent.assessor.cluster.homogeneous:
             simulate_unequal(incumbent, shape.orders, shape.lines)
-
-    def _shared(self, problem: Problem, predict: Predict) -> Plan:
-        """The best of the plans with and without replication and of the best chain, after their stages were cut."""
-        own = replace(self, share_devices=False)
-        found = [split_stages(own.plan(problem, predict), problem, predict)]
-        for planner in (replace(own, replication=False), Sequential(replication=False)):
-            with contextlib.suppress(Infeasible):
-                found.append(split_stages(planner.plan(problem, predict), problem, predict))
-        best = min(found, key=lambda plan: predict(plan).metrics.iteration_s)
-        return replace(best, planner="graphpipe")
 
     def _split(self, problem: Problem, predict: Predict) -> Plan:
         """The best of the plans with whole operators, and with all operators split over each number of devices that is declared."""

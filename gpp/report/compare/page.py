@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpp.report.compare.strategies import StrategyLine, columns, reason_lines, strategy_lines
+from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, strategy_lines
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
 from gpp.report.draw.page import Cell, Column, Table
@@ -24,8 +24,6 @@ def compare_report(run: RunRecord) -> str:
     """The page of a comparison; self-contained HTML."""
     result, found = run.result, strategy_lines(run.compared, run.bound)
     span = span_s(a.predicted for a in run.compared if a.predicted)
-    best = next((line for line in found if line.is_best), None)
-    proof = certificate(best.attempt.plan, best.metrics, best.bound) if best else ""
     return problem_page(
         "strategies.html",
         run,
@@ -34,10 +32,17 @@ def compare_report(run: RunRecord) -> str:
         reason="\n".join(reason_lines(run.compared)) or str(result.get("reason") or ""),
         files=_files(run),
         strategies=_table(found),
-        certificate=f"{best.attempt.strategy}: {proof}." if best and proof else "",
+        best=[_best(kind, line) for kind, line in best_lines(found)],
         bars=_bars(found, run),
         attempts=[_attempt(line, run, span) for line in found],
     )
+
+
+def _best(kind: str, line: StrategyLine) -> str:
+    """A sentence on the best plan of a kind."""
+    proof = certificate(line.attempt.plan, line.metrics, line.bound)
+    words = f"{kind}: {line.attempt.strategy}, {text.seconds(line.attempt.iteration_s)}"
+    return f"{words[0].upper()}{words[1:]}{', ' + proof if proof else ''}."
 
 
 def _facts(run: RunRecord) -> list[tuple[str, object]]:
@@ -45,7 +50,8 @@ def _facts(run: RunRecord) -> list[tuple[str, object]]:
     if run.graph is not None and run.cluster is not None:
         facts += [("operators", run.graph.num_ops), ("devices", run.cluster.num_devices)]
     if run.plan is not None:
-        facts += [("mini-batch", run.plan.minibatch_size), ("best", run.result.get("strategy"))]
+        facts += [("mini-batch", run.plan.minibatch_size)]
+        facts += [(kind, line.attempt.strategy) for kind, line in best_lines(strategy_lines(run.compared, run.bound))]
     return facts
 
 

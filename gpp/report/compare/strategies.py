@@ -21,7 +21,8 @@ class StrategyLine:
     """One strategy's line in the table.
 
     Args:
-        relative: iteration time over the best one's; None without a plan.
+        is_best: among those of its kind: pipelines that drain before every update, or those that do not.
+        relative: iteration time over the best one's of its kind; None without a plan.
         bound: a time that no plan of its kind can beat; None where none is known.
     """
 
@@ -73,20 +74,35 @@ def strategy_lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Str
     out = []
     for attempt in attempts:
         metrics = attempt.predicted.metrics if attempt.predicted else None
-        relative = text.quotient(metrics.iteration_s, best.iteration_s) if metrics and best else None
+        of_kind = best.of_kind(attempt)
+        relative = text.quotient(metrics.iteration_s, of_kind.iteration_s) if metrics and of_kind else None
         own = bound if attempt.drains else None
-        out.append(StrategyLine(attempt=attempt, is_best=attempt is best, relative=relative, bound=own))
+        out.append(StrategyLine(attempt=attempt, is_best=attempt is of_kind, relative=relative, bound=own))
     return out
 
 
+def best_names(attempts: Sequence[Attempt]) -> dict[str, str | None]:
+    """result.json's `best`: the name of the best strategy of each kind; None where no strategy of the kind has a plan."""
+    return {kind: attempt and attempt.strategy for kind, attempt in best_of(attempts)._asdict().items()}
+
+
+def best_lines(found: Sequence[StrategyLine]) -> list[tuple[str, StrategyLine]]:
+    """The best line of each kind, with words for it: no kind is named where all are of one."""
+    best = sorted((line for line in found if line.is_best), key=lambda line: not line.attempt.drains)
+    kinds = {line.attempt.drains for line in found}
+    words = {True: "best synchronous", False: "best asynchronous"} if len(kinds) > 1 else dict.fromkeys(kinds, "best")
+    return [(words[line.attempt.drains], line) for line in best]
+
+
 def compared_dicts(attempts: Sequence[Attempt], bound: Bound | None, num_ops: int | None) -> list[dict[str, Any]]:
-    """result.json's `compared`: the parts of a run's result for every strategy, and its time over the best one's."""
+    """result.json's `compared`: the parts of a run's result for every strategy, and its time over the best one's of its kind."""
     out = []
     for line in strategy_lines(attempts, bound):
         attempt, metrics = line.attempt, line.metrics
         out.append(
             {
                 "strategy": attempt.strategy,
+                "synchronous": attempt.drains,
                 "status": attempt.status,
                 "reason": attempt.reason,
                 "plan": None if attempt.plan is None else plan_dict(attempt.plan, num_ops, metrics, line.bound),

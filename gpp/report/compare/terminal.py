@@ -7,7 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gpp.report.compare.strategies import columns, reason_lines, strategy_lines
+from gpp.report.compare.strategies import best_lines, columns, reason_lines, strategy_lines
+from gpp.report.draw import text
 from gpp.report.run.console import new_table, show_heading
 from gpp.report.run.key_figures import certificate
 from gpp.report.run.record import RunRecord
@@ -49,7 +50,6 @@ def show_comparison(console: Console, run: RunRecord) -> None:
     console.print(compare_table(run, console.width))
     for line in reason_lines(run.compared):
         console.print(Text(line, style="yellow"))
-    best = next((line for line in strategy_lines(run.compared, run.bound) if line.is_best), None)
-    if best is not None:
-        words = certificate(best.attempt.plan, best.metrics, best.bound)
-        console.print(Text.assemble("best: ", (best.attempt.strategy, "bold green"), f", {words}" if words else ""))
+    for kind, line in best_lines(strategy_lines(run.compared, run.bound)):
+        words = [text.seconds(line.attempt.iteration_s), certificate(line.attempt.plan, line.metrics, line.bound)]
+        console.print(Text.assemble(f"{kind}: ", (line.attempt.strategy, "bold green"), *(f", {each}" for each in words if each)))

@@ -69,7 +69,7 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
         return ""
     if not bound.covers(plan):
         least = text.seconds(bound.iteration_s)
-        return f"no bound is known for plans that recompute or split operators; other plans take at least {least}"
+        return f"no bound is known for plans that share devices, recompute or split operators; other plans take at least {least}"
     gap = optimality_gap(plan, predicted, bound)
     return (
         ""

@@ -38,6 +38,7 @@ def result_dict(
     final_metric: dict[str, float] | None = None,
     bound: Bound | None = None,
     compared: list[dict[str, Any]] | None = None,
+    best: dict[str, str | None] | None = None,
     planning_peak_bytes: int | None = None,
     resumed: dict[str, Any] | None = None,
     emulation: Emulation | None = None,
@@ -56,11 +57,14 @@ def result_dict(
         resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
         bound: a time that no plan can beat; null in the file where it is not known.
         compared: the attempts of several strategies on one problem; the key is left out of other runs.
+        best: of these, the names of the best `synchronous` and `asynchronous` ones; the key is left out of other runs.
         emulation: how emulated devices were measured; the key is left out of other runs.
         versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
             other runs.
     """
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
+    if best is not None:
+        more["best"] = best
     if configuration is not None:
         more["configuration"] = configuration
     if loss_terms:

@@ -25,15 +25,11 @@ from gpp.runtime.engine import Outcome, Progress
 from gpp.runtime.hang_detection.watch import LocalWatch, said_pids, watch_of
 from gpp.runtime.job import Job
 from gpp.runtime.stretches import stretch_at
-from gpp.runtime.worker.parent import MODULE, PARENT, identity
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
 from gpp.simulate.simulator import SHOWN, max_in_flight, steady_period, update_ends, within
 from gpp.timeline import Event, Metrics, Timeline, bubble_fraction
 
 POLL_S = 0.1
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
-"""glibc gives freed activations back to the kernel and faults them in again a micro-batch later; keeping them
-made a step of 3 ms stages a quarter shorter."""
-
 KINDS = ("error", "hang", "lost", "ended")
 """Kinds of the ranks' reports: all but the last two tell the cause of a failure, the last two only its consequences."""
 
@@ -63,7 +59,7 @@ def run_workers(module: str, job: Job, run_dir: Path, world: int, progress: Prog
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
             PARENT: identity(),
-            **environment(job.settings.threads),
+            **worker_environment(job.settings.threads),
         }
         for rank in range(processes or world)
     }
@@ -97,12 +93,6 @@ def clear(run_dir: Path) -> None:
     for stale in ranks.iterdir():
         if stale.is_file():
             stale.unlink()
-
-
-def environment(num_threads: int) -> dict[str, str]:
-    """Environment variables of every worker's process."""
-    threads = str(num_threads)
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
 
 
 def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, str]) -> WorkerFailed:

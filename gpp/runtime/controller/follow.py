@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpp.errors import WorkerFailed
-from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, environment, failure
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, failure
 from gpp.runtime.controller.slurm import Slurm, finish, word
 from gpp.runtime.engine import Progress
 from gpp.runtime.hang_detection.status import status_path
 from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
+from gpp.runtime.worker.parent import worker_environment
 
 GRACE_S = 5.0
 """Seconds to wait for the other ranks' reports after the first one: together they tell what went wrong."""
@@ -37,7 +38,7 @@ def machines(job: Job, nodes: int | None) -> tuple[int, ...]:
 
 def commands(job: Job, run_dir: Path, counts: Sequence[int], address: str, port: int) -> list[str]:
     """The command to type on each machine."""
-    words = " ".join(f"{name}={value}" for name, value in environment(job.settings.threads).items())
+    words = " ".join(f"{name}={value}" for name, value in worker_environment(job.settings.threads).items())
     return [
         f"{words} torchrun --nnodes {len(counts)} --node-rank {i} --nproc-per-node {count} "
         f"--master-addr {address} --master-port {port} -m gpp.runtime.worker {run_dir.resolve()}"
@@ -169,7 +170,7 @@ def run_slurm(job: Job, run_dir: Path, progress: Progress, slurm: Slurm, counts:
     clear(run_dir)
     settings = job.settings
     cuda = settings.device_kind == "cuda"
-    submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=environment(job.settings.threads))
+    submitted = slurm.submit(run_dir, counts, cuda=cuda, threads=settings.threads, env=worker_environment(job.settings.threads))
     progress.say(f"submitted job {submitted.job_id} of {sum(counts)} workers on {len(counts)} nodes ({run_dir}/slurm)")
     ended = False
 

@@ -22,13 +22,14 @@ from typing import ClassVar, Self, final
 
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller.board import LOST_S, Board, Inbox, Mail, open_store, send_file
-from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear, environment
+from gpp.runtime.controller.controller import KINDS, POLL_S, Follower, clear
 from gpp.runtime.controller.follow import Ranks, follow
 from gpp.runtime.controller.place import Place
 from gpp.runtime.controller.place_worker import END_S, Worker
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
 from gpp.runtime.run_dir import RUN, run_of
+from gpp.runtime.worker.parent import worker_environment
 
 LEAVE_S = 5.0
 """Seconds that the others have to read how rank 0 ended."""
@@ -94,7 +95,7 @@ class Leader:
         run = run_of(run_dir)
         assert run is not None, "a run begins before it is handed out"
         sizes = {name: (run_dir / name).stat().st_size for name in files}
-        env = environment(job.settings.threads)
+        env = worker_environment(job.settings.threads)
         self._board.say(job={"run_dir": str(run_dir.resolve()), "id": run.id, "sizes": sizes, "env": env})
         self._wait("sees", f"have not come within {self._limit_s:g} s (engine.startup_timeout_s)")
         self._check_words()

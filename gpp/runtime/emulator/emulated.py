@@ -25,11 +25,13 @@ from gpp.program.kinds import TRANSFERS
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
 
 CLOCKS = 2
+_CLOCKS = Form((CLOCKS,), torch.float64)
 """Numbers in a message: when it arrives by the virtual clock, and by this machine's."""
 
 PR_SET_TIMERSLACK = 29
@@ -120,8 +122,8 @@ class EmulatedMailbox(AbstractMailbox):
         self._opened.clear()
         return out
 
-    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
-        return torch.empty(CLOCKS, dtype=torch.float64)
+    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
+        return _CLOCKS
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
         """Wait for the time at which the messages may be used."""

@@ -15,7 +15,7 @@ from gpp.planners.base import AbstractPlanner
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, crowded, refuse_recomputation
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded, refuse_recomputation
 from gpp.runtime.job import Job
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
@@ -95,6 +95,9 @@ class Distributed(AbstractEngine):
     @property
     def rehearses(self) -> bool:
         return self.launch == "local" and self.compile is None
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        refuse_recomputation(plan)
 
     @property
     def joins(self) -> bool:

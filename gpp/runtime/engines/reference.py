@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, refuse_recomputation, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, Task, refuse_recomputation, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
@@ -45,6 +45,9 @@ class Reference(AbstractEngine):
     def check(self, plan: Plan) -> tuple[str, ...]:
         _refuse(plan)
         return ()
+
+    def refuse_plan(self, plan: Plan, task: Task) -> None:
+        _refuse(plan)
 
     def refuse(self, job: Job) -> None:
         _refuse(job.plan)

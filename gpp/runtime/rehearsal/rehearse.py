@@ -65,7 +65,7 @@ class DeviceTimes:
 
 @final
 class Rehearsals:
-    """Runs jobs for a few steps, one after the other; a context manager, whose process starts at once."""
+    """Runs jobs for a few steps, one after the other; a context manager, whose process may be started before."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -74,6 +74,12 @@ class Rehearsals:
         self._count = 0
 
     def __enter__(self) -> Self:
+        if self._process is None:
+            self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the process, which loads torch meanwhile; it ends with this process if nothing comes of it."""
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpp-rehearsal-")))
         self._process = self._stack.enter_context(
             subprocess.Popen(
@@ -87,10 +93,10 @@ class Rehearsals:
         )
         self._stack.callback(self._process.kill)
         self._ready = False
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
+        self._process = None
 
     def run(self, job: Job, weights: Mapping[str, Any], *, predicted_s: float) -> tuple[DeviceTimes, ...]:
         """Rehearse a job of a few steps without evaluation.

@@ -21,7 +21,8 @@ import torch
 from gpp.program.communicators import Communicator, Pair, first_messages
 from gpp.runtime.cards.card import AbstractCard, Event, Stream, Work
 from gpp.runtime.cards.card import Communicator as Line
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Make, Mark
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle, Mark, Receive
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 
 
@@ -69,14 +70,14 @@ class CardTransport(AbstractTransport):
         done.record()
         done.synchronize()
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
+    def post(self, channel: Channel, form: Form) -> Receive:
         line, peer, side = self._route[channel[3], channel[4]]
         with self._card.use(side):
-            buffer = make()
+            buffer = form.empty()
             line.receive(buffer, peer).wait()
             arrived = self._card.event()
             arrived.record()
-        return _Arrival(self._card, arrived, buffer), buffer
+        return _Arrival(self._card, arrived, buffer)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         line, peer, side = self._route[channel[3], channel[4]]
@@ -117,6 +118,7 @@ class _Arrival:
     def __init__(self, card: AbstractCard, arrived: Event, buffer: torch.Tensor) -> None:
         self._card, self._arrived, self._buffer = card, arrived, buffer
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         self._arrived.wait()
         self._card.keep(self._buffer)
+        return self._buffer

@@ -23,7 +23,8 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.program.program import ReduceGroup, reduce_groups, teams
 from gpp.program.waits import EVERYONE
-from gpp.runtime.transport.shared_memory import RingSize, SharedMemory, available, place
+from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.shared_memory import SPIN_S, RingBuffer, RingSize, SharedMemory, available, place
 
 Channel = tuple[str, int, int, int, int]
 """Direction (F or B), source stage, destination stage, source device, destination device."""
@@ -32,15 +33,19 @@ Channel = tuple[str, int, int, int, int]
 Mark = Any
 """A point in time, as the clock of the device has it: seconds of `time.perf_counter`, or an event on a card."""
 
-Make = Callable[[], torch.Tensor]
-"""Function that makes the empty, contiguous buffer of a message."""
-
 
 class Handle(Protocol):
-    """A receive or a sum under way."""
+    """A sum under way."""
 
     def wait(self) -> object:
         """Let what is computed from now on find its result."""
+
+
+class Receive(Protocol):
+    """A receive under way."""
+
+    def wait(self) -> torch.Tensor:
+        """Let what is computed from now on find the message; returns it."""
 
 
 class Done:
@@ -56,10 +61,12 @@ DONE = Done()
 class AbstractTransport(ABC):
     """Point-to-point messages and sums between the devices of a plan.
 
-    `finished` says when the send or sum begun last is over: for the clock of the device, not for waiting.
+    `finished` says when the send or sum begun last is over: for the clock of the device, not for waiting. `idle`, set
+    before `prepare`, is called where a transport is about to wait for a message that has not come.
     """
 
     finished: Callable[[], Mark]
+    idle: Callable[[], None] | None = None
 
     @abstractmethod
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
@@ -70,8 +77,12 @@ class AbstractTransport(ABC):
         """
 
     @abstractmethod
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
-        """Start to receive the channel's next message into a buffer; wait on the handle before it is read."""
+    def post(self, channel: Channel, form: Form) -> Receive:
+        """Start to receive the channel's next message, which has this form."""
+
+    def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
+        """Where the next message of a channel may be written, to be given to `send` at once; None: send any tensor."""
+        return None
 
     @abstractmethod
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
@@ -140,7 +151,8 @@ class TorchTransport(AbstractTransport):
         self._teams = {devices: group for devices, group in made.items() if device in devices}
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._memory: SharedMemory | None = None
-        self._near: set[Channel] = set()
+        self._incoming: dict[Channel, int] = {}
+        self._outgoing: dict[Channel, RingBuffer] = {}
 
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         if not self._shares:
@@ -148,7 +160,10 @@ class TorchTransport(AbstractTransport):
         own = {self._tag[channel]: size for channel, size in sizes.items() if channel[4] == self._device}
         memory = SharedMemory(own, self._timeout_s)
         places = _gather([*place(), os.getpid(), memory.descriptor])
-        me, near = places[dist.get_rank()], set()
+        me, near = places[dist.get_rank()], set[Channel]()
+        if sum(other[0] == me[0] for other in places) <= len(os.sched_getaffinity(0)):
+            memory.spin_s = SPIN_S
+        memory.idle = self.idle
         reached = 1
         for channel in sizes:
             peer = places[self._rank_of[channel[3] if channel[4] == self._device else channel[4]]]
@@ -162,18 +177,24 @@ class TorchTransport(AbstractTransport):
                 reached = 0
         # All or nobody: both ends of a channel must agree. By now everybody has mapped what it needs.
         if min(found for (found,) in _gather([reached])):
-            self._memory, self._near = memory, near
+            self._memory = memory
+            self._incoming = {channel: self._tag[channel] for channel in near if channel[4] == self._device}
+            self._outgoing = {channel: memory.outgoing[self._tag[channel]] for channel in near if channel[3] == self._device}
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
-        buffer = make()
-        if channel in self._near and self._memory:
-            return self._memory.post(self._tag[channel], buffer), buffer
+    def post(self, channel: Channel, form: Form) -> Receive:
+        if (number := self._incoming.get(channel)) is not None and self._memory:
+            return self._memory.post(number, form)
         group, peer = self._route[channel]
-        return group.recv([buffer], peer, self._tag[channel]), buffer
+        buffer = form.empty()
+        return _Into(group.recv([buffer], peer, self._tag[channel]), buffer)
+
+    def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
+        ring = self._outgoing.get(channel)
+        return ring.room(form) if ring else None
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        if channel in self._near and self._memory:
-            self._memory.outgoing[self._tag[channel]].put(tensor)
+        if ring := self._outgoing.get(channel):
+            ring.put(tensor)
             return
         group, peer = self._route[channel]
         # The tensor stays referenced until its send is done: the backend reads from its memory.
@@ -196,6 +217,19 @@ class TorchTransport(AbstractTransport):
             self._memory.flush(limit)
         while len(self._pending) > limit:
             self._pending.popleft()[0].wait()
+
+
+class _Into:
+    """A receive into a buffer."""
+
+    __slots__ = ("_buffer", "_work")
+
+    def __init__(self, work: dist.Work, buffer: torch.Tensor) -> None:
+        self._work, self._buffer = work, buffer
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        return self._buffer
 
 
 def _gather(values: list[int]) -> list[list[int]]:
@@ -234,9 +268,8 @@ class FakeTransport(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         return None
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
-        buffer = make()
-        return _FakeReceive(self._queue(channel), buffer, self._network.timeout_s), buffer
+    def post(self, channel: Channel, form: Form) -> Receive:
+        return _FakeReceive(self._queue(channel), form.empty(), self._network.timeout_s)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._queue(channel).put(tensor.detach().clone())
@@ -269,5 +302,5 @@ class _FakeReceive:
     def __init__(self, source: queue.Queue[torch.Tensor], buffer: torch.Tensor, timeout_s: float) -> None:
         self._source, self._buffer, self._timeout_s = source, buffer, timeout_s
 
-    def wait(self) -> None:
-        self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))
+    def wait(self) -> torch.Tensor:
+        return self._buffer.copy_(self._source.get(timeout=self._timeout_s).view_as(self._buffer))

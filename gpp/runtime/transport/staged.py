@@ -14,7 +14,8 @@ from typing import final
 import torch
 
 from gpp.runtime.cards.card import AbstractCard, Event
-from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Make, Mark
+from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 
 
@@ -34,10 +35,12 @@ class StagedTransport(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         self._inner.prepare(sizes)
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
-        buffer = make()
-        handle, host = self._inner.post(channel, lambda: self._card.pinned(torch.empty(buffer.shape, dtype=buffer.dtype)))
-        return _Upload(self, handle, host, buffer), buffer
+    def post(self, channel: Channel, form: Form) -> Receive:
+        return _Upload(self, self._inner.post(channel, Form(form.shape, form.dtype)), form.empty())
+
+    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+        """A copy of a message, from which the card reads while the host goes on."""
+        return self._card.pinned(host)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._inner.send(channel, tensor.cpu())
@@ -80,9 +83,9 @@ class StagedTransport(AbstractTransport):
 class _Upload:
     """A receive whose message goes on to the card when it has come."""
 
-    def __init__(self, transport: StagedTransport, handle: Handle, host: torch.Tensor, buffer: torch.Tensor) -> None:
-        self._transport, self._handle, self._host, self._buffer = transport, handle, host, buffer
+    def __init__(self, transport: StagedTransport, receive: Receive, buffer: torch.Tensor) -> None:
+        self._transport, self._receive, self._buffer = transport, receive, buffer
 
-    def wait(self) -> None:
-        self._handle.wait()
-        self._transport.upload(self._host, self._buffer)
+    def wait(self) -> torch.Tensor:
+        self._transport.upload(self._transport.pinned(self._receive.wait()), self._buffer)
+        return self._buffer

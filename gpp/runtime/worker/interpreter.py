@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Role
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
@@ -30,25 +31,39 @@ class Sums(Protocol):
     def clip(self) -> int: ...
 
 
-_TRAVELS = SENDS | {REDUCE}
-"""Kinds that the transport carries out, which may go on after the call."""
-
 R = TypeVar("R", bound=Runner)
 T = TypeVar("T")
 
 
-Handler = Callable[[Action, bool], "int | Span | None"]
+class _Handler(NamedTuple):
+    """How the actions of a kind are run.
+
+    Args:
+        call: runs one; returns what its event says, None for no event.
+        passes: whether that is when it began and ended; otherwise it is the bytes that it moved, and it is timed around the call.
+        receives: whether it is over at once, and has no event.
+        travels: whether the transport carries it out, and may go on after the call.
+        updates: whether it is an optimizer's step.
+    """
+
+    call: Callable[[Action, bool], int | Span | None]
+    passes: bool
+    receives: bool
+    travels: bool
+    updates: bool
 
 
-class _Handlers(dict[str, Handler]):
+class _Handlers(dict[str, _Handler]):
     """Who runs the actions of a kind, by its text; found once for each kind."""
 
-    def __init__(self, find: Callable[[Kind], Handler]) -> None:
+    def __init__(self, find: Callable[[Kind], Callable[[Action, bool], int | Span | None]]) -> None:
         self._find = find
 
-    def __missing__(self, text: str) -> Handler:
-        self[text] = self._find(KINDS[text])
-        return self[text]
+    def __missing__(self, text: str) -> _Handler:
+        found = self[text] = _Handler(
+            self._find(KINDS[text]), text in COMPUTE, text in RECEIVES, text in SENDS or text == REDUCE, text in UPDATES
+        )
+        return found
 
 
 class Interpreter(Generic[R]):
@@ -105,29 +120,28 @@ class Interpreter(Generic[R]):
         at, index = self.status.at, -1
         for index, (action, last) in enumerate(self.actions if actions is None else _flagged(actions)):
             at(index)
-            kind = action.kind
-            if kind in COMPUTE:
-                span = handlers[kind](action, last)
-                if isinstance(span, tuple):
-                    timed.append((device, kind, action.stage, action.microbatch, *span, 0))
-                continue
-            if kind in RECEIVES:
-                handlers[kind](action, last)
-                continue
-            start = now()
-            num_bytes = handlers[kind](action, last)
-            if isinstance(num_bytes, int):
-                end = finished() if kind in _TRAVELS else now()
-                timed.append((device, kind, action.stage, action.microbatch, start, end, num_bytes))
-            if kind in UPDATES and self.updated:
-                self.updated(action.stage, action.microbatch)
-                timed = self._timed
+            kind, stage, microbatch = action[:3]
+            call, passes, receives, travels, updates = handlers[kind]
+            if passes:
+                span = call(action, last)
+                if span is not None:
+                    timed.append((device, kind, stage, microbatch, *span, 0))
+            elif receives:
+                call(action, last)
+            else:
+                start = now()
+                num_bytes = call(action, last)
+                if num_bytes is not None:
+                    timed.append((device, kind, stage, microbatch, start, finished() if travels else now(), num_bytes))
+                if updates and self.updated:
+                    self.updated(stage, microbatch)
+                    timed = self._timed
         at(index + 1)
         if self.issued:
             self.issued()
         self._wait(self._end)
 
-    def _handler(self, kind: Kind) -> Handler:
+    def _handler(self, kind: Kind) -> Callable[[Action, bool], int | Span | None]:
         """Who runs actions of a kind.
 
         Raises:
@@ -135,15 +149,15 @@ class Interpreter(Generic[R]):
         """
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
-        found: dict[Role, Handler] = {
-            Role.COMPUTE: self._compute,
-            Role.RECEIVE: self._receive,
-            Role.SEND: self._send,
-            Role.UPDATE: self._update,
-        }
-        if not kind.own or kind.role not in found:
-            raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
-        return found[kind.role]
+        if kind.own and kind.role is Role.COMPUTE:
+            return self._forward if kind.direction == FORWARD else self._backward
+        if kind.own and kind.role is Role.RECEIVE:
+            return partial(self._receive, kind.direction)
+        if kind.own and kind.role is Role.SEND:
+            return partial(self._send, kind.direction)
+        if kind.own and kind.role is Role.UPDATE:
+            return self._update
+        raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def take(self) -> tuple[list[Event], float]:
         """What the device did since the last call, without waiting, and the seconds it waited for messages and sums."""
@@ -155,25 +169,36 @@ class Interpreter(Generic[R]):
         self.transport.flush()
         self.clock.settle()
 
-    def _compute(self, action: Action, last: bool) -> Span | None:
-        runner, direction = self.runners[action.stage], KINDS[action.kind].direction
+    def _forward(self, action: Action, last: bool) -> Span | None:
+        self._arrive(FORWARD, action)
+        return self.runners[action[1]].forward(action[2])
+
+    def _backward(self, action: Action, last: bool) -> Span | None:
+        self._arrive(BACKWARD, action)
+        return self.runners[action[1]].backward(action[2])
+
+    def _arrive(self, direction: str, action: Action) -> None:
+        """Wait for the messages of a pass."""
         if self._arm and action in self._summed:
             self._arm(self._summed[action])
-        self._wait(self.mailboxes[action.stage].arrive, direction, action.microbatch)
-        return runner.forward(action.microbatch) if direction == FORWARD else runner.backward(action.microbatch)
+        mailbox, microbatch = self.mailboxes[action[1]], action[2]
+        if mailbox.expects(direction, microbatch):
+            self._wait(mailbox.arrive, direction, microbatch)
+        else:
+            mailbox.arrive(direction, microbatch)
 
-    def _receive(self, action: Action, last: bool) -> None:
-        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
-        self.mailboxes[stage].post(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi)
+    def _receive(self, direction: str, action: Action, last: bool) -> None:
+        _, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        self.mailboxes[stage].post(direction, microbatch, peer_stage, peer_device, lo, hi)
 
-    def _send(self, action: Action, last: bool) -> int | None:
+    def _send(self, direction: str, action: Action, last: bool) -> int | None:
         if self.pending_limit is not None:
             self.status.waiting(True)
             self.transport.flush(self.pending_limit)
             self.status.waiting(False)
-        kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
+        _, stage, microbatch, peer_stage, peer_device, lo, hi = action
         # Nothing was sent if it was handed over in memory.
-        return self.mailboxes[stage].send(KINDS[kind].direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
+        return self.mailboxes[stage].send(direction, microbatch, peer_stage, peer_device, lo, hi, last) or None
 
     def _reduce(self, action: Action, last: bool) -> int:
         assert self.gradients is not None

@@ -7,16 +7,15 @@ that it receives and cuts out those that it sends. Between two stages of one dev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import torch
 
 from gpp.program.kinds import BACKWARD, FORWARD
-from gpp.runtime.transport.channels import AbstractTransport, Channel, Handle
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Receive
+from gpp.runtime.transport.form import Form
 from gpp.runtime.worker.messages import Boundary, Layout
 
 Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
@@ -25,13 +24,17 @@ Handover = dict[tuple[str, int, int, int], list[torch.Tensor]]
 
 @dataclass(slots=True)
 class Posted:
-    """Samples [lo, hi) that a compute action waits for; no handle if another stage of this device hands them over."""
+    """Samples [lo, hi) that a compute action waits for; no receive if another stage of this device hands them over.
 
-    handle: Handle | None
-    buffer: torch.Tensor | None
+    Args:
+        buffer: the message, when it has come.
+    """
+
+    receive: Receive | None
     peer_stage: int
     lo: int
     hi: int
+    buffer: torch.Tensor | None = None
 
 
 class AbstractMailbox(ABC):
@@ -45,24 +48,29 @@ class AbstractMailbox(ABC):
 
     def __init__(self, *, stage: int, device_id: int, transport: AbstractTransport) -> None:
         self.stage, self.device_id, self.transport = stage, device_id, transport
-        self._posted: dict[tuple[str, int], list[Posted]] = defaultdict(list)
+        self._posted: dict[tuple[str, int], list[Posted]] = {}
 
     @final
     def post(self, direction: str, microbatch: int, peer_stage: int, peer_device: int, lo: int, hi: int) -> None:
         """Start to receive samples [lo, hi) for a coming compute action."""
-        handle = buffer = None
+        receive = None
         if peer_device != self.device_id:
             channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
-            handle, buffer = self.transport.post(channel, partial(self._buffer, direction, peer_stage, hi - lo))
-        self._posted[direction, microbatch].append(Posted(handle, buffer, peer_stage, lo, hi))
+            receive = self.transport.post(channel, self._form(direction, peer_stage, hi - lo))
+        self._posted.setdefault((direction, microbatch), []).append(Posted(receive, peer_stage, lo, hi))
+
+    @final
+    def expects(self, direction: str, microbatch: int) -> bool:
+        """Whether a compute action has messages to wait for."""
+        return (direction, microbatch) in self._posted
 
     @final
     def arrive(self, direction: str, microbatch: int) -> None:
         """Wait for the messages of a compute action."""
         messages = self._posted.pop((direction, microbatch), [])
         for message in messages:
-            if message.handle is not None:
-                message.handle.wait()
+            if message.receive is not None:
+                message.buffer = message.receive.wait()
         self._accept(direction, microbatch, messages)
 
     @final
@@ -84,8 +92,8 @@ class AbstractMailbox(ABC):
         return num_bytes
 
     @abstractmethod
-    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
-        """An empty buffer for a message of so many samples."""
+    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
+        """The form of a message of so many samples."""
 
     @abstractmethod
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
@@ -131,13 +139,15 @@ class Mailbox(AbstractMailbox):
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}
 
     def take(self, direction: str, microbatch: int) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors that arrived for a compute action, neighbour by neighbour.
+        """Names and tensors that arrived for a compute action, neighbour by neighbour; nobody else has these tensors.
 
         Several neighbours may send gradients of one name. The batch dimension lies where the stage's module has it.
         """
-        lays = self._layouts_in[direction]
+        lays, arrived = self._layouts_in[direction], self._arrived.pop((direction, microbatch), ())
+        if not arrived:
+            return []
         parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = {}
-        for message in self._arrived.pop((direction, microbatch), ()):
+        for message in arrived:
             peer = message.peer_stage
             if message.buffer is None:
                 tensors = self.handover.pop((direction, peer, self.stage, message.lo))
@@ -174,8 +184,8 @@ class Mailbox(AbstractMailbox):
                 tensors[name] = tensors[name].movedim(dim, 0)
         self._made[direction, microbatch] = lo, tensors
 
-    def _buffer(self, direction: str, peer_stage: int, samples: int) -> torch.Tensor:
-        return self._layouts_in[direction][peer_stage].buffer(samples, self.device)
+    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
+        return self._layouts_in[direction][peer_stage].form(samples, self.device)
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
         if messages:
@@ -183,16 +193,26 @@ class Mailbox(AbstractMailbox):
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         layout = self._layouts_out[channel[0]][channel[2]]
-        buffer = layout.pack(self._rows(layout, (channel[0], microbatch), lo, hi, last), hi - lo, self.device)
-        return buffer, buffer.numel() * buffer.element_size()
+        tensors, form = self._rows(layout, (channel[0], microbatch), lo, hi, last), layout.form(hi - lo, self.device)
+        if len(tensors) == 1:
+            (tensor,) = tensors
+            return tensor if tensor.is_contiguous() else tensor.contiguous(), form.num_bytes
+        buffer = self.transport.room(channel, form)
+        if buffer is None:
+            buffer = form.empty()
+        layout.fill(buffer, tensors, hi - lo)
+        return buffer, form.num_bytes
 
     def _hand_over(self, direction: str, microbatch: int, peer_stage: int, lo: int, hi: int, last: bool) -> None:
         layout = self._layouts_out[direction][peer_stage]
-        self.handover[direction, self.stage, peer_stage, lo] = self._rows(layout, (direction, microbatch), lo, hi, last)
+        rows = self._rows(layout, (direction, microbatch), lo, hi, last)
+        self.handover[direction, self.stage, peer_stage, lo] = [tensor.detach() for tensor in rows]
 
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
+        if lo == first and len(layout.names) == 1 and len(tensor := made[layout.names[0]]) == hi - lo:
+            return [tensor if tensor.dtype is layout.specs[0].dtype else tensor.to(layout.specs[0].dtype)]
         if self.boundary.wide:
             return [
                 made[name][lo - first : hi - first].to(spec.dtype) for name, spec in zip(layout.names, layout.specs, strict=True)

@@ -19,6 +19,7 @@ from gpp.program.kinds import FORWARD, KINDS, SENDS
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Layout:
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
+    forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors inside `buffer`, batch first."""
@@ -54,22 +56,21 @@ class Layout:
         sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.specs]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
-    def buffer(self, samples: int, device: torch.device) -> torch.Tensor:
-        """An empty buffer; one byte for an order-only edge."""
-        if not self.names:
-            return torch.zeros(1, dtype=torch.uint8, device=device)
-        if len(self.names) == 1:
-            return torch.empty((samples, *self.specs[0].shape), dtype=self.specs[0].dtype, device=device)
-        return torch.empty(self.num_bytes(samples), dtype=torch.uint8, device=device)
+    def form(self, samples: int, device: torch.device) -> Form:
+        """The form of a message; one byte for an order-only edge."""
+        found = self.forms.get((samples, device))
+        if found is None:
+            if len(self.names) == 1:
+                found = Form((samples, *self.specs[0].shape), self.specs[0].dtype, device)
+            else:
+                found = Form((self.num_bytes(samples),), torch.uint8, device)
+            self.forms[samples, device] = found
+        return found
 
-    def pack(self, tensors: list[torch.Tensor], samples: int, device: torch.device) -> torch.Tensor:
-        """One contiguous buffer that holds batch-first `tensors`."""
-        if len(tensors) == 1:
-            return tensors[0].to(self.specs[0].dtype).contiguous()
-        buffer = self.buffer(samples, device)
+    def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
+        """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
         for view, tensor in zip(self.views(buffer, samples) if tensors else [], tensors, strict=True):
             view.copy_(tensor)
-        return buffer
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -27,6 +27,17 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _PROC = Path("/proc")
 
 
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
+"""glibc gives freed activations back to the kernel and faults them in again a micro-batch later; keeping them
+made a step of 3 ms stages a quarter shorter."""
+
+
+def worker_environment(num_threads: int) -> dict[str, str]:
+    """Environment variables of every worker's process."""
+    threads = str(num_threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_MEMORY}
+
+
 def identity() -> str:
     """This process's identity, which no other process ever has: its id alone is given away again after its end."""
     return "/".join((str(os.getpid()), str(_started(os.getpid())), *_place()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from gpp.data.sampler import epoch_order, position
 from gpp.runtime.cards.card import AbstractCard, Event
 from gpp.runtime.job import Settings, restore
 from gpp.runtime.worker.stage import Fetch
@@ -21,11 +22,22 @@ Order = Callable[[int], torch.Tensor]
 """Function that gives the indices of the samples of a mini-batch of the pass."""
 
 
+@lru_cache(maxsize=2)
+def _epoch(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
+    return torch.from_numpy(epoch_order(num_samples, seed, epoch).copy())
+
+
+def minibatch_indices(step: int, minibatch_size: int, num_samples: int, seed: int) -> torch.Tensor:
+    """The sample indices of a step, as `gpp.data.sampler.minibatch` has them, without a number in Python: [minibatch_size], int64."""
+    epoch, start = position(step, minibatch_size, num_samples)
+    return _epoch(num_samples, seed, epoch)[start : start + minibatch_size]
+
+
 class Rows:
     """The data set of a job, of which only the splits are loaded that somebody reads.
 
-    On a card, whole mini-batches travel from pinned memory on a stream of their own, and `ahead` sends the next one off
-    while the card computes.
+    Rows that are in memory are gathered for a whole mini-batch, and `ahead` does so for the next one while the worker has
+    nothing else to do. On a card they travel from pinned memory on a stream of their own, while the card computes.
 
     Args:
         device: where rows are put.
@@ -37,8 +49,8 @@ class Rows:
         self._model, self._data = restore(settings.model) if settings.model else None, restore(settings.data)
         self._samples: dict[str, Samples] = {}
         self._copies = card.stream() if card else None
-        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _Sent]]] = {}
-        self._sent: dict[tuple[str, ...], tuple[torch.Tensor, _Sent]] = {}
+        self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]]] = {}
+        self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]] = {}
         self._copied: deque[_Sent] = deque()
 
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
@@ -54,16 +66,17 @@ class Rows:
                 return found
             return {name: tensor.to(self._device, non_blocking=True) for name, tensor in found.items()}
 
-        def send(number: int) -> tuple[torch.Tensor, _Sent]:
+        def prepare(number: int) -> tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]:
             indices = order(number)
-            return indices, self._send(self._samples[split].fetch(indices, wanted))
+            found = self._samples[split].fetch(indices, wanted)
+            return indices, self._send(found) if self._card else found
 
-        def receive(number: int) -> dict[str, torch.Tensor]:
-            indices, sent = self._sent.pop(key, None) or send(number)
+        def prepared(number: int) -> dict[str, torch.Tensor]:
+            indices, found = self._prepared.pop(key, None) or prepare(number)
             if not torch.equal(indices, order(number)):  # the run went on elsewhere
-                _, sent = send(number)
-            self._next[key] = partial(send, number + 1)
-            return self._receive(sent)
+                _, found = prepare(number)
+            self._next[key] = partial(prepare, number + 1)
+            return self._receive(found) if isinstance(found, _Sent) else found
 
         key = (split, *sorted(wanted))
         whole = bool(wanted) and (self._card is not None or self._samples[split].in_memory)
@@ -74,21 +87,16 @@ class Rows:
             nonlocal held
             number = lo // size
             if held is None or held[0] != number:
-                if self._card:
-                    held = number, torch.empty(0), receive(number)
-                else:
-                    indices = order(number)
-                    held = number, indices, rows(indices) if whole else {}
+                held = (number, torch.empty(0), prepared(number)) if whole else (number, order(number), {})
             lo, hi = lo - number * size, hi - number * size
             return {name: tensor[lo:hi] for name, tensor in held[2].items()} if whole else rows(held[1][lo:hi])
 
         return fetch
 
     def ahead(self) -> None:
-        """Send the next mini-batch's rows off, where there is a card; they wait there until they are fetched."""
-        for key, send in self._next.items():
-            if key not in self._sent:
-                self._sent[key] = send()
+        """Prepare the next mini-batch's rows; they wait until they are fetched. On a card they are sent off."""
+        for key in [key for key in self._next if key not in self._prepared]:
+            self._prepared[key] = self._next.pop(key)()
 
     def _send(self, found: dict[str, torch.Tensor]) -> _Sent:
         assert self._card and self._copies

@@ -18,6 +18,7 @@ from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.meter import MemoryMeter
+from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
@@ -35,7 +36,8 @@ class _Pass:
 
     leaves: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
-    loss: torch.Tensor | None
+    losses: list[torch.Tensor]
+    share: float
 
 
 OnNonFinite = Callable[[Seen, int, int], None]
@@ -92,18 +94,24 @@ class StageRunner:
         self.autocast, self.now, self.deferred = autocast, now, deferred
         self.weights, self.on_nonfinite, self.probes, self.scale = weights, on_nonfinite, probes, scale
         self.masters = [p for p in module.parameters() if p.requires_grad]
+        self._seeded = generators(device) if module.has_random else ()
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
         self.meter: MemoryMeter | None = None
-        self.results: dict[int, dict[str, torch.Tensor]] = {}
+        self.results: dict[int, dict[str, float | torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
         self._step = 0
         self._passes: dict[int, _Pass] = {}
-        self._unread: list[tuple[str, int, int, int, torch.Tensor]] = []
+        self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
+        self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
         self._specs = mailbox.boundary.specs()
+        self._differentiated = (
+            frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
+        )
 
     def begin(self, fetch: Fetch, seed: Callable[[int], int], step: int) -> None:
-        """Start a pass. `results` then fills: mini-batch of the pass -> name -> this device's share.
+        """Start a pass. `results` then fills: mini-batch of the pass -> name -> this device's share, a number where losses
+        are looked at in passing.
 
         Args:
             fetch: (lo, hi) -> the user inputs and targets of those samples of the pass.
@@ -112,10 +120,11 @@ class StageRunner:
         """
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
 
-    def _place(self, microbatch: int, lo: int, hi: int) -> Place:
+    def _place(self, step: int, microbatch: int, lo: int, hi: int) -> Place:
+        """The place of a pass that began with step number `step`."""
         minibatch, within = divmod(microbatch, self.accumulation)
         before = minibatch * self.num_samples
-        return Place(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
+        return Place(step=step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""
@@ -132,65 +141,80 @@ class StageRunner:
         if piece is None:
             return None
         lo, hi = piece
-        leaves: dict[str, torch.Tensor] = {}
-        for name, tensor in self.mailbox.take(FORWARD, microbatch):
-            differentiable = self.train and self._specs[name].differentiable
-            leaves[name] = tensor.detach().requires_grad_() if differentiable else tensor
-        values = {**leaves, **self._fetch(lo, hi)} if self.module.inputs else leaves
+        module, wanted = self.module, self._differentiated
+        leaves = {
+            name: tensor.requires_grad_() if name in wanted else tensor for name, tensor in self.mailbox.take(FORWARD, microbatch)
+        }
+        values = {**leaves, **self._fetch(lo, hi)} if module.inputs else leaves
         start = self.now()
         if self.weights:
             self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
                 self.meter.copies[self.stage] = self.weights.storages()
-        if self.module.has_random:
-            torch.manual_seed(self._seed(microbatch))
-        with self._modes(microbatch):
-            outputs = self.module(hi - lo, values)
+        if self._seeded:
+            seed = self._seed(microbatch)
+            for generator in self._seeded:
+                generator.manual_seed(seed)
+        if self.autocast or self.weights or (self.meter and self.train):
+            with self._modes(microbatch):
+                outputs = module.forward(hi - lo, values)
+        else:
+            outputs = module.forward(hi - lo, values)
         end = self.now()
-        share = (hi - lo) / self.num_samples
-        loss = None
-        for name in self.module.results:
-            if name in outputs:
-                value = outputs.pop(name)
-                self._add_result(microbatch // self.accumulation, name, value.detach().double() * share)
-                if is_loss(name):
-                    loss = value * share if loss is None else loss + value * share
-                    self._unread.append((name, microbatch, lo, hi, value.detach()))
+        losses = self._take_results(microbatch, lo, hi, outputs) if module.results else []
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
-            self._passes[microbatch] = _Pass(leaves, outputs, loss)
+            self._passes[microbatch] = _Pass(leaves, outputs, losses, (hi - lo) / self.num_samples)
             if self.meter:
                 for tensor in (*leaves.values(), *outputs.values()):
                     self.meter.note(self.stage, microbatch, tensor)
                 self.meter.update()
-        self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
+        if outputs:
+            self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
             self.examine()
         return start, end
 
+    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Take the results out of `outputs`, and count them; returns the losses."""
+        share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[torch.Tensor]()
+        for name in self.module.results:
+            if name not in outputs:
+                continue
+            value = outputs.pop(name)
+            # On a processor a number costs nothing; a card's host would wait for it.
+            number = value.detach() if self.deferred else float(value.item())
+            self._add_result(minibatch, name, (number.double() if isinstance(number, torch.Tensor) else number) * share)
+            if is_loss(name):
+                self._unread.append((name, microbatch, lo, hi, number))
+                losses.append(value)
+        return losses
+
     def examine(self) -> None:
         """Look at the losses of the forwards since the last call; the first that is not finite is told."""
+        if not self._unread:
+            return
         unread, self._unread = self._unread, []
-        values = [value for *_, value in unread]
+        values = [value for *_, value in unread if isinstance(value, torch.Tensor)]
         # One copy for all of them: each makes the host wait.
-        numbers = torch.stack(values).tolist() if len(values) > 1 else [value.item() for value in values]
+        numbers = torch.stack(values).tolist() if values else [value for *_, value in unread]
         for (name, microbatch, lo, hi, _), number in zip(unread, numbers, strict=True):
             if not math.isfinite(number):
                 if self.on_nonfinite:
-                    place = self._place(microbatch, lo, hi)
+                    place = self._place(self._step, microbatch, lo, hi)
                     self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
                 return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
         """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        weights, backward = nonfinite(own), self.probes.first() if self.probes else None
+        weights, backward = nonfinite(own), self.probes.first(self._place) if self.probes else None
         found = [Finding(stage=self.stage, weights=weights, backward=backward)]
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
-                made = kept.outputs if kept.loss is None else {**kept.outputs, LOSS: kept.loss}
+                made = {**kept.outputs, **({LOSS: sum(kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
                         stage=self.stage,
@@ -225,9 +249,16 @@ class StageRunner:
             modes.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
         return modes
 
-    def _add_result(self, minibatch: int, name: str, value: torch.Tensor) -> None:
+    def _add_result(self, minibatch: int, name: str, value: float | torch.Tensor) -> None:
         results = self.results.setdefault(minibatch, {})
         results[name] = results[name] + value if name in results else value
+
+    def _loss_seed(self, loss: torch.Tensor, share: float) -> torch.Tensor:
+        """What a backward begins with at a loss: its share of the mini-batch, and the loss scale."""
+        key = loss.dtype, share * (self.scale.value if self.scale else 1.0)
+        if key not in self._loss_seeds:
+            self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
+        return self._loss_seeds[key]
 
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
@@ -245,9 +276,10 @@ class StageRunner:
             if output.requires_grad:
                 roots.append(output)
                 seeds.append(grad)
-        if done.loss is not None and done.loss.requires_grad:
-            roots.append(done.loss)
-            seeds.append(torch.full_like(done.loss, self.scale.value) if self.scale else None)
+        for loss in done.losses:
+            if loss.requires_grad:
+                roots.append(loss)
+                seeds.append(self._loss_seed(loss, done.share))
         start = self.now()
         if self.weights:
             self.weights.backward(microbatch // self.round_robin_degree)
@@ -258,7 +290,7 @@ class StageRunner:
             if self.meter:
                 self.meter.copies[self.stage] = self.weights.storages()
         if self.probes and self._probed is not None:
-            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
+            self.probes.note((self._step, microbatch, *piece), self._probed.grad)
         end = self.now()
         made = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

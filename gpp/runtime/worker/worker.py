@@ -6,6 +6,7 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections import deque
@@ -18,7 +19,6 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.data.sampler import minibatch
 from gpp.program.kinds import KINDS
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
@@ -41,7 +41,7 @@ from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
-from gpp.runtime.worker.rows import Order, Rows
+from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import OnNonFinite, StageRunner
@@ -122,8 +122,10 @@ class Worker:
             status=self.status,
             clock=self.clock,
             arm=self.gradients.arm if overlaps else None,
-            issued=self.rows.ahead,
+            issued=self.rows.ahead if card else None,
         )
+        if card is None:
+            transport.idle = self.rows.ahead
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
@@ -257,7 +259,7 @@ class Worker:
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
             step = first + minibatch_of_stretch
-            return torch.tensor(minibatch(step, settings.minibatch_size, self.num_train, settings.seed))
+            return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
@@ -321,7 +323,8 @@ class Worker:
             runner.examine()
 
     def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
-        self.rows.ahead()
+        if self.card:
+            self.rows.ahead()
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
@@ -349,7 +352,7 @@ class Worker:
         out: dict[str, float] = {}
         for runner in self.teams.led(interpreter.runners):
             for name, value in runner.results.pop(minibatch_of_stretch, {}).items():
-                out[name] = out.get(name, 0.0) + value.item()
+                out[name] = out.get(name, 0.0) + float(value)
         return out
 
     def evaluate(self) -> dict[str, float]:
@@ -379,6 +382,9 @@ class Worker:
         meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
         for runner in self.training.runners.values():
             runner.meter = meter
+        # What has been made so far stays: no collection needs to look at it again.
+        gc.collect()
+        gc.freeze()
         step = settings.first_step
         while step < settings.steps:
             first, count = stretch_at(self.job, step)

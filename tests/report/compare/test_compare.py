@@ -39,7 +39,7 @@ def compared() -> RunRecord:
         plan = strategy.plan(problem)
         attempts.append(Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=strategy.predict(plan, problem)))
     attempts.append(Attempt(strategy="piper", status="infeasible", reason=REASON, search_s=60.0))
-    best = best_of(attempts)
+    best = best_of(attempts).own
     assert best and best.plan and best.predicted
     result = result_dict(status="ok", model="towers", strategy=best.strategy, cluster="c", engine="simulate", seed=0)
     return RunRecord(

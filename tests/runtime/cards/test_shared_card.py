@@ -20,7 +20,8 @@ from gpp.runtime.cards.model.faults import EarlyReuse, Race
 from gpp.runtime.cards.model.machine import Machine
 from gpp.runtime.job import Job
 from gpp.runtime.transport import staged
-from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Make, Mark
+from gpp.runtime.transport.channels import DONE, AbstractTransport, Channel, Handle, Mark, Receive
+from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.transport.staged import StagedTransport
 from gpp.weights.flush import Flush
@@ -41,9 +42,8 @@ class MainMemory(AbstractTransport):
     def prepare(self, sizes: Mapping[Channel, RingSize]) -> None:
         return None
 
-    def post(self, channel: Channel, make: Make) -> tuple[Handle, torch.Tensor]:
-        buffer = make()
-        return _Receive(self._card, self._queues[channel], buffer), buffer
+    def post(self, channel: Channel, form: Form) -> Receive:
+        return _Receive(self._card, self._queues[channel], form.empty())
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> None:
         self._queues[channel].append(tensor.clone())
@@ -71,10 +71,10 @@ class _Receive:
     def __init__(self, card: ModelCard, queue: deque[torch.Tensor], buffer: torch.Tensor) -> None:
         self._card, self._queue, self._buffer = card, queue, buffer
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         while not self._queue:
             self._card.host.pause()
-        self._buffer.copy_(self._queue.popleft().view_as(self._buffer))
+        return self._buffer.copy_(self._queue.popleft().view_as(self._buffer))
 
 
 def job_of() -> tuple[Job, dict[str, torch.Tensor]]:

@@ -1,0 +1,93 @@
+"""Layouts made for devices that hold several stages, from which their search starts.
+
+* `branches`: every block of parallel branches is dealt out over the devices, heaviest first, each device's share one stage; what
+  lies before, between and after the blocks is a stage of its own on the device that has least to do, or on all devices.
+* `rounds`: a line of operators cut into a few chunks for each device, all equally long; the devices have them in turn (Megatron's
+  interleaved schedule), or there and back (zero bubble's V).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpp.graph.series_parallel import Order
+from gpp.planners.common.moves import Point
+from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.graphpipe.sharing import Piece, point_of
+
+CHUNKS = (2, 3)
+"""Chunks of a line on each device."""
+
+
+def layouts(costs: StageCosts, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], b: int) -> Iterator[Point]:
+    """All layouts of one micro-batch size."""
+    everywhere = tuple(range(costs.cluster.num_devices))
+    for order in orders:
+        yield branches(costs, order, b, None)
+        if len(everywhere) in costs.replicas[b]:
+            yield branches(costs, order, b, everywhere)
+    for line in lines:
+        yield from rounds(costs, line, b)
+
+
+def branches(costs: StageCosts, order: Order, b: int, devices: tuple[int, ...] | None) -> Point:
+    """Branches side by side; see the module's docstring.
+
+    Args:
+        devices: of the stages that lie before, between and after the blocks; None for the device that has least to do.
+    """
+    loads = [0.0] * costs.cluster.num_devices
+    stages: list[Piece] = []
+    between = 0
+
+    def settle(mask: int) -> None:
+        own = devices or (min(range(len(loads)), key=lambda d: (loads[d], d)),)
+        for device in own:
+            loads[device] += costs.compute_s(mask, b // len(own))
+        stages.append((mask, own))
+
+    for item in order.series_items(costs.graph.all_mask):
+        parts = order.components(item)
+        if len(parts) < 2:
+            between |= item
+            continue
+        if between:
+            settle(between)
+            between = 0
+        shares = dict.fromkeys(range(len(loads)), 0)
+        for part in sorted(parts, key=lambda part: (-costs.compute_s(part, b), part)):
+            device = min(shares, key=lambda d: (loads[d], d))
+            loads[device] += costs.compute_s(part, b)
+            shares[device] |= part
+        stages += [(mask, (device,)) for device, mask in shares.items() if mask]
+    if between:
+        settle(between)
+    return point_of(stages, b)
+
+
+def rounds(costs: StageCosts, line: tuple[int, ...], b: int) -> Iterator[Point]:
+    """Chunks of a line; see the module's docstring."""
+    count = costs.cluster.num_devices
+    seconds = [costs.compute_s(1 << op, b) for op in line]
+    for chunks in CHUNKS:
+        cut = _equal(line, seconds, chunks * count)
+        if len(cut) < count + 1:
+            continue
+        for there_and_back in (False, True):
+            stages: list[Piece] = []
+            for i, mask in enumerate(cut):
+                lap, place = divmod(i, count)
+                stages.append((mask, (count - 1 - place if there_and_back and lap % 2 else place,)))
+            yield point_of(stages, b)
+
+
+def _equal(line: Sequence[int], seconds: Sequence[float], pieces: int) -> list[int]:
+    """Masks of at most so many intervals of the line, about equally long."""
+    out, done, total = [0], 0.0, sum(seconds)
+    for op, took in zip(line, seconds, strict=True):
+        # An operator goes where its middle lies.
+        if out[-1] and (done + took / 2) * pieces > total * len(out) and len(out) < pieces:
+            out.append(0)
+        out[-1] |= 1 << op
+        done += took
+    return out
