@@ -30,8 +30,8 @@ class PipeMare(AbstractWeights):
     """
 
     name: ClassVar[str] = "pipemare"
-    drifts: ClassVar[Extrapolation] = ALONG_THE_DRIFT
-    accumulation: Count | None = 1
+    drifts: ClassVar[Extrapolation | None] = ALONG_THE_DRIFT
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     discrepancy: Annotated[float, Field(gt=0, lt=1)] = 0.135
 

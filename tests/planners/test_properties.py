@@ -28,7 +28,14 @@ from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
-PLANNERS = (Even(), Sequential(), GraphPipe(colocate="never"), Sequential(replication=False), GraphPipe(colocate="never", replication=False), PipeDream2BW())
+PLANNERS = (
+    Even(),
+    Sequential(),
+    GraphPipe(colocate="never"),
+    Sequential(replication=False),
+    GraphPipe(colocate="never", replication=False),
+    PipeDream2BW(),
+)
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -164,7 +171,7 @@ def test_same_plan_under_another_hash_seed():
         "from gpp.planners.chains.even import Even\nfrom gpp.planners.chains.pipedream_2bw import PipeDream2BW\n"
         "from dataclasses import replace\n"
         "for seed in range(6):\n"
-        "    for planner in (GraphPipe(colocate="never", max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
+        "    for planner in (GraphPipe(colocate='never', max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
         "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
         "        print(found and (replace(found[0], search_s=0.0), found[1]))\n"
     )
@@ -190,7 +197,9 @@ def test_order_of_identical_branches_does_not_matter():
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize("planner", [Even(), Sequential(), GraphPipe(colocate="never"), PipeDream2BW()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "planner", [Even(), Sequential(), GraphPipe(colocate="never"), PipeDream2BW()], ids=lambda p: type(p).__name__
+)
 def test_infeasible_says_what_lacks_and_what_would_fit(planner):
     problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8)
     strategy = Strategy(name="test", planner=planner, schedule=OneFOneB())

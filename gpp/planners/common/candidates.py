@@ -98,7 +98,7 @@ class Assessor:
             below_s: a candidate whose bound is not below that is None, too.
         """
         shared = placement is not None and _shared(parts, placement)
-        if shared and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
+        if shared and placement and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
             return None
         hopes = self._homogeneous and math.isfinite(below_s)
         if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):

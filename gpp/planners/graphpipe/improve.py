@@ -92,8 +92,8 @@ def _spread(incumbent: Incumbent, plan: Plan, cuts: bool) -> None:
         if len(parts) > MANY_STAGES:
             if len(tried) == FEW_STEPS:
                 break
-            bounds = assessor.stage_bounds_s(parts, b) or []
-            looked_at = sorted(looked_at, key=lambda s: -bounds[s])[:SLOWEST] if bounds else []
+            bounds = list(assessor.stage_bounds_s(parts, b) or ())
+            looked_at = sorted(range(len(bounds)), key=lambda s, own=bounds: -own[s])[:SLOWEST]
         for s in looked_at:
             for pieces in _finer(assessor.costs, parts[s], b, cuts):
                 extra = sum(r for _, r in pieces) - parts[s][1]

@@ -26,6 +26,9 @@ from gpp.runtime.worker.weights.drift import along_the_drift, drift_kept
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
+
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
 
@@ -61,7 +64,7 @@ def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
 def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Write the values of `tensors` into others of the same shapes."""
     with torch.no_grad():
-        torch._foreach_copy_(list(into), list(tensors))
+        foreach._foreach_copy_(list(into), list(tensors))
 
 
 class AbstractStageWeights(ABC):

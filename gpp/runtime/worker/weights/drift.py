@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpp.runtime.worker.weights.prediction import copied
+
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
 
 DRIFT = "drift"
 """Slot of the optimizer's state with the mean."""
@@ -23,13 +27,13 @@ def drift_kept(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], memor
     if not moved:
         return
     with torch.no_grad():
-        changes = torch._foreach_sub([param.data for param in moved], before)
+        changes = foreach._foreach_sub([param.data for param in moved], before)
         for param, change in zip(moved, changes, strict=True):
             if DRIFT not in optimizer.state[param]:
                 optimizer.state[param][DRIFT] = torch.zeros_like(change)
         means = [optimizer.state[param][DRIFT] for param in moved]
-        torch._foreach_mul_(means, memory)
-        torch._foreach_add_(means, list(changes), alpha=1.0 - memory)
+        foreach._foreach_mul_(means, memory)
+        foreach._foreach_add_(means, list(changes), alpha=1.0 - memory)
 
 
 def along_the_drift(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], horizon: int) -> list[Tensor]:
@@ -43,4 +47,4 @@ def along_the_drift(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], 
             for i in known:
                 out[i].add_(optimizer.state[params[i]][DRIFT], alpha=horizon)
             return out
-        return list(torch._foreach_add(values, [optimizer.state[param][DRIFT] for param in params], alpha=horizon))
+        return list(foreach._foreach_add(values, [optimizer.state[param][DRIFT] for param in params], alpha=horizon))
