@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpp.cluster import Cluster, Device, Link, local, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
-    from gpp.optimizers import SGD, Adam, LearningRate, RMSprop
+    from gpp.optimizers import SGD, Adam, LearningRate, Muon, NAdam, RMSprop
     from gpp.planners.chains.even import Even
     from gpp.planners.chains.sequential import Sequential
     from gpp.planners.graphpipe.graphpipe import GraphPipe
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
     from gpp.weights.naive import Naive
+    from gpp.weights.pipemare import PipeMare
     from gpp.weights.pipeoptim import PipeOptim
     from gpp.weights.spectrain import SpecTrain
     from gpp.weights.stash import Stash
@@ -44,9 +45,12 @@ __all__ = [
     "GraphPipe",
     "LearningRate",
     "Link",
+    "Muon",
+    "NAdam",
     "Naive",
     "NoFlush",
     "OneFOneB",
+    "PipeMare",
     "PipeOptim",
     "Profiled",
     "RMSprop",
@@ -75,10 +79,13 @@ _HOME = {
     "GPipe": "gpp.schedules.gpipe",
     "GraphPipe": "gpp.planners.graphpipe.graphpipe",
     "LearningRate": "gpp.optimizers",
+    "Muon": "gpp.optimizers",
+    "NAdam": "gpp.optimizers",
     "Link": "gpp.cluster",
     "Naive": "gpp.weights.naive",
     "NoFlush": "gpp.schedules.no_flush",
     "OneFOneB": "gpp.schedules.one_f_one_b",
+    "PipeMare": "gpp.weights.pipemare",
     "PipeOptim": "gpp.weights.pipeoptim",
     "Profiled": "gpp.cost.models.profiled",
     "RMSprop": "gpp.optimizers",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal, Self, final
 
 from pydantic import Field
 
+from gpp.errors import InvalidConfig
 from gpp.settings import Decay, Natural, NotNegative, Share, settings
-from gpp.weights.base import COPY, Extrapolation, Predictor
+from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition, Predictor
+from gpp.weights.work import ADD, COPY, Work
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +44,11 @@ ClipNorm = Annotated[float, Field(gt=0, examples=[1.0])]
 ClipScope = Literal["model", "stage"]
 
 
+def keeping(weight_decay: float) -> Work:
+    """Keeping the last gradient at an update, with the coupled decay in it."""
+    return ADD if weight_decay else COPY
+
+
 class AbstractOptimizer(ABC):
     """An optimizer's settings.
 
@@ -63,6 +71,39 @@ class AbstractOptimizer(ABC):
     def clips_model(self) -> bool:
         """Whether all devices meet before the update, to clip by the norm over all stages."""
         return self.clip_norm is not None and self.clip_scope == "model"
+
+    @property
+    @abstractmethod
+    def momentum_factor(self) -> float:
+        """The share of the past in the direction of a step; 0 for none."""
+
+    @abstractmethod
+    def with_momentum(self, factor: float) -> Self:
+        """The same with another `momentum_factor`."""
+
+    def at(self, weights: AbstractWeights | None, position: PipelinePosition) -> Self:
+        """The optimizer of a stage, under the policy of a pipeline that does not drain."""
+        correction = weights.corrects(position) if weights else None
+        if weights is None or correction is None:
+            return self
+        found = correction.momentum(self.momentum_factor, weights.staleness(position), position.depth)
+        return self if found == self.momentum_factor else self.with_momentum(found)
+
+    def check(self, weights: AbstractWeights) -> None:
+        """Refuse a correction that has nothing to work on.
+
+        Raises:
+            InvalidConfig: names the correction.
+        """
+        correction = weights.correction
+        if correction is None:
+            return
+        if correction.direction(0.5, 1) and not (isinstance(self, SGD) and self.momentum):
+            rule = "is written for the steps of SGD with momentum"
+            raise InvalidConfig("strategy.weights.correction", correction.name, rule, "use optimizer=sgd optimizer.momentum=0.9")
+        if correction.momentum(0.5, 1, 2) != 0.5 and not self.momentum_factor:
+            rule = f"raises the momentum, and optimizer={type(self).__name__} has none"
+            raise InvalidConfig("strategy.weights.correction", correction.name, rule, "use optimizer=nadam")
 
     @abstractmethod
     def extrapolation(self, rule: Predictor) -> Extrapolation:
@@ -91,16 +132,23 @@ class SGD(AbstractOptimizer):
     clip_scope: ClipScope = "model"
 
     @property
+    def momentum_factor(self) -> float:
+        return self.momentum
+
+    def with_momentum(self, factor: float) -> Self:
+        return replace(self, momentum=factor)
+
+    @property
     def state_factor(self) -> float:
         return 1.0 if self.momentum else 0.0
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
-        keeping = COPY + bool(self.weight_decay)
         if rule.future == "zero":
-            return Extrapolation(COPY + (0.0 if not self.momentum else 3.0 if self.weight_decay else 1.0))
+            shrunk = Work(2.0, 1)
+            return Extrapolation(once=shrunk if not self.momentum else shrunk + ADD if self.weight_decay else ADD)
         if self.momentum and not rule.nesterov:
             return Extrapolation()
-        return Extrapolation(once=6.0 if self.momentum else 3.0, kept=1.0, update=keeping)
+        return Extrapolation(once=ADD * (2 if self.momentum else 1), kept=1.0, update=keeping(self.weight_decay))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -123,16 +171,23 @@ class Adam(AbstractOptimizer):
     clip_scope: ClipScope = "model"
 
     @property
+    def momentum_factor(self) -> float:
+        return self.betas[0]
+
+    def with_momentum(self, factor: float) -> Self:
+        return replace(self, betas=(factor, self.betas[1]))
+
+    @property
     def state_factor(self) -> float:
         return 2.0
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
-        step, shrinks = 8.0, bool(rule.decay and self.decoupled and self.weight_decay)
+        step, shrinks = Work(8.0, 3), bool(rule.decay and self.decoupled and self.weight_decay)
         if rule.future == "same":
             return Extrapolation(once=step + COPY * shrinks)
         if self.weight_decay and not self.decoupled:
-            return Extrapolation(once=2 * COPY, each=step + 5.0)
+            return Extrapolation(once=COPY * 2, each=step + Work(5.0, 2))
         return Extrapolation(once=COPY, each=step)
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -158,18 +213,27 @@ class RMSprop(AbstractOptimizer):
     clip_scope: ClipScope = "model"
 
     @property
+    def momentum_factor(self) -> float:
+        return self.momentum
+
+    def with_momentum(self, factor: float) -> Self:
+        return replace(self, momentum=factor)
+
+    @property
     def state_factor(self) -> float:
         return 2.0 if self.momentum else 1.0
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         if rule.future == "zero":
             if self.weight_decay:
-                return Extrapolation(once=8.0 if self.momentum else 7.0, each=9.0)
-            return Extrapolation() if self.momentum else Extrapolation(COPY)
+                # Weights copied, a root made and shifted, a velocity copied or filled; then a step of three operators.
+                velocity = COPY if self.momentum else Work(1.0, 1)
+                return Extrapolation(once=COPY + Work(4.0, 2) + velocity, each=Work(9.0, 3))
+            return Extrapolation() if self.momentum else Extrapolation(once=COPY)
         if self.momentum:
             return Extrapolation()
         # At the update the gradient is copied, with its decay, and divided by the root of the mean square.
-        return Extrapolation(kept=1.0, update=COPY + bool(self.weight_decay) + 7.0)
+        return Extrapolation(kept=1.0, update=keeping(self.weight_decay) + Work(7.0, 3))
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -183,3 +247,118 @@ class RMSprop(AbstractOptimizer):
             momentum=self.momentum,
             foreach=True,  # torch has no fused form
         )
+
+
+LAST_STEP = Extrapolation(kept=1.0, update=Work(7.0, 3))
+"""Along the last step, which is kept at an update: the weights before it, less those after it, over the rate."""
+
+
+@final
+@settings("optimizer")
+class NAdam(AbstractOptimizer):
+    """Adam with Nesterov's momentum (Dozat, 2016), whose first factor grows from half of `betas[0]`; decay as for `Adam`."""
+
+    lr: Rate
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0
+    decoupled: bool = False
+    momentum_decay: NotNegative = 0.004
+    learning_rate: LearningRate = LearningRate()
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
+
+    @property
+    def momentum_factor(self) -> float:
+        return self.betas[0]
+
+    def with_momentum(self, factor: float) -> Self:
+        return replace(self, betas=(factor, self.betas[1]))
+
+    @property
+    def state_factor(self) -> float:
+        return 2.0
+
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        if rule.future == "same":
+            shrinks = bool(rule.decay and self.decoupled and self.weight_decay)
+            return replace(LAST_STEP, once=Work(2.0, 1) + ADD if shrinks else ADD)
+        # As Adam's; with L2 decay each update reads the weights once more, as the gradient itself.
+        if self.weight_decay and not self.decoupled:
+            return Extrapolation(once=COPY * 2, each=Work(16.0, 6))
+        return Extrapolation(once=COPY, each=Work(8.0, 3))
+
+    def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        return torch.optim.NAdam(
+            params,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            momentum_decay=self.momentum_decay,
+            decoupled_weight_decay=self.decoupled,
+            foreach=True,  # torch has no fused form
+        )
+
+
+@final
+@settings("optimizer")
+class Muon(AbstractOptimizer):
+    """Muon (Jordan et al., 2024) for matrices: the momentum with its singular values made equal; AdamW for all else.
+
+    An embedding and a classifier are matrices too. `weight_decay` is decoupled, for both.
+
+    Args:
+        adjust: `original`: steps of matrices with more rows than columns are larger; `match_rms_adamw`: steps as large as AdamW's,
+            so that its rates fit (Moonlight, arXiv 2502.16982).
+        betas: of AdamW.
+        eps: of AdamW.
+    """
+
+    lr: Rate
+    momentum: Decay = 0.95
+    nesterov: bool = True
+    adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.1
+    learning_rate: LearningRate = LearningRate()
+    clip_norm: ClipNorm | None = None
+    clip_scope: ClipScope = "model"
+
+    @property
+    def momentum_factor(self) -> float:
+        return self.momentum
+
+    def with_momentum(self, factor: float) -> Self:
+        return replace(self, momentum=factor)
+
+    @property
+    def state_factor(self) -> float:
+        """Of matrices, which are nearly all; AdamW keeps 2."""
+        return 1.0
+
+    def extrapolation(self, rule: Predictor) -> Extrapolation:
+        if rule.future == "zero":
+            lacks = "has no steps without gradients other than its last one, repeated"
+            raise InvalidConfig("strategy.weights.future", "zero", f"optimizer=muon {lacks}", "set strategy.weights.future=same")
+        return replace(LAST_STEP, once=Work(2.0, 1) + ADD if rule.decay and self.weight_decay else ADD)
+
+    def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        from gpp.joint_optimizer import joint
+
+        every = list(params)
+        matrices, rest = [p for p in every if p.ndim == 2], [p for p in every if p.ndim != 2]
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            own = {"momentum": self.momentum, "nesterov": self.nesterov, "adjust_lr_fn": self.adjust}
+            parts.append(torch.optim.Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, **own))
+        if rest:
+            parts.append(
+                torch.optim.AdamW(rest, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True)
+            )
+        return joint(parts)

@@ -128,6 +128,8 @@ def test_reads_back_equal():
         ("summit_4x4", 16, 4),
         ("summit_8x4", 32, 8),
         ("dgx_h100", 8, 1),
+        ("dgx_a100", 8, 1),
+        ("p40_8", 8, 1),
         ("mixed_2x4", 8, 2),
     ],
 )
@@ -140,7 +142,7 @@ def test_every_option_is_a_cluster(name, num_devices, num_nodes):
 
 def test_options_say_what_they_are_and_none_is_forgotten():
     files = sorted(path for path in (CONF / "cluster").glob("*.yaml") if path.stem != "base")
-    assert len(files) == 10
+    assert len(files) == 12
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
 

@@ -54,7 +54,7 @@ def test_a_sweeps_mini_batch_grows_with_the_devices() -> None:
         words = [f"hydra.searchpath=[file://{CONF}]", "name=test", "cluster=summit_8x4", "strategy=graphpipe"]
         batches = [compose("figure6", overrides=[*words, f"model={model}"]).minibatch_size for model in ("mmt", "dlrm")]
         unknown = compose("figure6", overrides=[*words, "model=digits"])
-    assert batches == [512, 1024]
+    assert batches == [512, 2048]
     with pytest.raises(InterpolationResolutionError, match="digits"):
         _ = unknown.minibatch_size
 

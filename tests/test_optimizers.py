@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon, NAdam, RMSprop
 from gpp.runtime.checkpoint.state import static_bytes
 
 OPTIMIZERS = [
@@ -16,6 +18,8 @@ OPTIMIZERS = [
     Adam(lr=0.1, decoupled=True),
     RMSprop(lr=0.1),
     RMSprop(lr=0.1, momentum=0.9),
+    NAdam(lr=0.1),
+    Muon(lr=0.1),
 ]
 
 
@@ -43,6 +47,32 @@ def test_rmsprop_is_the_published_rule() -> None:
         momentum = 0.5 * momentum + gradient / (square.sqrt() + 1e-3)
         value = value - 0.1 * momentum
         torch.testing.assert_close(weight.detach(), value)
+
+
+def test_muon_is_for_matrices_and_goes_on_from_its_state() -> None:
+    """Each parameter moves as under torch's optimizer for it alone; a copy that gets the state half-way ends the same."""
+    torch.manual_seed(0)
+    start = [torch.randn(4, 3), torch.randn(3), torch.randn(2, 3, 3)]
+    spec = Muon(lr=0.01, weight_decay=0.1)
+
+    def train(steps: int, params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, first: int = 0) -> None:
+        for t in range(first, first + steps):
+            for p in params:
+                p.grad = (p.detach() * (t + 1)).cos()
+            optimizer.step()
+
+    ours, alone, resumed = ([torch.nn.Parameter(t.clone()) for t in start] for _ in range(3))
+    optimizer, again = spec.build(ours), spec.build(resumed)
+    train(3, ours, optimizer)
+    again.load_state_dict(deepcopy(optimizer.state_dict()))
+    for target, p in zip(resumed, ours, strict=True):
+        target.data.copy_(p.data)
+    train(3, ours, optimizer, 3)
+    train(3, resumed, again, 3)
+    train(6, alone[:1], torch.optim.Muon(alone[:1], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+    train(6, alone[1:], torch.optim.AdamW(alone[1:], lr=0.01, weight_decay=0.1, fused=True))
+    for a, b, c in zip(ours, alone, resumed, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
 
 
 @pytest.mark.parametrize(

@@ -222,12 +222,16 @@ class Problem:
     def prediction(self) -> Extrapolation:
         """The cost of the regime's predictions; nothing where none are made."""
         rule = self.regime.weights.predictor
-        return Extrapolation(once=0.0) if rule is None else self.extrapolation(rule)
+        if self.regime.weights.drifts:
+            return self.regime.weights.drifts
+        return Extrapolation() if rule is None else self.extrapolation(rule)
 
     @property
     def state_factor(self) -> float:
-        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions."""
-        return self.optimizer_state_factor + self.prediction.kept
+        """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's, and for predictions and
+        corrections (which the stages at the sink do without)."""
+        correction = self.regime.weights.correction
+        return self.optimizer_state_factor + self.prediction.kept + (correction.cost.kept if correction else 0.0)
 
     @property
     def memory_limit_bytes(self) -> float:

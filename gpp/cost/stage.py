@@ -155,6 +155,8 @@ def _weights_s(problem: Problem, stage: Stage, position: PipelinePosition) -> tu
     if problem.regime.weights.flushes:
         return 0.0, 0.0, 0.0
     trainable, device = problem.trainable_bytes(stage.ops, stage.tensor_parallel), problem.cluster.devices[stage.devices[0]]
-    traffic = problem.regime.weights.traffic(position, problem.prediction)
-    forward, backward, update = (problem.cost.move_s(amount * trainable, device) for amount in traffic)
+    if not trainable:
+        return 0.0, 0.0, 0.0
+    traffic, launch_s = problem.regime.weights.traffic(position, problem.prediction), problem.cost.launch_s(device)
+    forward, backward, update = (problem.cost.move_s(work.moved * trainable, device) + work.launches * launch_s for work in traffic)
     return forward, backward, update

@@ -41,6 +41,8 @@ from gpp.weights.base import AbstractWeights
 def restore(description: Mapping[str, Any]) -> Any:
     """The settings object that `gpp.models.base.describe` described; its class must be an importable dataclass.
 
+    A field that holds another description, with a class of its own, is restored likewise.
+
     Raises:
         InvalidConfig: there is no such class, or it does not take these values.
     """
@@ -49,7 +51,16 @@ def restore(description: Mapping[str, Any]) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise InvalidConfig("job/settings.json: _target_", target, "must name a dataclass", AGAIN)
     values = {name: value for name, value in description.items() if name not in ("_target_", "source")}
-    return from_json(cls, json.dumps(values), f"job/settings.json: {target}", AGAIN)
+    within = {name: restore(value) for name, value in values.items() if isinstance(value, dict) and "_target_" in value}
+    plain = {name: value for name, value in values.items() if name not in within}
+    made = from_json(cls, json.dumps(plain), f"job/settings.json: {target}", AGAIN)
+    return dataclasses.replace(made, **within) if within else made
+
+
+def _described(weights: AbstractWeights) -> dict[str, Any]:
+    """A policy with its correction, whose class the policy's fields do not tell."""
+    correction = weights.correction
+    return describe(weights) | ({"correction": describe(correction)} if correction else {})
 
 
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
@@ -259,6 +270,7 @@ def assemble(
     # NCCL refuses two ranks on one card; gloo's rules are a processor's.
     cards = kind == "cuda" and settings.get("workers_per_card", 1) == 1
     _check_weights(strategy.weights, settings)
+    optimizer.check(strategy.weights)
     _check_clipping(optimizer, plan, problem.graph)
     if overwrites:
         _check_derived(captured, plan, problem.graph, strategy.weights, kind)
@@ -275,7 +287,7 @@ def assemble(
             evaluation_samples=held_out,
             backend="nccl" if cards else "gloo",
             device_kind=kind,
-            weights={} if strategy.weights.flushes else describe(strategy.weights),
+            weights={} if strategy.weights.flushes else _described(strategy.weights),
             **settings,
         ),
         captured=captured,

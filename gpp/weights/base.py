@@ -14,9 +14,15 @@ from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from gpp.errors import InvalidConfig
+from gpp.weights.corrections.base import AbstractCorrection
+from gpp.weights.work import ADD, COPY, NONE, Work
 
 Backward = Literal["same", "current", "predicted"]
 """Those that the forward used; the latest; others, extrapolated for the backward."""
+
+
+Source = tuple[int, int]
+"""A version, and the updates by which it is extrapolated: passes of one source use the same values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +74,29 @@ class Predictor:
     nesterov: bool = False
 
 
-class Extrapolation(NamedTuple):
-    """What predictions by an optimizer's rule cost, for each byte of the stage's weights.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """What predictions by an optimizer's rule cost.
 
     Args:
-        once: bytes moved by every prediction.
-        each: bytes moved by it for each update that it looks ahead.
-        kept: bytes kept beside the optimizer's own state.
-        update: bytes moved at every update to keep them.
+        once: work of every prediction.
+        each: work of it for each update that it looks ahead.
+        kept: bytes kept beside the optimizer's own state, for each byte of the weights.
+        update: work at every update to keep them.
     """
 
-    once: float = 3.0
-    each: float = 0.0
+    once: Work = ADD
+    each: Work = NONE
     kept: float = 0.0
-    update: float = 0.0
+    update: Work = NONE
 
-    def moved(self, horizon: int) -> float:
-        """Bytes moved by one prediction of so many updates."""
+    def of(self, horizon: int) -> Work:
+        """One prediction of so many updates."""
         return self.once + self.each * horizon
+
+
+ALONG_THE_DRIFT = Extrapolation(kept=1.0, update=Work(10.0, 4))
+"""Along a running mean of past updates: at each the weights before it are copied, their change is made and taken into the mean."""
 
 
 def along_a_momentum(rule: Predictor) -> Extrapolation:
@@ -94,28 +105,26 @@ def along_a_momentum(rule: Predictor) -> Extrapolation:
 
 
 class Traffic(NamedTuple):
-    """Bytes moved around a forward, a backward and an update, for each byte of the stage's weights: means over a mini-batch of the
-    steady state."""
+    """Work around a forward, a backward and an update: means over a mini-batch of the steady state."""
 
-    forward: float = 0.0
-    backward: float = 0.0
-    update: float = 0.0
-
-
-COPY = 2.0
-"""Bytes moved to copy a byte: read and written."""
+    forward: Work = NONE
+    backward: Work = NONE
+    update: Work = NONE
 
 
 class AbstractWeights(ABC):
     """A weight policy. Its settings are its fields.
 
     A policy declares which version each pass uses and by how many updates it is extrapolated. Copies, staleness and traffic follow
-    from that (`copies`, `staleness`, `traffic`), as the runtime keeps versions: in memory of their own where the backward of a
-    micro-batch goes through what its forward used, else in one scratch copy that is written before a pass. One mini-batch of the
-    steady state decides all of it, so the versions of a policy must advance by one with every mini-batch.
+    from that (`copies`, `staleness`, `traffic`), as the runtime keeps versions. Where the backward of a micro-batch goes through
+    what its forward used, that has memory of its own if an update comes between the two, and micro-batches that use the same
+    version or prediction share it. Elsewhere there is one prediction at a time: a pass on the weights as they are uses the
+    optimizer's own, and a pass on the prediction that is there already makes none. One mini-batch of the steady state decides all
+    of it, so the versions of a policy must advance by one with every mini-batch.
 
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
+        correction: what an update does about gradients that are late; None: nothing.
     """
 
     name: ClassVar[str]
@@ -126,7 +135,11 @@ class AbstractWeights(ABC):
     in_step: ClassVar[bool] = False
     """Whether all stages use one version for a micro-batch, so that a weight that several of them share stays one."""
 
+    drifts: ClassVar[Extrapolation | None] = None
+    """The cost of extrapolating along a running mean of past updates, whatever the optimizer; None where that is not done."""
+
     accumulation: int | None
+    correction: AbstractCorrection | None = None
 
     @property
     @abstractmethod
@@ -156,11 +169,21 @@ class AbstractWeights(ABC):
 
     @abstractmethod
     def backward_horizon(self, position: PipelinePosition) -> int:
-        """The same of a backward."""
+        """The same of a backward; below 0 for weights of the past."""
+
+    def drift_memory(self, position: PipelinePosition) -> float:
+        """Weight of the past in the running mean of a stage's updates, where horizons are below 0; 0 for no mean."""
+        return 0.0
 
     def backward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
         return self.forward_version(position, microbatch, start) if self.backward == "same" else position.batch(microbatch)
+
+    def lasting(self, position: PipelinePosition, microbatch: int, start: int = 0) -> Source | None:
+        """What the forward of `microbatch` uses that an update before its backward would overwrite; None: the weights as they
+        are, and no update comes between."""
+        version, horizon = self.forward_version(position, microbatch, start), self.horizon(position, microbatch, start)
+        return (version, horizon) if horizon or version < position.batch(microbatch) else None
 
     def changes(self, position: PipelinePosition) -> bool:
         """Whether some backward of the stage uses other weights than its forward did."""
@@ -180,6 +203,10 @@ class AbstractWeights(ABC):
         """Updates made between the weights that a gradient's forward starts from and the update that applies it, at most."""
         return _staleness(self, position)
 
+    def corrects(self, position: PipelinePosition) -> AbstractCorrection | None:
+        """The correction of a stage; None where its gradients are not late."""
+        return self.correction if self.correction and self.staleness(position) else None
+
     def traffic(self, position: PipelinePosition, prediction: Extrapolation) -> Traffic:
         """What the policy moves through memory, beyond passes and updates of one version.
 
@@ -188,22 +215,33 @@ class AbstractWeights(ABC):
         """
         moves = _moves(self, position)
         forward, backward = (
-            way.extrapolations * prediction.once + way.updates_ahead * prediction.each + way.copies * COPY
+            prediction.once * way.extrapolations + prediction.each * way.updates_ahead + COPY * way.copies
             for way in (moves.forward, moves.backward)
         )
-        return Traffic(forward, backward, moves.update * COPY + (prediction.update if self.predictor else 0.0))
+        update = COPY * moves.update + (prediction.update if self.predictor or self.drift_memory(position) else NONE)
+        if correction := self.corrects(position):
+            backward, update = backward + correction.cost.backward, update + correction.cost.update
+        return Traffic(forward, backward, update)
 
     def check(self, position: PipelinePosition) -> None:
         """Refuse a pipeline in which the policy cannot hold.
 
         Raises:
-            InvalidConfig: too few micro-batches in a mini-batch.
+            InvalidConfig: too few micro-batches in a mini-batch; a correction without what it needs.
         """
         least = self.least_accumulation(position.depth)
         if position.accumulation < least:
             rule = f"strategy.weights={self.name} needs at least {least} micro-batches in a mini-batch, as many as are in flight"
             fix = "use a smaller microbatch_size, a larger minibatch_size, fewer devices, or strategy/weights=stash"
             raise InvalidConfig("micro-batches in a mini-batch", position.accumulation, rule, fix)
+        if self.correction and self.correction.damping:
+            if self.backward != "same":
+                rule = f"needs the weights of the forward beside its gradients, and strategy.weights={self.name} keeps none"
+                raise InvalidConfig("strategy.weights.correction", self.correction.name, rule, "use strategy/weights=stash")
+            if position.accumulation > 1:
+                rule = f"damps the gradient of a whole update, and here that is a sum over {position.accumulation} micro-batches"
+                fix = "set strategy.weights.accumulation=1 and leave microbatch_size out"
+                raise InvalidConfig("strategy.weights.correction", self.correction.name, rule, fix)
 
 
 class AbstractActual(AbstractWeights):
@@ -225,6 +263,7 @@ class AbstractRing(AbstractActual):
 
     Args:
         accumulation: micro-batches between two updates, for planners; None leaves it to them.
+        correction: what an update does about gradients that are late; None: nothing.
     """
 
     @abstractmethod
@@ -253,10 +292,10 @@ def _steady(position: PipelinePosition) -> int:
 
 @lru_cache(KNOWN)
 def _extrapolates(policy: AbstractWeights, position: PipelinePosition) -> bool:
-    """Whether some pass of a mini-batch uses weights ahead of the stage's own."""
+    """Whether some pass of a mini-batch uses weights ahead of the stage's own, or behind."""
     first = _steady(position) * position.accumulation
     batch = range(first, first + position.accumulation)
-    return policy.backward_horizon(position) > 0 or any(policy.horizon(position, j) > 0 for j in batch)
+    return policy.backward_horizon(position) != 0 or any(policy.horizon(position, j) > 0 for j in batch)
 
 
 @lru_cache(KNOWN)
@@ -270,11 +309,15 @@ def _changes(policy: AbstractWeights, position: PipelinePosition) -> bool:
 
 @lru_cache(KNOWN)
 def _copies(policy: AbstractWeights, position: PipelinePosition) -> int:
-    if policy.predictor is not None:
+    if policy.predictor is not None or policy.drifts:
         if not _extrapolates(policy, position):
             return 1
-        # Beside the weights themselves: what every micro-batch in flight used, or one scratch copy for all passes.
-        return 1 + (position.warmup + 1 if policy.backward == "same" else 1)
+        if policy.backward != "same":
+            return 2
+        # Beside the weights themselves: what micro-batches in flight use and an update overwrites.
+        first = _steady(position) * position.accumulation
+        ends = range(first, first + position.accumulation)
+        return 1 + max(len({policy.lasting(position, i) for i in range(j - position.warmup, j + 1)} - {None}) for j in ends)
     if policy.backward == "current":
         return 1
     # Right after update v the first micro-batch of the next mini-batch is in flight, or about to be, and uses the oldest version
@@ -290,9 +333,6 @@ def _staleness(policy: AbstractWeights, position: PipelinePosition) -> int:
     return max(position.batch(j) - policy.forward_version(position, j) for j in batch)
 
 
-FORWARD, BACKWARD = "forward", "backward"
-
-
 class _Way(NamedTuple):
     """What each forward, or each backward, does to the weights: a mean over some of them."""
 
@@ -301,10 +341,9 @@ class _Way(NamedTuple):
     copies: float = 0.0
 
     @classmethod
-    def of(cls, horizons: list[int], copies: int) -> _Way:
-        """The mean over passes with these horizons, of which some copy."""
-        m = len(horizons)
-        return cls(sum(h > 0 for h in horizons) / m, sum(horizons) / m, copies / m)
+    def of(cls, horizons: list[int], passes: int) -> _Way:
+        """The mean over so many passes, of which some make a prediction, or a copy (0), of these horizons."""
+        return cls(sum(h != 0 for h in horizons) / passes, sum(max(h, 0) for h in horizons) / passes, horizons.count(0) / passes)
 
 
 class _Moves(NamedTuple):
@@ -321,21 +360,20 @@ def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
     m, warmup = position.accumulation, position.warmup
     if policy.copies(position) == 1:
         return _Moves()
-    if policy.predictor is None:
+    if policy.predictor is None and policy.backward == "same":
         # A version that is still needed is copied before the update that would overwrite it.
         return _Moves(update=1.0)
-    first = _steady(position) * m
+    first, behind = _steady(position) * m, policy.backward_horizon(position)
     if policy.backward == "same":
-        ahead = [policy.horizon(position, j) for j in range(first, first + m)]
-        return _Moves(forward=_Way.of(ahead, ahead.count(0)))
-    # One scratch copy: it is extrapolated for a pass, or copied where it does not hold the latest weights already.
-    horizons: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
-    copies, latest = {FORWARD: 0, BACKWARD: 0}, False
-    for j in range(first - m, first + m):
-        for way, horizon in ((FORWARD, policy.horizon(position, j + warmup)), (BACKWARD, policy.backward_horizon(position))):
-            if j >= first:
-                horizons[way].append(horizon)
-                copies[way] += horizon == 0 and not latest
-            latest = horizon == 0
-        latest = latest and (j + 1) % m > 0
-    return _Moves(_Way.of(horizons[FORWARD], copies[FORWARD]), _Way.of(horizons[BACKWARD], copies[BACKWARD]))
+        sources = {j: policy.lasting(position, j) for j in range(first - warmup, first + m)}
+        new = [s for j in range(first, first + m) if (s := sources[j]) and s not in [sources[i] for i in range(j - warmup, j)]]
+        return _Moves(forward=_Way.of([horizon for _, horizon in new], m))
+    forwards, backwards, held = list[int](), list[int](), None
+    for j in range(first, first + m):
+        # The mini-batch begins with nothing held: the update before it has made the prediction that was there an old one.
+        ahead = policy.horizon(position, j + warmup)
+        for horizon, made in ((ahead, forwards), (behind, backwards)):
+            if horizon and horizon != held:
+                made.append(horizon)
+                held = horizon
+    return _Moves(_Way.of(forwards, m), _Way.of(backwards, m))

@@ -10,6 +10,7 @@ from typing import ClassVar, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractActual, Backward, PipelinePosition
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -20,6 +21,7 @@ class DoubleBuffer(AbstractActual):
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "double_buffer"
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
 
     @property
     def backward(self) -> Backward:

@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractActual, Backward, PipelinePosition
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -16,6 +17,7 @@ class Naive(AbstractActual):
     name: ClassVar[str] = "naive"
     repeats: ClassVar[bool] = False
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
 
     @property
     def backward(self) -> Backward:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, final
 from gpp.errors import InvalidConfig
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -30,6 +31,7 @@ class PipeOptim(AbstractWeights):
 
     name: ClassVar[str] = "pipeoptim"
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
     horizon_from: Literal["schedule", "constant"] = "schedule"
     offset: Literal[0, 1] = 0
     future: Literal["same", "zero"] = "same"

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractWeights, Backward, PipelinePosition, Predictor
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -25,6 +26,7 @@ class SpecTrain(AbstractWeights):
 
     name: ClassVar[str] = "spectrain"
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
     form: Literal[1, 2] = 1
     nesterov: bool = False
 

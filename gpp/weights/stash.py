@@ -9,6 +9,7 @@ from typing import ClassVar, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractRing, PipelinePosition
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -18,6 +19,7 @@ class Stash(AbstractRing):
 
     name: ClassVar[str] = "stash"
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
 
     def lag(self, position: PipelinePosition) -> int:
         return position.warmup

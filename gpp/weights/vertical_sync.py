@@ -10,6 +10,7 @@ from typing import ClassVar, final
 
 from gpp.settings import Count, settings
 from gpp.weights.base import AbstractRing, PipelinePosition
+from gpp.weights.corrections.base import AbstractCorrection
 
 
 @final
@@ -20,6 +21,7 @@ class VerticalSync(AbstractRing):
     in_step: ClassVar[bool] = True
     name: ClassVar[str] = "vertical_sync"
     accumulation: Count | None = None
+    correction: AbstractCorrection | None = None
 
     def lag(self, position: PipelinePosition) -> int:
         return position.depth - 1

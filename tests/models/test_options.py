@@ -122,12 +122,17 @@ def test_paper_sizes(name, total):
         ("resnet101", 44_549_160, 0),
         ("googlenet", 6_624_904, 0),  # without auxiliary heads
         ("translator", 44.1e6 + 3 * 37000 * 512, 0.002),  # the base model's 63M with three matrices in place of one
+        ("amoebanet model.num_filters=208", 81.5e6, 0.0005),  # torchgpipe's benchmarks, as are the next four
+        ("amoebanet model.num_filters=416", 319.0e6, 0.0005),
+        ("amoebanet model.num_cells=72 model.num_filters=512", 1.84e9, 0.005),
+        ("segmentation_unet model.num_convs=6 model.channels=72", 362.2e6, 0.0005),
+        ("segmentation_unet model.num_convs=24 model.channels=160", 7.80e9, 0.005),
         ("case_study", 8 * 12.6e6, 0.005),
         ("transformer", 403e6, 0.005),
     ],
 )
 def test_published_sizes(name, published, rel):
-    model = model_named(name)
+    model = model_named(*name.split())
     with torch.device("meta"):
         network = model.build()
     assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(published, rel=rel)

@@ -10,13 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, RMSprop
+from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline, run_reference
 from gpp.weights.base import AbstractWeights
+from gpp.weights.corrections.base import AbstractCorrection
+from gpp.weights.corrections.delayed_momentum import DelayedMomentum
+from gpp.weights.corrections.gap_aware import GapAware
+from gpp.weights.corrections.rescheduled import Rescheduled
+from gpp.weights.corrections.spike import Spike
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -33,6 +39,7 @@ POLICIES: dict[str, AbstractWeights] = {
     "double buffer": DoubleBuffer(),
     "spectrain 1": SpecTrain(form=1),
     "spectrain 2": SpecTrain(form=2),
+    "pipemare": PipeMare(),
     "pipeoptim": PipeOptim(),
     "pipeoptim offset": PipeOptim(offset=1),
     "pipeoptim zero": PipeOptim(future="zero"),
@@ -43,6 +50,16 @@ OPTIMIZERS: dict[str, AbstractOptimizer] = {
     "sgd": SGD(lr=0.1, momentum=0.9),
     "adam": Adam(lr=0.01),
     "adamw": Adam(lr=0.01, weight_decay=0.1, decoupled=True),
+}
+MORE_OPTIMIZERS: dict[str, AbstractOptimizer] = {
+    "nadam": NAdam(lr=0.01, weight_decay=0.1, decoupled=True),
+    "muon": Muon(lr=0.02, weight_decay=0.1),
+}
+CORRECTIONS: dict[str, AbstractCorrection] = {
+    "spike": Spike(),
+    "rescheduled": Rescheduled(over=15),
+    "momentum": DelayedMomentum(),
+    "gap-aware": GapAware(),
 }
 SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
     "chain": ("Chain4", None, MINIBATCH),
@@ -99,6 +116,15 @@ def _others() -> dict[str, Case]:
         out[f"plain sgd, {name}"] = make_job("Fork", policy, SGD(lr=0.1, momentum=0.0), sizes=quarter, **plain)
         out[f"unequal, {name}"] = make_job("Fork", policy, adamw, sizes=(4, 8, 2, 8), **drained)
         out[f"clipped, {name}"] = make_job("Chain4", policy, SGD(lr=0.1, clip_norm=0.2, clip_scope="stage"), **plain)
+    for name, correction in CORRECTIONS.items():
+        policy, optimizer = Stash(correction=correction), NAdam(lr=0.01) if name == "momentum" else SGD(lr=0.02, weight_decay=0.1)
+        out[f"corrected, {name}"] = make_job("Chain", policy, optimizer, replicas=(1, 2, 1), **drained)
+        if name != "gap-aware":
+            out[f"corrected, {name}, predicted"] = make_job("Fork", PipeOptim(correction=correction), optimizer, **plain)
+    for name in ("nadam", "muon"):
+        for policy in ("stash", "pipeoptim", "spectrain 2"):
+            out[f"{name}, {policy}"] = make_job("Chain4", POLICIES[policy], MORE_OPTIMIZERS[name], **plain)
+    out["nadam, zero"] = make_job("Chain4", PipeOptim(future="zero"), NAdam(lr=0.01, weight_decay=0.1), **plain)
     out["double buffer, skip"] = make_job("Skip", DoubleBuffer(), adamw, sizes=2, **drained)
     out["double buffer, tied"] = make_job("Tied", DoubleBuffer(), adamw, sizes=2, replicas=(1, 2, 1), **drained)
     out["vertical sync, tied"] = make_job("Tied", VerticalSync(), sgd, replicas=(1, 2, 1), **drained)
@@ -165,7 +191,22 @@ def test_policies_differ(real: dict[str, Trained]) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["drains", "cosine", "dropout", "batch norm", "rmsprop", "plain sgd", "unequal", "clipped", "double", "vertical", "flush"],
+    [
+        "drains",
+        "cosine",
+        "dropout",
+        "batch norm",
+        "rmsprop",
+        "plain sgd",
+        "unequal",
+        "clipped",
+        "double",
+        "vertical",
+        "flush",
+        "corrected",
+        "nadam",
+        "muon",
+    ],
 )
 def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
     """Evaluations in the middle drain the pipeline; a rate that changes within the horizon; dropout; batch norm; and so on."""

@@ -1,8 +1,7 @@
-"""Bytes that weight policies move in a real run, against those that the bill of a stage charges."""
+"""Bytes that weight policies move in a real run, and operators that they start, against those that the bill of a stage charges."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,11 @@ from gpp.cost.stage import StageCost
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, RMSprop
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.weights.base import AbstractWeights
+from gpp.weights.corrections.gap_aware import GapAware
+from gpp.weights.corrections.spike import Spike
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -34,6 +36,9 @@ CASES: dict[str, tuple[AbstractWeights, AbstractOptimizer]] = {
     "spectrain 1": (SpecTrain(), SGDM),
     "spectrain 2": (SpecTrain(form=2), SGDM),
     "spectrain 2, authors": (SpecTrain(form=2, nesterov=True), SGDM),
+    "stash, spike": (Stash(correction=Spike()), SGDM),
+    "stash, gap-aware": (Stash(correction=GapAware()), SGDM),
+    "pipemare": (PipeMare(), SGDM),
     "pipeoptim": (PipeOptim(), Adam(lr=0.01)),
     "pipeoptim, plain rmsprop": (PipeOptim(), RMSprop(lr=0.01)),
     "pipeoptim, offset": (PipeOptim(offset=1), Adam(lr=0.01)),
@@ -47,22 +52,37 @@ STEPS = 14
 """Of these the pipeline of four stages is full from the fifth on."""
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, int], int]:
-    """(stage's memory, F, B or U, micro-batch or update) -> bytes moved there; filled while workers run."""
-    found: dict[tuple[int, str, int], int] = defaultdict(int)
+Moves = dict[tuple[int, str, int], tuple[int, int]]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
+    """(stage's memory, F, B or U, micro-batch or update) -> bytes moved there, operators started; filled while workers run."""
+    found: Moves = {}
 
     def noted(kind: str, original: Callable[..., None], number: Callable[..., int]) -> Callable[..., None]:
         def run(self: AbstractStageWeights, *args: Any) -> None:
             with Moved() as moved:
                 key = id(self), kind, number(self, *args)
                 original(self, *args)
-            found[key] += moved.bytes
+            found[key] = moved.bytes, moved.launches
+            if kind == "B":
+                last[id(self)] = key[2]
 
         return run
 
     for kind, name in (("F", "forward"), ("B", "backward")):
         original = getattr(AbstractStageWeights, name)
         monkeypatch.setattr(AbstractStageWeights, name, noted(kind, original, AbstractStageWeights.number))
+    take_back, last = AbstractStageWeights.take_back, dict[int, int]()
+
+    def taken_back(self: AbstractStageWeights, *args: Any) -> None:
+        # What follows a backward counts as part of it.
+        with Moved() as moved:
+            take_back(self, *args)
+        key = id(self), "B", last[id(self)]
+        found[key] = found[key][0] + moved.bytes, found[key][1] + moved.launches
+
+    monkeypatch.setattr(AbstractStageWeights, "take_back", taken_back)
     begin, update = AbstractStageWeights.begin, AbstractStageWeights.update
 
     def begun(self: AbstractStageWeights, *args: Any) -> None:
@@ -88,6 +108,8 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
     policy, optimizer = CASES[name]
     if accumulation < policy.least_accumulation(4):
         accumulation = 4
+    if policy.correction and policy.correction.damping:
+        accumulation = 1
     job, weights = make_job("Chain4", policy, optimizer, sizes=MINIBATCH // accumulation, steps=STEPS)
     problem = replace(inprocess.problem_of(job.captured, 4, MINIBATCH), graph=job.graph, extrapolation=optimizer.extrapolation)
     charging, free = (replace(problem, regime=replace(problem.regime, weights=weights)) for weights in (policy, Naive()))
@@ -98,13 +120,15 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
         for s, held in worker.weights.items():
             size, stage = sum(m.numel() * m.element_size() for m in held.masters), job.plan.stages[s]
             batch = range(last * accumulation, (last + 1) * accumulation)
-            moved = [sum(found[id(held), kind, j] for j in batch) / accumulation for kind in ("F", "B")]
-            moved.append(found[id(held), "U", last])
+            rows = [[found[id(held), kind, j] for j in batch] for kind in ("F", "B")] + [[found[id(held), "U", last]]]
+            moved = [tuple(sum(each) / len(row) for each in zip(*row, strict=True)) for row in rows]
             bill, plain = (StageCost.of(of, stage, job.plan.depth) for of in (charging, free))
             charged = [bill.forward_s - plain.forward_s, bill.backward_s - plain.backward_s, bill.update_s - plain.update_s]
             device = problem.cluster.devices[stage.devices[0]]
-            assert charged == pytest.approx([problem.cost.move_s(amount, device) for amount in moved], rel=1e-9, abs=1e-15), s
-            assert bill.static_bytes == plain.static_bytes + charging.prediction.kept * size
+            seconds = [problem.cost.move_s(amount, device) + device.kernel_latency_s * launches for amount, launches in moved]
+            assert charged == pytest.approx(seconds, rel=1e-9, abs=1e-15), s
+            kept = policy.correction.cost.kept if policy.correction else 0.0
+            assert bill.static_bytes == plain.static_bytes + (charging.prediction.kept + kept) * size
             assert bill.version_bytes == held.scratch_bytes
-            whole += sum(moved)
+            whole += sum(amount for amount, _ in moved)
     assert (whole > 0) == (policy != Naive())

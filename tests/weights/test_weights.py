@@ -11,13 +11,15 @@ from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
+from gpp.weights.work import Work
 
 POLICIES: list[AbstractWeights] = [
-    Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1)
+    Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1), PipeMare()
 ]  # fmt: skip
 
 
@@ -147,47 +149,52 @@ def test_settings_out_of_range_are_named(make, field: str) -> None:
     assert caught.value.field == field
 
 
-PREDICTION = Extrapolation(once=3.0, each=0.7, update=0.2)
+PREDICTION = Extrapolation(once=Work(3.0, 2), each=Work(0.7, 0.3), update=Work(0.2, 5))
 
 
-def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[float]]:
-    """Copies, staleness and bytes moved (by forwards, backwards, updates of one mini-batch) of a stage that runs its order, with
-    memory handled as the runtime does: every version, or prediction, that a backward will need again has memory of its own; else
-    there is one scratch copy, written before a pass that needs other weights than it holds."""
+def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, int, list[Work]]:
+    """Copies, staleness and work (of forwards, backwards, updates of one mini-batch) of a stage that runs its order, with memory
+    handled as the runtime does. What a backward will need again and an update overwrites has memory of its own, one for all that
+    use the same; else there is one prediction, made where a pass needs one that is not there; nothing outlives an update."""
     m, cost = position.accumulation, PREDICTION
     total = (2 * position.depth + 2 * position.warmup + 12) * m
     measured = range(total // m // 2 * m, (total // m // 2 + 1) * m)
     own = policy.backward == "same"
-    ever = any(policy.horizon(position, j) for j in range(total)) or policy.backward_horizon(position) > 0
-    updates, copies, staleness, moved = 0, 1, 0, {"F": 0.0, "B": 0.0, "U": 0.0}
+    updates, copies, staleness = 0, 1, 0
+    done: dict[str, Work] = {
+        "F": Work(),
+        "B": Work(),
+        "U": cost.update if policy.predictor or policy.backward_horizon(position) else Work(),
+    }
     used: dict[int, int] = {}
-    scratch: tuple[int, int] | None = None
+    lasting: dict[int, tuple[int, int]] = {}
+    prediction: int | None = None
     for kind, i in order(position, total):
         counted = (i if kind != "U" else i * m) in measured
         if kind == "F":
             used[i] = policy.forward_version(position, i)
             assert used[i] <= updates
         if kind == "U":
-            updates += 1
+            updates, prediction = updates + 1, None
             if policy.predictor is None and own and i * m + m + position.warmup < total:
                 needed = {*used.values(), *range(policy.forward_version(position, (i + 1) * m + position.warmup), updates), updates}
                 # The version before is still needed, so the update is made on a copy of it.
-                moved["U"] += 2.0 * (counted and updates - 1 in needed)
+                done["U"] += Work(2.0, 1) * (counted and updates - 1 in needed)
                 copies = max(copies, len(needed))
             continue
         ahead = policy.horizon(position, i) if kind == "F" else policy.backward_horizon(position)
-        if policy.predictor is not None and ever:
-            if own:
-                copies = max(copies, 1 + len(used))
-                moved[kind] += counted * (0.0 if kind == "B" else cost.moved(ahead) if ahead else 2.0)
-            else:
-                copies = 2
-                wanted = (updates, ahead)
-                moved[kind] += counted * (cost.moved(ahead) if ahead else 0.0 if scratch == wanted else 2.0)
-                scratch = wanted
+        if policy.predictor is not None and own and kind == "F" and i // m > updates:
+            made = (updates, ahead) not in lasting.values()
+            lasting[i] = updates, ahead
+            done["F"] += cost.of(ahead) * (counted and made)
+            copies = max(copies, 1 + len(set(lasting.values())))
+        elif not own and ahead:
+            done[kind] += cost.of(max(ahead, 0)) * (counted and prediction != ahead)
+            copies, prediction = 2, ahead
         if kind == "B":
+            lasting.pop(i, None)
             staleness = max(staleness, updates - used.pop(i))
-    return copies, staleness, [moved["F"] / m, moved["B"] / m, moved["U"] + cost.update * (policy.predictor is not None)]
+    return copies, staleness, [done["F"] * (1 / m), done["B"] * (1 / m), done["U"]]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
@@ -199,4 +206,5 @@ def test_copies_staleness_and_traffic_are_those_of_a_walk_along_the_order(policy
         for position in places(depth, accumulation):
             copies, staleness, moved = walked(policy, position)
             assert (policy.copies(position), policy.staleness(position)) == (copies, staleness)
-            assert list(policy.traffic(position, PREDICTION)) == pytest.approx(moved)
+            for charged, work in zip(policy.traffic(position, PREDICTION), moved, strict=True):
+                assert (charged.moved, charged.launches) == pytest.approx((work.moved, work.launches))

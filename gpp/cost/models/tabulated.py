@@ -36,3 +36,6 @@ class Tabulated(AbstractCostModel):
 
     def move_s(self, num_bytes: float, device: Device) -> float:
         return 0.0
+
+    def launch_s(self, device: Device) -> float:
+        return 0.0

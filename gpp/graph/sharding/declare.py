@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpp.graph.captured import Captured, evaluate
@@ -17,13 +18,13 @@ _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by its type."""
 
 
-def with_variants(captured: Captured) -> Captured:
+def with_variants(captured: Captured, degrees: Sequence[int] = DEGREES) -> Captured:
     """The model, each operator with a variant for every degree at which some of the model runs on shards.
 
     An operator on shards takes its share of the arithmetic, of the parameters and of what is kept for the backward, and the sums
     over the members that begin and end its region; any other operator runs whole on every member.
     """
-    found = [sharding for sharding in (shard(captured, degree) for degree in DEGREES) if sharding.applied]
+    found = [sharding for sharding in (shard(captured, degree) for degree in degrees) if sharding.applied]
     if not found:
         return captured
     tables = [_Variants(captured, sharding).table() for sharding in found]

@@ -28,6 +28,11 @@ FINER, NUM_FINER = (0.8, 1.05), 26
 """Limits of `recut` in units of the slowest stage's time, and how many of them."""
 
 
+MANY_STAGES, SLOWEST, FEW_STEPS = 100, 8, 8
+"""Stages of a plan from which on `spread` looks at the slowest ones only, how many these are, and steps that it takes then: a step
+judges a whole plan for each stage that it looks at."""
+
+
 def recut(incumbent: Incumbent, plan: Plan) -> None:
     """Simulate the best of the dynamic program over the plan's own line of operators, cut finely around its boundaries.
 
@@ -83,8 +88,13 @@ def _spread(incumbent: Incumbent, plan: Plan, cuts: bool) -> None:
 
     best, tried = norm(parts), []
     while idle > 0:
-        moves = []
-        for s in range(len(parts)):
+        moves, looked_at = [], range(len(parts))
+        if len(parts) > MANY_STAGES:
+            if len(tried) == FEW_STEPS:
+                break
+            bounds = list(assessor.stage_bounds_s(parts, b) or ())
+            looked_at = sorted(range(len(bounds)), key=lambda s, own=bounds: -own[s])[:SLOWEST]
+        for s in looked_at:
             for pieces in _finer(assessor.costs, parts[s], b, cuts):
                 extra = sum(r for _, r in pieces) - parts[s][1]
                 if 0 < extra <= idle:

@@ -111,3 +111,6 @@ class _OfTeams(AbstractCostModel):
 
     def move_s(self, num_bytes: float, device: Device) -> float:
         return self.problem.cost.move_s(num_bytes, device)
+
+    def launch_s(self, device: Device) -> float:
+        return self.problem.cost.launch_s(device)

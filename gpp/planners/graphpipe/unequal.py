@@ -74,6 +74,9 @@ class _Average(AbstractCostModel):
     def move_s(self, num_bytes: float, device: Device) -> float:
         return _mean([self.problem.cost.move_s(num_bytes, d) for d in self.problem.cluster.devices])
 
+    def launch_s(self, device: Device) -> float:
+        return _mean([self.problem.cost.launch_s(d) for d in self.problem.cluster.devices])
+
 
 def _mean(each: list[float]) -> float:
     """Harmonic mean of times: that of speeds."""

@@ -26,7 +26,7 @@ from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
 from gpp.runtime.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.weights.base import AbstractWeights
+from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.flush import Flush
 
 if TYPE_CHECKING:
@@ -82,10 +82,12 @@ class Pipeline:
             # A weight that several stages share is one tensor here, of the first of them.
             own = [p for p in masters if p not in taken]
             taken.update(own)
-            optimizer = self.spec.build(own) if own else None
-            self.optimizers += [optimizer] if optimizer else []
             position = plan.position(s)
-            table = Table(self.policy, position, masters, optimizer=optimizer, spec=self.spec, rate=self.rate) if masters else None
+            spec = self.spec.at(self.policy, position)
+            optimizer = spec.build(own) if own else None
+            self.optimizers += [optimizer] if optimizer else []
+            rate = self._rate_of(position)
+            table = Table(self.policy, position, masters, optimizer=optimizer, spec=spec, rate=rate) if masters else None
             runs_backward = plan.runs_backward(s, self.job.graph)
             last = 4 * sum(1 for _ in pieces(plan.stages[s].devices, plan.stages[s].microbatch_size, plan.minibatch_size))
             out.append(FollowedStage(replicas, masters, runs_backward=runs_backward, table=table, last=last))
@@ -128,6 +130,11 @@ class Pipeline:
     def rate(self, update: int) -> float:
         """The learning rate of an update."""
         return self.spec.lr * self.spec.learning_rate.factor(update, self.job.settings.steps)
+
+    def _rate_of(self, position: PipelinePosition) -> Callable[[int], float]:
+        """The learning rate of an update of a stage."""
+        correction, delay = self.policy.corrects(position), self.policy.staleness(position)
+        return lambda update: self.rate(update) * (correction.rate(delay, update) if correction else 1.0)
 
     def named(self) -> dict[str, Tensor]:
         """Parameters and buffers by full name; of buffers, which replicas have each their own, the first replica's."""
@@ -277,13 +284,16 @@ class Pipeline:
             master.grad = total
         if self.spec.clips_model:
             self._clip()
-        for optimizer in self.optimizers:
+        for table in (stage.table for stage in self.stages):
+            if table is None or table.optimizer is None:
+                continue
+            optimizer, rate = table.optimizer, table.rate(step)
             params = [p for group in optimizer.param_groups for p in group["params"]]
             for group in optimizer.param_groups:
-                group["lr"] = self.rate(step)
+                group["lr"] = rate
             if self.spec.clip_norm is not None and not self.spec.clips_model:
                 clip_grad_norm_(params, self.spec.clip_norm)
-            advance(self.policy, self.spec, optimizer)
+            advance(table, rate)
             optimizer.zero_grad(set_to_none=True)
         for stage in self.stages:
             stage.clear()

@@ -21,6 +21,7 @@ from gpp.capture.stage import StageModule
 from gpp.graph.captured import is_loss
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.nonfinite import Finding, Place, Probes, nonfinite
+from gpp.runtime.reference.corrections import corrected_step, damp
 from gpp.runtime.reference.explicit import Explicit, explicit
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
@@ -54,6 +55,7 @@ class Table:
         rate: Callable[[int], float],
     ) -> None:
         self.policy, self.position, self.masters, self.rate = policy, position, list(masters), rate
+        self.correction, self.optimizer, self.spec = policy.corrects(position), optimizer, spec
         self.version = self.start = self.staleness = self._next = self._end = 0
         self._own = [master.data for master in masters]
         self._of: dict[int, Values] = {}
@@ -87,17 +89,16 @@ class Table:
             self._of[number] = made[horizon]
 
     def _extrapolated(self, horizon: int) -> Values:
-        out = [torch.empty_like(own) for own in self._own]
-        self._write(out, horizon)
-        return out
-
-    def _write(self, into: Values, horizon: int) -> None:
-        """The weights `horizon` updates after the present version."""
+        """The weights `horizon` updates after the present version, or before it (below 0), in memory of their own."""
+        if horizon < 0 and self.optimizer:
+            states = [self.optimizer.state.get(master, {}) for master in self.masters]
+            return [
+                own.add(state["drift"], alpha=horizon) if "drift" in state else own.clone()
+                for own, state in zip(self._own, states, strict=True)
+            ]
         if horizon and self._predict:
-            self._predict(into, self.masters, [self.rate(self.version + i) for i in range(horizon)])
-            return
-        for tensor, own in zip(into, self._own, strict=True):
-            tensor.copy_(own)
+            return self._predict(self.masters, [self.rate(self.version + i) for i in range(horizon)])
+        return [own.clone() for own in self._own]
 
     def forward(self, number: int) -> Values:
         """What the forward of a micro-batch, counted from the start of the run, computes with; called once for each."""
@@ -251,6 +252,9 @@ class FollowedStage:
             torch.autograd.backward(roots, seeds)
         for i, leaf in enumerate(kept.leaves):
             sums[i] = leaf.grad
+        if self.table and self.table.correction and self.table.optimizer:
+            # A correction that damps goes with one micro-batch an update, so these are the gradients of this one.
+            damp(self.table.correction, self.table.optimizer, sums, kept.leaves, self.masters, self.table.version)
         self._probe(replica, place)
 
     def _probe(self, replica: int, place: Place) -> None:
@@ -298,9 +302,19 @@ def _put(places: list[tuple[dict[str, Any], str, int]], tensors: Sequence[Tensor
         holder[name] = tensors[i]
 
 
-def advance(policy: AbstractWeights, spec: AbstractOptimizer, optimizer: torch.optim.Optimizer) -> None:
+def advance(table: Table, rate: float) -> None:
     """The optimizer's step; keeps where it goes, where a policy that predicts would not find it in the optimizer's state."""
+    policy, spec, optimizer = table.policy, table.spec, table.optimizer
+    assert optimizer
     keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    memory = policy.drift_memory(table.position)
+    before = [(p, p.data.clone()) for p in params if p.grad is not None] if memory else []
     with direction_kept(spec, optimizer, params) if keeps else nullcontext():
-        optimizer.step()
+        if table.correction:
+            corrected_step(table.correction, policy.staleness(table.position), spec, optimizer, rate)
+        else:
+            optimizer.step()
+    for p, old in before:
+        mean = optimizer.state[p].get("drift", torch.zeros_like(old))
+        optimizer.state[p]["drift"] = mean.mul(memory).add(p.data - old, alpha=1.0 - memory)

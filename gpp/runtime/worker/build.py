@@ -39,14 +39,16 @@ def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.
     return modules
 
 
-def build_optimizers(spec: AbstractOptimizer, modules: Mapping[int, StageModule]) -> dict[int, torch.optim.Optimizer]:
-    """An optimizer for each stage that trains; a weight shared by two stages of this device is the first's."""
+def build_optimizers(
+    specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule]
+) -> dict[int, torch.optim.Optimizer]:
+    """An optimizer for each stage that trains, by its settings; a weight shared by two stages of this device is the first's."""
     out, taken = {}, set()
     for s, module in modules.items():
         own = [p for p in module.parameters() if p.requires_grad and p not in taken]
         taken.update(own)
         if own:
-            out[s] = spec.build(own)
+            out[s] = specs[s].build(own)
     return out
 
 

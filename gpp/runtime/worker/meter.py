@@ -9,16 +9,23 @@ import torch
 
 @dataclass(slots=True)
 class MemoryMeter:
-    """Bytes of the tensors that micro-batches in flight hold, by storage (the CPU has no allocator statistics)."""
+    """Bytes of the tensors that micro-batches in flight hold, by storage (the CPU has no allocator statistics).
+
+    Args:
+        own: addresses of memory that is not theirs.
+        copies: the same of the versions of its weights that a stage holds at the moment.
+    """
 
     own: set[int]
+    copies: dict[int, set[int]] = field(default_factory=dict)
     held: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     peak_bytes: int = 0
 
     def note(self, stage: int, microbatch: int, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.own:
-            self.held.setdefault((stage, microbatch), {})[storage.data_ptr()] = storage.nbytes()
+        address = storage.data_ptr()
+        if address not in self.own and not any(address in copies for copies in self.copies.values()):
+            self.held.setdefault((stage, microbatch), {})[address] = storage.nbytes()
         return tensor
 
     def update(self) -> None:

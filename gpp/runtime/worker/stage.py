@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -120,11 +120,10 @@ class StageRunner:
         """
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
 
-    def _place(self, step: int, microbatch: int, lo: int, hi: int) -> Place:
-        """The place of a pass that began with step number `step`."""
+    def _place(self, microbatch: int, lo: int, hi: int) -> Place:
         minibatch, within = divmod(microbatch, self.accumulation)
         before = minibatch * self.num_samples
-        return Place(step=step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
+        return Place(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""
@@ -150,12 +149,12 @@ class StageRunner:
         if self.weights:
             self.weights.forward(microbatch // self.round_robin_degree)
             if self.meter:
-                self.meter.own |= self.weights.storages()
+                self.meter.copies[self.stage] = self.weights.storages()
         if self._seeded:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
-        if self.autocast or (self.meter and self.train):
+        if self.autocast or self.weights or (self.meter and self.train):
             with self._modes(microbatch):
                 outputs = module.forward(hi - lo, values)
         else:
@@ -202,14 +201,14 @@ class StageRunner:
         for (name, microbatch, lo, hi, _), number in zip(unread, numbers, strict=True):
             if not math.isfinite(number):
                 if self.on_nonfinite:
-                    place = self._place(self._step, microbatch, lo, hi)
+                    place = self._place(microbatch, lo, hi)
                     self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
                 return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
         """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        weights, backward = nonfinite(own), self.probes.first(self._place) if self.probes else None
+        weights, backward = nonfinite(own), self.probes.first() if self.probes else None
         found = [Finding(stage=self.stage, weights=weights, backward=backward)]
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
@@ -227,18 +226,26 @@ class StageRunner:
         return tuple(found)
 
     def _modes(self, microbatch: int) -> AbstractContextManager[object]:
-        """Context of a forward: autocast, the meter's hooks (in the first step), both, or nothing."""
+        """Context of a forward: autocast, hooks of the weight policy and (in the first step) of the meter, or nothing."""
         meter, stage = self.meter if self.train else None, self.stage
-        if not meter and not self.autocast:
+        hooks = self.weights.hooks if self.weights else None
+        if not meter and not self.autocast and not hooks:
             return nullcontext()
         modes = ExitStack()
         if self.autocast:
             # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
             modes.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
         if meter:
-            note = meter.note
-            hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: note(stage, microbatch, t.detach()), lambda t: t)
-            modes.enter_context(hooks)
+            # Of several pairs of hooks autograd calls the innermost only.
+            note, (pack, unpack) = meter.note, hooks or (lambda t: t.detach(), lambda t: t)
+
+            def noted(tensor: torch.Tensor) -> Any:
+                saved = pack(tensor)
+                return note(stage, microbatch, saved) if isinstance(saved, torch.Tensor) else saved
+
+            hooks = noted, unpack
+        if hooks:
+            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
         return modes
 
     def _add_result(self, minibatch: int, name: str, value: float | torch.Tensor) -> None:
@@ -279,8 +286,10 @@ class StageRunner:
             torch.autograd.backward(roots, seeds)
         if self.weights:
             self.weights.done(microbatch // self.round_robin_degree)
+            if self.meter:
+                self.meter.copies[self.stage] = self.weights.storages()
         if self.probes and self._probed is not None:
-            self.probes.note((self._step, microbatch, *piece), self._probed.grad)
+            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
         end = self.now()
         made = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -87,7 +87,9 @@ class Worker:
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
-        self.optimizers = build_optimizers(self.spec, self.modules)
+        self._policy = restore(settings.weights) if job.streams else None
+        self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
+        self.optimizers = build_optimizers(self._specs, self.modules)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
@@ -154,12 +156,11 @@ class Worker:
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
-        if not self.job.streams:
+        if (policy := self._policy) is None:
             return {}
-        policy, plan = restore(self.job.settings.weights), self.job.plan
-        settings = {"spec": self.spec, "rate": self._rate, "saved_at": self._saved_at}
+        plan, settings = self.job.plan, {"rate": self._rate, "saved_at": self._saved_at}
         return {
-            s: stage_weights(policy, plan.position(s), self.modules[s], optimizer=optimizer, **settings)
+            s: stage_weights(policy, plan.position(s), self.modules[s], optimizer=optimizer, spec=self._specs[s], **settings)
             for s, optimizer in self.optimizers.items()
         }
 
@@ -233,7 +234,7 @@ class Worker:
         optimizer = self.optimizers.get(stage)
         self.gradients.settle()
         if optimizer is not None and not self.gradients.overflowed:
-            rate = self._rate(self.step + minibatch)
+            rate = (self.weights[stage].rate if stage in self.weights else self._rate)(self.step + minibatch)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             if self.spec.clip_norm is not None and not self.spec.clips_model:

@@ -3,8 +3,10 @@
 The optimizer owns the weights (the *masters*, which are the module's own parameters). While the pipeline runs, the
 module's parameters are others, *leaves*, whose values the policy decides; gradients are handed from them to the
 masters. An in-place update of a tensor that an unfinished backward needs would be refused by autograd, and swapping
-`param.data` under a graph is silently wrong for some operators; so a leaf of a graph keeps its memory, and what is
-written there is written past autograd.
+`param.data` under a graph is silently wrong for the operators that saved a view of it. So a leaf to which a graph
+refers keeps its memory, and what is written there is written past autograd; or the graph is made to remember, in place
+of a view of a leaf, which leaf and which view it is (`AbstractStageWeights.hooks`), and then the leaf's memory is free
+to be exchanged.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.worker.weights.corrections import Corrections
+from gpp.runtime.worker.weights.drift import along_the_drift, drift_kept
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
+
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+"""What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
 
 
 class Parameters:
@@ -53,8 +64,7 @@ def alias(tensors: Iterable[Tensor]) -> list[Tensor]:
 def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Write the values of `tensors` into others of the same shapes."""
     with torch.no_grad():
-        for target, tensor in zip(into, tensors, strict=True):
-            target.copy_(tensor)
+        foreach._foreach_copy_(list(into), list(tensors))
 
 
 class AbstractStageWeights(ABC):
@@ -67,9 +77,11 @@ class AbstractStageWeights(ABC):
         rate: number of an update -> its learning rate.
         saved_at: whether a checkpoint is made after so many updates, with the pipeline full.
 
-    Micro-batches are counted by the device: where replicas take turns (`gpp.plan.stage.Stage.round_robin`), only its
-    own. `staleness` is the most updates seen so far between a forward's weights and the update of its gradient. `log`,
-    if it is made a list, gets (F or B, micro-batch, version) of every pass.
+    `most` is the number of copies held at once so far beside the optimizer's. `hooks` are those under which the forward
+    runs for which `forward` was called last, if it needs any. Micro-batches are counted by the device: where replicas take
+    turns (`gpp.plan.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
+    forward's weights and the update of its gradient. `log`, if it is made a list, gets (F or B, micro-batch, version) of
+    every pass.
     """
 
     def __init__(
@@ -83,7 +95,8 @@ class AbstractStageWeights(ABC):
         rate: Callable[[int], float],
         saved_at: Callable[[int], bool] = lambda updates: False,
     ) -> None:
-        self.policy, self.position, self.optimizer, self.spec, self.rate = policy, position, optimizer, spec, rate
+        self.policy, self.position, self.optimizer, self.spec, self._rate = policy, position, optimizer, spec, rate
+        self._corrections = Corrections(policy.corrects(position), policy.staleness(position), spec, optimizer)
         self.saved_at = saved_at
         self.parameters, self.module = Parameters(module), module
         self._before: dict[str, Tensor] = {}
@@ -92,33 +105,37 @@ class AbstractStageWeights(ABC):
         self._used: dict[int, int] = {}
         self.remembered: dict[str, list[Tensor]] = {}
         self.log: list[tuple[str, int, int]] | None = None
-        self.own, self.scratch = [m.data for m in self.masters], list[list[Tensor]]()
+        self.own = [m.data for m in self.masters]
+        self.most = 0
+        self.hooks: Hooks | None = None
         self._keeps_direction = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
         self._predict = predictor(spec, optimizer, policy.predictor) if policy.predictor else None
+        self._drift_memory = policy.drift_memory(position)
 
     @property
     def copies(self) -> int:
         """Copies of the weights held at most so far."""
-        return 1 + len(self.scratch)
+        return 1 + self.most
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the copies beside the optimizer's own."""
-        return sum(t.numel() * t.element_size() for tensors in self.scratch for t in tensors)
+        return self.most * sum(m.numel() * m.element_size() for m in self.masters)
 
     def storages(self) -> set[int]:
-        """Addresses of the memory of all copies."""
-        return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch) for t in tensors}
+        """Addresses of the memory of the optimizer's copy and of the others that are held now."""
+        return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch()) for t in tensors}
 
-    def allocate(self) -> list[Tensor]:
-        """Memory for one more copy."""
-        self.scratch.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
-        return self.scratch[-1]
+    def rate(self, update: int) -> float:
+        """The learning rate of an update of this stage."""
+        return self._rate(update) * self._corrections.factor(update)
 
-    def extrapolate(self, into: Sequence[Tensor], horizon: int) -> None:
-        """Write the weights predicted for `horizon` updates ahead."""
+    def extrapolated(self, horizon: int) -> list[Tensor]:
+        """The weights predicted for `horizon` updates ahead, or behind (below 0), in memory of their own."""
+        if horizon < 0:
+            return along_the_drift(self.optimizer, self.masters, horizon)
         assert self._predict is not None
-        self._predict(into, self.masters, [self.rate(self.version + j) for j in range(horizon)])
+        return self._predict(self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
     def begin(self, first: int, start: int | None = None, remembered: Mapping[str, list[Tensor]] | None = None) -> None:
         """A pass begins with mini-batch number `first`.
@@ -148,6 +165,7 @@ class AbstractStageWeights(ABC):
 
     def take_back(self, leaves: Sequence[Tensor]) -> None:
         """After it: the gradients are the masters'."""
+        self._corrections.damp(leaves, self.masters, self.version)
         for master, leaf in zip(self.masters, leaves, strict=True):
             master.grad, leaf.grad = leaf.grad, None
 
@@ -158,7 +176,10 @@ class AbstractStageWeights(ABC):
     def update(self) -> None:
         """The optimizer's step."""
         self.make_room()
-        with direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext():
+        corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
+        drifting = drift_kept(self.optimizer, self.masters, self._drift_memory) if self._drift_memory else nullcontext()
+        keeping = direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext()
+        with drifting, corrected, keeping:
             self.optimizer.step()
         self.version += 1
 
@@ -187,6 +208,10 @@ class AbstractStageWeights(ABC):
         """Buffers as the first forward after the last update found them, where that came before the update."""
         found, self._before = self._before, {}
         return found
+
+    @abstractmethod
+    def scratch(self) -> list[list[Tensor]]:
+        """The copies beside the optimizer's own that are held now."""
 
     @abstractmethod
     def history(self) -> dict[str, list[Tensor]]:

@@ -1,12 +1,26 @@
-"""Predicted weights that are kept for the backward, a set for every micro-batch in flight: SpecTrain's second form."""
+"""Predicted weights that are kept for the backward: SpecTrain's second form.
+
+Micro-batches in flight of one prediction share it. One without an update between its forward and its backward uses the
+optimizer's own memory.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
-from gpp.runtime.worker.weights.base import AbstractStageWeights, alias, copy_values
+from gpp.runtime.worker.weights.base import AbstractStageWeights, alias
+from gpp.runtime.worker.weights.prediction import copied
+from gpp.weights.base import Source
+
+
+@dataclass(slots=True)
+class _Values:
+    tensors: list[Tensor]
+    leaves: list[Tensor]
+    users: int = 0
 
 
 @final
@@ -14,39 +28,45 @@ class Foreseen(AbstractStageWeights):
     """Forward and backward of a micro-batch on the same prediction."""
 
     def reset(self) -> None:
-        self._free = [(tensors, alias(tensors)) for tensors in self.scratch]
-        self._of: dict[int, tuple[list[Tensor] | None, list[Tensor]]] = {}
+        self._real = alias(self.masters)
+        self._held: dict[Source, _Values] = {}
+        self._of: dict[int, Source | None] = {}
+
+    def scratch(self) -> list[list[Tensor]]:
+        return [values.tensors for values in self._held.values()]
 
     def history(self) -> dict[str, list[Tensor]]:
         first = (self.version - self.first) * self.position.accumulation
-        return {str(mb - first): tensors for mb, (tensors, _) in self._of.items() if tensors is not None}
+        return {str(mb - first): self._held[source].tensors for mb, source in self._of.items() if source is not None}
 
     def ready(self, microbatch: int) -> int:
-        number = self.number(microbatch)
-        if self.policy.copies(self.position) == 1:
-            # Nothing to foresee, and no update between this forward and its backward.
-            self._of[microbatch] = None, alias(self.masters)
-        else:
-            if not self._free:
-                fresh = self.allocate()
-                self._free.append((fresh, alias(fresh)))
-            tensors, _ = self._of[microbatch] = self._free.pop()
-            if (known := self.remembered.pop(str(microbatch), None)) is not None:
-                copy_values(tensors, known)
-            else:
-                self.extrapolate(tensors, self.policy.horizon(self.position, number, self.start))
-        self.parameters.install(self._of[microbatch][1])
+        number, known = self.number(microbatch), self.remembered.pop(str(microbatch), None)
+        source = self._of[microbatch] = self.policy.lasting(self.position, number, self.start)
+        if source is not None:
+            if source not in self._held:
+                # A version that is kept as it is, is one that is extrapolated by no update.
+                tensors = self.extrapolated(source[1]) if known is None else copied(known)
+                self._held[source] = _Values(tensors, alias(tensors))
+                self.most = max(self.most, len(self._held))
+            self._held[source].users += 1
+        self.parameters.install(self._leaves(microbatch))
         return self.policy.forward_version(self.position, number, self.start)
 
+    def _leaves(self, microbatch: int) -> list[Tensor]:
+        source = self._of[microbatch]
+        return self._real if source is None else self._held[source].leaves
+
     def prepare(self, microbatch: int) -> int:
-        self.hand_over(self._of[microbatch][1])
+        self.hand_over(self._leaves(microbatch))
         return self._used[microbatch]
 
     def done(self, microbatch: int) -> None:
-        tensors, leaves = self._of.pop(microbatch)
-        self.take_back(leaves)
-        if tensors is not None:
-            self._free.append((tensors, leaves))
+        self.take_back(self._leaves(microbatch))
+        source = self._of.pop(microbatch)
+        if source is not None:
+            self._held[source].users -= 1
+            if not self._held[source].users:
+                del self._held[source]
 
     def make_room(self) -> None:
         pass

@@ -8,11 +8,13 @@ nobody needs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from gpp.runtime.worker.weights.base import AbstractStageWeights, alias, copy_values
+from gpp.weights.base import AbstractWeights, PipelinePosition
 
 
 @dataclass(slots=True)
@@ -27,15 +29,30 @@ class _Version:
 class Kept(AbstractStageWeights):
     """Forward and backward of a micro-batch on one version, which the policy names."""
 
+    def __init__(self, policy: AbstractWeights, position: PipelinePosition, module: nn.Module, **settings: Any) -> None:
+        super().__init__(policy, position, module, **settings)
+        self._memory: list[list[Tensor]] = []
+
+    def scratch(self) -> list[list[Tensor]]:
+        return self._memory
+
+    def _room(self) -> list[Tensor]:
+        """Memory for one version that nobody needs, or more of it."""
+        if self._free:
+            return self._free.pop()
+        self._memory.append([torch.empty_like(master, requires_grad=False) for master in self.masters])
+        self.most = len(self._memory)
+        return self._memory[-1]
+
     def reset(self) -> None:
         held = {t.data_ptr() for t in self.masters}
         # The masters may have moved into what was scratch memory, and left what was theirs.
-        self._free = [tensors for tensors in (self.own, *self.scratch) if {t.data_ptr() for t in tensors} != held]
+        self._free = [tensors for tensors in (self.own, *self._memory) if {t.data_ptr() for t in tensors} != held]
         self._versions = {self.version: _Version(self.version, [m.data for m in self.masters], alias(self.masters))}
         self._of: dict[int, _Version] = {}
         self._next = self.number(0)
         for key, tensors in self.remembered.items():
-            number, memory = self.version - int(key), self._free.pop() if self._free else self.allocate()
+            number, memory = self.version - int(key), self._room()
             copy_values(memory, tensors)
             self._versions[number] = _Version(number, memory, alias(memory))
 
@@ -69,7 +86,7 @@ class Kept(AbstractStageWeights):
             latest.number += 1
             self._versions[latest.number] = self._versions.pop(self.version)
             return
-        fresh = self._free.pop() if self._free else self.allocate()
+        fresh = self._room()
         copy_values(fresh, self.masters)
         for into, master in zip(fresh, self.masters, strict=True):
             # No graph refers to a master, only to leaves, so it may move.

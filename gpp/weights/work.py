@@ -1,0 +1,31 @@
+"""Amounts of work on all weights of a stage, as declared and as counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done to all weights of a stage together.
+
+    Args:
+        moved: bytes read and written, for each byte of the weights.
+        launches: calls that each go over the whole list of tensors; each has a fixed cost, however small the weights are.
+    """
+
+    moved: float = 0.0
+    launches: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.moved + other.moved, self.launches + other.launches)
+
+    def __mul__(self, times: float) -> Work:
+        return Work(self.moved * times, self.launches * times)
+
+
+NONE = Work()
+COPY = Work(2.0, 1)
+"""A copy reads and writes every byte."""
+ADD = Work(3.0, 1)
+"""The sum of two lists of tensors: both are read, a third is written."""

@@ -1,0 +1,139 @@
+"""A published layout as a plan: which operators are in which stage, on which devices, and what is recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from gpp.cost.problem import Problem
+from gpp.cost.variants import recomputed_bytes
+from gpp.graph.op_graph import OpGraph, mask_of
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.gpipe import GPipe
+from gpp.settings import settings
+from sweeps.truth.rows import Row
+
+RESNET_101 = (3, 4, 23, 3)
+UNET_HEIGHTS, UNET_CONVS = 5, 5
+
+
+@settings("strategy.schedule")
+class Torchgpipe(AbstractSchedule):
+    """GPipe whose backwards begin with the last micro-batch, as autograd runs them in torchgpipe."""
+
+    in_flight = GPipe.in_flight
+
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        return None  # the order of the backwards is another than that of the forwards
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        forwards = GPipe().order(plan, stage, num_microbatches)[:num_microbatches]
+        return forwards + GPipe().order(plan, stage, num_microbatches)[: num_microbatches - 1 : -1]
+
+
+def flat_layers(row: Row, graph: OpGraph) -> list[int]:
+    """Operators of each of torchgpipe's flat layers, in order; the loss is left over.
+
+    A stash is a layer without an operator; a residual layer adds, and its shortcut's convolution and norm are in it.
+    """
+    if row.model.startswith("ResNet"):
+        block = [0, *[1] * 8, 1, 1]  # stash; three convolutions with norms, two ReLUs between; residual; ReLU
+        first = [0, *[1] * 8, 3, 1]
+        return [1] * 4 + [n for count in RESNET_101 for n in first + block * (count - 1)] + [1, 0, 1]
+    if row.model.startswith("U-Net"):
+        convs = [1] * 4 * UNET_CONVS
+        return [*[*convs, 0, 1] * UNET_HEIGHTS, *convs, *[1, 1, *convs] * UNET_HEIGHTS, 1]
+    names = [op.name for op in graph.ops[:-1]]
+    cells = [int(name.split(".")[1]) if name.startswith("cells.") else -1 for name in names]
+    last = max(cells)
+    behind = max(i for i, cell in enumerate(cells) if cell == last)
+    counts = [0] * (last + 3)
+    for i, cell in enumerate(cells):
+        counts[last + 2 if i > behind else cell + 1] += 1
+    return counts
+
+
+def gpt_layers(graph: OpGraph) -> list[int]:
+    """Operators of each layer of a GPT; the embedding is with the first, the head and its norm with the last."""
+    place = 0
+    counts: list[int] = []
+    for op in graph.ops[:-1]:
+        parts = op.name.split(".")
+        place = int(parts[1]) if parts[0] == "layers" else place
+        counts += [0] * (place + 1 - len(counts))
+        counts[place] += 1
+    return counts
+
+
+def stage_masks(row: Row, graph: OpGraph) -> list[int]:
+    """The operators of each stage; the loss is in the last one.
+
+    Raises:
+        ValueError: the row's layers are not those of the model.
+    """
+    counts = gpt_layers(graph) if row.settings[0] == "model=gpt" else flat_layers(row, graph)
+    balance = row.balance or (len(counts) // row.pipeline,) * row.pipeline
+    if sum(balance) != len(counts) or sum(counts) != graph.num_ops - 1:
+        raise ValueError(f"{row.model}: {len(counts)} layers of {sum(counts)} operators, of {graph.num_ops - 1} in {sum(balance)}")
+    ends = np.cumsum([0, *counts])[np.cumsum([0, *balance])]
+    ends[-1] += 1
+    return [mask_of(range(a, b)) for a, b in pairwise(ends)]
+
+
+def recomputed(row: Row, graph: OpGraph) -> frozenset[int]:
+    """Operators that are computed again: all, or those of a GPT's layers; not the loss."""
+    if row.recompute == "none":
+        return frozenset()
+    return frozenset(i for i, op in enumerate(graph.ops[:-1]) if row.recompute != "layers" or op.name.startswith("layers."))
+
+
+def with_recomputed_shards(graph: OpGraph, problem: Problem, samples: int, degree: int) -> OpGraph:
+    """The graph with a variant that recomputes at a tensor-parallel degree: its forward, and the forward's sums, once more.
+
+    A variant's times are multiples of forward plus backward, so they hold for one micro-batch size on one kind of device.
+    """
+    times = problem.op_times(samples, 0, degree)
+    ops = []
+    for i, op in enumerate(graph.ops):
+        way = next(v for v in op.variants if v.degree == degree)
+        forward, backward = float(times.forward_s[i]), float(times.backward_s[i])
+        total = (forward + backward) or 1.0
+        again = replace(
+            way,
+            recompute=True,
+            share=None,
+            forward=forward / total,
+            backward=(backward + forward) / total,
+            saved_bytes=min(way.saved_bytes, recomputed_bytes(graph, i)),
+            backward_sums=way.backward_sums.plus(way.forward_sums.num_bytes, way.forward_sums.count),
+        )
+        ops.append(replace(op, variants=(*op.variants, again)))
+    return replace(graph, ops=tuple(ops))
+
+
+def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
+    """The row's plan; replicas and the devices that share one are neighbours, stages follow each other.
+
+    Args:
+        samples: of a micro-batch on one replica; None for the row's.
+    """
+    masks = stage_masks(row, problem.graph)
+    width = row.data * row.tensor
+    microbatch = (samples or row.samples) * row.data
+    plan = make_plan(problem, "published", [(mask, width) for mask in masks], microbatch, ordered=True)
+    again = recomputed(row, problem.graph)
+    stages = [
+        replace(stage, tensor_parallel=row.tensor, recompute=tuple(op for op in stage.ops if op in again)) for stage in plan.stages
+    ]
+    plan = replace(plan, stages=tuple(stages))
+    plan.check_stages(problem.graph, problem.cluster.num_devices)
+    return plan
+
+
+def kept_plan(plan: Plan) -> Plan:
+    """The same plan, nothing recomputed."""
+    return replace(plan, stages=tuple(replace(stage, recompute=()) for stage in plan.stages))

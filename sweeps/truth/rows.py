@@ -1,0 +1,94 @@
+"""Published measurements, a row each, with every setting that the sources state (published.csv)."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+SOURCES = {
+    "torchgpipe": "kakaobrain/torchgpipe at a1b4ee2, docs/benchmarks.rst and benchmarks/*/main.py",
+    "zero_bubble": "Qi et al., arXiv 2401.10241, Table 4",
+    "megatron_1": "Narayanan et al., arXiv 2104.04473, Table 1",
+    "megatron_2": "Narayanan et al., arXiv 2104.04473, Table 2",
+}
+LEFT_OUT = {
+    "zero bubble, interleaved 1F1B and ZB (36 rows)": "no interleaved schedule and no split backward is built here",
+    "Megatron, interleaved 1F1B (6 rows of Table 1)": "no interleaved schedule is built here; the table does not give its chunks",
+    "Megatron, ZeRO-3 (6 rows of Table 2)": "parameters that are sharded over data-parallel replicas are not built here",
+}
+"""Rows of the same tables that are not predicted, and why."""
+
+ASSUMED_MICROBATCH = 4
+"""Samples a replica where a source does not say; the report shows how far 1 and all would be from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    Args:
+        source: key of `SOURCES`.
+        model: as the source calls it.
+        settings: words that compose it here.
+        cluster: configuration of the hardware.
+        devices, data, tensor, pipeline: devices in all, and along each dimension.
+        balance: layers of each stage; torchgpipe's flat layers, or a GPT's; empty for equal shares.
+        recompute: what is computed again in a backward: nothing, a GPT's `layers`, or as torchgpipe's `checkpoint`.
+        schedule: of the micro-batches.
+        microbatch: samples a replica; None where the source does not say.
+        minibatch: samples between two updates, over all replicas.
+        metric, value: what was measured.
+        use: whether constants are fitted to it, or judged by it.
+    """
+
+    source: str
+    model: str
+    settings: tuple[str, ...]
+    cluster: str
+    devices: int
+    data: int
+    tensor: int
+    pipeline: int
+    balance: tuple[int, ...]
+    recompute: Literal["none", "layers", "always", "except_last"]
+    schedule: Literal["gpipe", "1f1b"]
+    microbatch: int | None
+    minibatch: int
+    metric: Literal["samples/s", "samples/s a GPU", "TFLOP/s a GPU", "peak memory, GB"]
+    value: float
+    use: Literal["fit", "judge"]
+
+    @property
+    def samples(self) -> int:
+        """Samples of a micro-batch on one replica."""
+        return self.microbatch or ASSUMED_MICROBATCH
+
+    @property
+    def layout(self) -> str:
+        """Devices along each dimension, stages and micro-batches in a few words."""
+        parts = [f"{name} {count}" for name, count in (("pp", self.pipeline), ("tp", self.tensor), ("dp", self.data)) if count > 1]
+        count = -(-self.minibatch // (self.samples * self.data))
+        again = {"none": "", "layers": ", recomputed", "always": ", recomputed", "except_last": ", recomputed but the last"}
+        return f"{' x '.join(parts) or '1 device'}; {count} x {self.samples}{again[self.recompute]}"
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All rows of published.csv, in order."""
+    with (Path(__file__).parent / "published.csv").open() as file:
+        return tuple(_row(found) for found in csv.DictReader(file))
+
+
+def _row(found: dict[str, str]) -> Row:
+    given = {
+        **found,
+        "settings": tuple(found["settings"].split()),
+        "balance": tuple(map(int, found["balance"].split())),
+        "microbatch": int(found["microbatch"]) if found["microbatch"] else None,
+        "value": float(found["value"]),
+        **{name: int(found[name]) for name in ("devices", "data", "tensor", "pipeline", "minibatch")},
+    }
+    return Row(**given)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,103 @@
+"""Layouts of published measurements, against closed forms and the formulas of their authors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpp.cost.models.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
+from gpp.plan.build import make_plan
+from gpp.planners.chains.single import Single
+from gpp.strategy import Strategy
+from sweeps.fit_v100 import Constants as PaperConstants
+from sweeps.fit_v100 import allowed, configured, kept
+from sweeps.truth.layouts import Torchgpipe, laid_out, with_recomputed_shards
+from sweeps.truth.predict import Constants, as_torchgpipe, flops, predict, problem_of
+from sweeps.truth.rows import Row, rows
+from tests.support.graphs import chain, cluster
+
+SIZES = {"num_layers": 2, "hidden": 64, "num_heads": 4, "vocabulary": 512, "sequence": 32}
+GPT = Row(
+    source="megatron_1",
+    model="small",
+    settings=("model=gpt", "dtype=bfloat16", *(f"model.{name}={size}" for name, size in SIZES.items())),
+    cluster="dgx_a100",
+    devices=4,
+    data=2,
+    tensor=2,
+    pipeline=1,
+    balance=(),
+    recompute="layers",
+    schedule="1f1b",
+    microbatch=2,
+    minibatch=16,
+    metric="TFLOP/s a GPU",
+    value=1.0,
+    use="judge",
+)
+HALF = Constants(0.5, 0.5, 1e-6)
+
+
+@pytest.mark.parametrize(("stages", "count"), [(1, 2), (2, 3), (4, 6)])
+@pytest.mark.parametrize("keeps_last", [True, False])
+def test_torchgpipe_recomputes_while_it_waits(stages: int, count: int, keeps_last: bool) -> None:
+    """On n equal stages: (m + n - 1) forwards, n backwards of the first one, and m - 1 times a backward and a forward again.
+
+    With checkpoint='always' the last stage, which waits for nothing, computes one forward more.
+    """
+    problem = Problem(
+        graph=chain(stages, forward=1.0, backward=2.0), cluster=cluster(stages), cost=Constant(), minibatch_size=count
+    )
+    plan = make_plan(problem, "by hand", [(1 << s, 1) for s in range(stages)], 1)
+    plan = replace(plan, stages=tuple(replace(stage, recompute=stage.ops) for stage in plan.stages))
+    strategy = Strategy(name="s", planner=Single(), schedule=Torchgpipe())
+    found = as_torchgpipe(strategy, plan, problem, keeps_last=keeps_last)
+    assert found.step_s == pytest.approx((count + stages - 1) * 1.0 + stages * 2.0 + (count - 1) * 3.0 + (not keeps_last))
+
+
+def test_captured_flops_are_those_of_the_authors_formula() -> None:
+    """Equation 3 of Narayanan et al. counts four forwards of the layers, one of them again, and three of the head."""
+    graph = problem_of(GPT, HALF).graph
+    layers = sum(op.forward_flops for op in graph.ops if op.name.startswith("layers."))
+    head = sum(op.forward_flops for op in graph.ops) - layers
+    assert 4 * layers + 3 * head == pytest.approx(flops(GPT), rel=1e-6)
+
+
+def test_a_recomputed_shard_runs_its_forward_once_more() -> None:
+    problem = problem_of(GPT, HALF)
+    plain = laid_out(replace(GPT, recompute="none"), problem).stages[0]
+    problem = replace(problem, graph=with_recomputed_shards(problem.graph, problem, 2, 2))
+    again = laid_out(GPT, problem).stages[0]
+    rest = tuple(op for op in plain.ops if op not in again.recompute)
+    before, after = StageCost.of(problem, plain), StageCost.of(problem, again)
+    outside = StageCost.of(problem, replace(plain, ops=rest))
+    assert after.forward_s == pytest.approx(before.forward_s)
+    assert after.backward_s - before.backward_s == pytest.approx(before.forward_s - outside.forward_s, rel=1e-6)
+
+
+def test_a_wider_team_is_faster_and_a_slower_card_slower() -> None:
+    one, two = replace(GPT, tensor=1, data=4), replace(GPT, tensor=1, data=4, recompute="none")
+    assert predict(two, HALF).step_s < predict(one, HALF).step_s < predict(one, replace(HALF, compute=0.1, memory=0.1)).step_s
+
+
+def test_rows_name_their_fit_and_what_they_measure() -> None:
+    found = rows()
+    assert len(found) == 41 and {row.cluster for row in found} == {"p40_8", "dgx_a100"}
+    for row in found:
+        assert row.data * row.tensor * row.pipeline == row.devices
+    for card in ("p40_8", "dgx_a100"):
+        assert sum(row.use == "fit" for row in found if row.cluster == card) == 3
+
+
+@pytest.mark.parametrize("model", ["dlrm", "candle_uno"])
+def test_no_published_throughput_lies_above_the_bound(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the constants of experiment=paper could not be right; those of a data sheet are not."""
+    monkeypatch.setattr(kept(), "path", tmp_path / "kept.jsonl")
+    monkeypatch.setattr(kept(), "known", {})
+    constants, samples = configured()
+    assert allowed(model, samples[model], constants)
+    assert not allowed(model, samples[model], PaperConstants(12.6e12, 80e-6, 0.03))
