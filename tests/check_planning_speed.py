@@ -38,6 +38,9 @@ from tests.support.conf import CONF
 
 PHASES = ("graph", "plan", "bound")
 
+APART = "strategy.planner.colocate=never"
+"""Every stage has devices of its own, as in the paper and in its sweeps."""
+
 PER_DEVICE = {"mmt": 16, "dlrm": 32, "candle_uno": 256}
 """Samples a device, as in `sweeps/figure6.yaml`."""
 
@@ -78,12 +81,15 @@ def points() -> list[Point]:
     out = []
     for kind in ("series_parallel", "dag", "towers"):
         for seed in (0, 1):
-            out.append(_random(f"small {kind} {seed}", kind, 13, 32, 0.3, "model.num_ops=64", f"model.graph_seed={seed}"))
+            words = ("model.num_ops=64", f"model.graph_seed={seed}")
+            out.append(_random(f"small {kind} {seed}", kind, 13, 32, 0.3, *words, APART))
+            out.append(_random(f"small {kind} {seed} colocated", kind, 13, 32, 0.3, *words))
     for model, samples in PER_DEVICE.items():
         for nodes in (1, 2, 4, 8):
             size, cluster = 4 * nodes * samples, f"cluster=summit_{nodes}x4"
             for strategy, limit in (("piper", None), ("graphpipe", f"figure6 {model} {4 * nodes} piper")):
-                words = (f"model={model}", cluster, f"strategy={strategy}", f"minibatch_size={size}")
+                apart = (APART,) if strategy == "graphpipe" else ()
+                words = (f"model={model}", cluster, f"strategy={strategy}", f"minibatch_size={size}", *apart)
                 out.append(Point(f"figure6 {model} {4 * nodes} {strategy}", words, None, limit))
     for kind in ("series_parallel", "dag", "towers"):
         out.append(_random(f"large {kind}", kind, 1000, 1024, 10.0))

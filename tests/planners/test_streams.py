@@ -41,18 +41,25 @@ from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
 
-PLANNERS = (Even(), Sequential(), GraphPipe(max_candidates=200), PipeDream(), Piper(recompute=False), PipeDream2BW())
+PLANNERS = (
+    Even(),
+    Sequential(),
+    GraphPipe(colocate="never", max_candidates=200),
+    PipeDream(),
+    Piper(recompute=False),
+    PipeDream2BW(),
+)
 POLICIES = (
     Naive(),
     Stash(),
     Stash(accumulation=4),
-    Stash(accumulation=None),
+    Stash(accumulation=1),
     VerticalSync(),
     DoubleBuffer(),
     SpecTrain(),
     SpecTrain(form=2),
     PipeOptim(),
-    PipeOptim(offset=1),
+    PipeOptim(offset=1, accumulation=1),
 )
 SAME = 1 + 1e-9
 
@@ -255,3 +262,19 @@ def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) ->
         costs = Costs.of(program, plan, of.posed(problem))
         ends.append(max(program.waits.times(costs.seconds, costs.late).free_s[: plan.num_devices]))
     return (ends[1] - ends[0]) / minibatches
+
+
+def test_the_accumulation_is_the_planners_choice_by_prediction() -> None:
+    given = Problem(graph=chain(8), cluster=cluster(4), cost=Constant(), minibatch_size=16)
+    took = {}
+    for count in (None, 1, 2, 16):
+        of_count = strategy(Sequential(replication=False), Stash(accumulation=count))
+        plan = of_count.plan(given)
+        took[count] = of_count.predict(plan, given, record=False).metrics.iteration_s
+        if count is not None:
+            assert {stage.microbatch_size for stage in plan.stages} == {16 // count}
+    # One micro-batch of everything goes through the pipeline while all other devices wait for the next mini-batch's.
+    assert took[None] <= min(took[1], took[2], took[16]) * SAME
+    dear = replace(given, cost=Constant(fixed_s=0.5))
+    chosen = strategy(Sequential(replication=False), Stash()).plan(dear)
+    assert chosen.stages[0].microbatch_size > 1

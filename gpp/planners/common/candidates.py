@@ -98,7 +98,7 @@ class Assessor:
             below_s: a candidate whose bound is not below that is None, too.
         """
         shared = placement is not None and _shared(parts, placement)
-        if shared and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
+        if shared and placement and max(self.loads_s(parts, placement, microbatch_size)) >= below_s:
             return None
         hopes = self._homogeneous and math.isfinite(below_s)
         if hopes and any(self.least_s(mask, r, microbatch_size) >= below_s for mask, r in parts):
@@ -155,10 +155,15 @@ class Assessor:
                 ends[t] = max(ends[t], ends[s])
         return max(ends)
 
-    def slow_parts(self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool) -> set[int]:
+    def slow_parts(
+        self, parts: Sequence[Part], microbatch_size: int, share: float, *, chain: bool, most: int | None = None
+    ) -> set[int]:
         """Parts of a candidate, in the given order, that hold the iteration up.
 
         Those that alone keep it at `share` of its bound or more, and those on the longest way to the slowest one.
+
+        Args:
+            most: so many of them, the slowest ones; None for all.
         """
         walked = self._walk_parts(parts, microbatch_size, chain)
         assert walked is not None, "a candidate has devices and no cycle"
@@ -169,6 +174,8 @@ class Assessor:
         while s >= 0:
             slow.add(s)
             s = came_from[s]
+        if most is not None:
+            slow = set(sorted(slow, key=lambda s: (-values[s], s))[:most])
         index = {part: i for i, part in enumerate(parts)}
         return {index[ordered[s]] for s in slow}
 

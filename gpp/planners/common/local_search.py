@@ -37,6 +37,9 @@ ENOUGH = 5e-3
 ALL_STAGES = 8
 """Plans of at most so many stages are changed everywhere, larger ones where they are slowest."""
 
+MANY_STAGES, MOST_HOT = 100, 12
+"""Stages of a plan from which on only so many of the slow ones are changed: each change judges a whole plan."""
+
 HOT = 0.9
 """Share of a plan's bound from which on a stage that keeps it up alone counts as slow."""
 
@@ -143,7 +146,8 @@ class EqualMicrobatches(Hill[Candidate]):
         assessor, count, chain = self.incumbent.assessor, len(state.parts), state.chain or self.order is not None
         hot = frozenset(range(count))
         if count > self.all_stages:
-            hot = frozenset(assessor.slow_parts(state.parts, state.microbatch_size, HOT, chain=chain))
+            most = MOST_HOT if count > MANY_STAGES else None
+            hot = frozenset(assessor.slow_parts(state.parts, state.microbatch_size, HOT, chain=chain, most=most))
         point = Point(
             parts=state.parts,
             sizes=(state.microbatch_size,) * count,

@@ -17,8 +17,9 @@ that some placement has: `gpp.planners.graphpipe.unequal` improves the placement
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gpp.cluster import Cluster
@@ -75,18 +76,35 @@ class Placer:
     def _into_nodes(self, counts: tuple[int, ...]) -> Placement:
         free = self._free()
         size = max(len(devices) for devices in free.values())
+        # Nodes by the number of their free devices; an entry that is not true any more is dropped when it is met.
+        having: list[list[int]] = [[] for _ in range(size + 1)]
+        for node in sorted(free):
+            having[len(free[node])].append(node)
+
+        def take(node: int, count: int) -> list[int]:
+            taken, free[node] = free[node][:count], free[node][count:]
+            heapq.heappush(having[len(free[node])], node)
+            return taken
+
+        def first(room: Iterable[int]) -> int | None:
+            """The node with the first of these numbers of free devices that some node has; of several the first."""
+            for left in room:
+                while having[left] and len(free[having[left][0]]) != left:
+                    heapq.heappop(having[left])
+                if having[left]:
+                    return having[left][0]
+            return None
+
         out: list[tuple[int, ...]] = [()] * len(counts)
-        before = 0
+        before = min(free)
         for s in sorted(range(len(counts)), key=lambda s: (-(counts[s] // size), s)):
-            room = [node for node, devices in free.items() if len(devices) >= counts[s]]
-            if room:
-                node = before if before in room else min(room, key=lambda node: (len(free[node]), node))
-                chosen, before = free[node][: counts[s]], node
+            node = before if len(free[before]) >= counts[s] else first(range(counts[s], size + 1))
+            if node is not None:
+                chosen, before = take(node, counts[s]), node
             else:
-                fullest = sorted(free, key=lambda node: (-len(free[node]), node))
-                chosen = [d for node in fullest for d in free[node]][: counts[s]]
-            for d in chosen:
-                free[self.cluster.nodes[d]].remove(d)
+                chosen = []
+                while len(chosen) < counts[s] and (fullest := first(range(size, 0, -1))) is not None:
+                    chosen += take(fullest, counts[s] - len(chosen))
             out[s] = tuple(sorted(chosen))
         return tuple(out)
 

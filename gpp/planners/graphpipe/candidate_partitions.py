@@ -8,6 +8,7 @@ size; then the most promising sizes get the bottlenecks that are attainable: the
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -249,33 +250,35 @@ def merge_light(costs: StageCosts, partition: Parts, b: int, limit_s: float) -> 
 
     The lightest pair goes first. What the merge costs in concurrency is for the judgement of the candidate to say.
     """
-    graph, parts = costs.graph, list(partition)
-    seconds = [costs.compute_s(mask, b) if r == 1 else np.inf for mask, r in parts]
-    below = [_below(graph.successors, mask) for mask, _ in parts]
-    while True:
-        pairs = [
-            (seconds[p] + seconds[q], p, q)
-            for p in range(len(parts))
-            if seconds[p] < limit_s
-            for q in range(len(parts))
-            if p != q and below[p] & parts[q][0] and seconds[p] + seconds[q] <= limit_s * TOGETHER
-        ]
-        for total, p, q in sorted(pairs):
-            union = parts[p][0] | parts[q][0]
-            if graph.is_convex(union):
-                low, high = min(p, q), max(p, q)
-                parts[low], seconds[low], below[low] = (union, 1), total, below[p] | below[q]
-                del parts[high], seconds[high], below[high]
-                break
-        else:
-            return tuple(parts)
+    graph, parts = costs.graph, dict(enumerate(partition))
+    seconds = [costs.compute_s(mask, b) if r == 1 else np.inf for mask, r in partition]
+    owner = {op: p for p, (mask, _) in parts.items() for op in bits(mask)}
+    pairs: list[tuple[float, int, int, int]] = []
 
+    def push(p: int, q: int) -> None:
+        if seconds[p] < limit_s and seconds[p] + seconds[q] <= limit_s * TOGETHER:
+            # The union says later whether both are still what they were.
+            heapq.heappush(pairs, (seconds[p] + seconds[q], p, q, parts[p][0] | parts[q][0]))
 
-def _below(successors: tuple[int, ...], mask: int) -> int:
-    out = 0
-    for op in bits(mask):
-        out |= successors[op]
-    return out
+    def neighbours(p: int, of: tuple[int, ...]) -> set[int]:
+        return {owner[other] for op in bits(parts[p][0]) for other in bits(of[op])} - {p}
+
+    for p in parts:
+        for q in neighbours(p, graph.successors):
+            push(p, q)
+    while pairs:
+        total, p, q, union = heapq.heappop(pairs)
+        if p not in parts or q not in parts or parts[p][0] | parts[q][0] != union or not graph.is_convex(union):
+            continue
+        low, high = min(p, q), max(p, q)
+        owner.update(dict.fromkeys(bits(parts[high][0]), low))
+        del parts[high]
+        parts[low], seconds[low] = (union, 1), total
+        for other in neighbours(low, graph.successors):
+            push(low, other)
+        for other in neighbours(low, graph.predecessors):
+            push(other, low)
+    return tuple(parts.values())
 
 
 def any_that_fits(search: PartitionSearch, assessor: Assessor) -> Candidate | None:

@@ -98,6 +98,12 @@ FEW_DEVICES = 16
 STARTS = 2
 """Climbs of the local search: from the best plans of so many micro-batch sizes."""
 
+LARGE = 100_000
+"""Operators times devices from which on every simulation takes a second: fewer are made, and one plan is improved."""
+
+PATIENCE_IF_LARGE = 2
+"""Simulations without a better plan that end a step of the search there."""
+
 STEPS, STEPS_IF_SMALL = 1, 3
 """Steps of the local search without a better plan that end it; more of them in small problems, where steps are quick."""
 
@@ -155,17 +161,17 @@ class GraphPipe(AbstractPlanner):
         costs = StageCosts(problem, replication=self.replication)
         shape = _Shape.of(costs)
         incumbent = Incumbent(Assessor(costs), "graphpipe", predict)
-        small = problem.graph.num_ops * problem.cluster.num_devices <= SMALL
+        small, large = _size(problem) <= SMALL, _size(problem) >= LARGE
         if small:
             self._chains(incumbent)
         self._partitions(incumbent, shape)
         for improve in (spread, recut):
-            for best, _ in incumbent.best_by_size()[:IMPROVED]:
+            for best, _ in incumbent.best_by_size()[: 1 if large else IMPROVED]:
                 improve(incumbent, best)
-        moves, patience, steps = ANY_STAGES, self.patience, STEPS
+        moves, patience, steps = ANY_STAGES, self._patience(problem), STEPS
         if small and problem.cluster.num_devices <= FEW_DEVICES:
             moves, patience, steps = SMALL_PROBLEMS, 2 * self.patience, STEPS_IF_SMALL
-        climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=STARTS, steps=steps)
+        climb_best(incumbent, patience, moves=(*moves, all_boundaries), starts=1 if large else STARTS, steps=steps)
         if not problem.cluster.homogeneous:
             rebalance(incumbent)
         completed = complete(incumbent, shape.orders, shape.lines, self.max_candidates)
@@ -176,13 +182,17 @@ class GraphPipe(AbstractPlanner):
             raise explain(problem, self._attempt)
         return replace(incumbent.best, explanation=_explanation(incumbent, shape, completed))
 
+    def _patience(self, problem: Problem) -> int:
+        """Simulations without a better plan that end a step."""
+        return min(self.patience, PATIENCE_IF_LARGE) if _size(problem) >= LARGE else self.patience
+
     def _partitions(self, incumbent: Incumbent, shape: _Shape) -> None:
         """Simulate the candidate partitions of the dynamic program, and repair those that lack memory."""
         lacking = []
         for searches in _searches(incumbent.assessor.costs, shape):
             for search in searches:
                 found = candidate_partitions(search, incumbent.assessor, incumbent.best_s)
-                incumbent.simulate_all(found.fitting, self.patience)
+                incumbent.simulate_all(found.fitting, self._patience(incumbent.assessor.problem))
                 promising = [each for each in found.lacking if each[0] < incumbent.best_s]
                 lacking += promising
                 if not promising:
@@ -245,6 +255,11 @@ class GraphPipe(AbstractPlanner):
             if found is not None:
                 return found
         return next(iter(chain_candidates(assessor, any_one=True)), None)
+
+
+def _size(problem: Problem) -> int:
+    """Operators times devices."""
+    return problem.graph.num_ops * problem.cluster.num_devices
 
 
 def _searches(costs: StageCosts, shape: _Shape) -> Iterator[list[PartitionSearch]]:

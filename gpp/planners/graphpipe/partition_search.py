@@ -33,6 +33,12 @@ NONE = 15_000
 MAX_LANES = 1000
 """Lanes that a block may take its branches apart with; each depth of what follows it takes one."""
 
+MAX_CELLS = 125_000
+"""Lanes times operators of large graphs that a block may take, if that is less: each lane has a table for every operator."""
+
+LARGE = 500
+"""Operators from which on that counts: plans of so many stages hardly gain from the depths that are left out."""
+
 SMALL_CHAIN = 16
 """Pieces up to which the tables of all micro-batch sizes are made together."""
 
@@ -60,6 +66,8 @@ class PartitionSearch:
         self.structure, self.costs, self.depth_scale = structure, structure.costs, depth_scale
         self.num_devices = self.costs.cluster.num_devices
         self.max_depth = min(self.num_devices, structure.depth, 128)
+        num_ops = self.costs.graph.num_ops
+        self.max_lanes = MAX_LANES if num_ops < LARGE else MAX_CELLS // num_ops
         self._tables: dict[tuple[int, tuple[int, ...], int], tuple[np.ndarray, np.ndarray | None]] = {}
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._lanes = Lanes(np.zeros(0, int), np.zeros(0))
@@ -153,7 +161,15 @@ class PartitionSearch:
         """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
         replicas = sorted({r for b in set(self._lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         k, rows = len(chain.bounds) - 1, np.arange(len(lanes))
-        ends = [self.ends(chain, lanes, r) for r in replicas]
+        ends: list[np.ndarray] = []
+        whole = np.zeros(len(lanes), bool)
+        for r in replicas:
+            ends.append(self.ends(chain, lanes, r))
+            # Where the rest fits into one stage from every piece on, more replicas cost devices and gain nothing.
+            whole |= (ends[-1] == k).reshape(k, len(lanes), -1).all(axis=(0, 2))
+            if whole.all():
+                break
+        replicas = replicas[: len(ends)]
         devices = np.full((k + 1, *after.shape), NONE, np.int16)
         devices[k] = after
         choice = np.zeros((k, *after.shape), np.int8)
@@ -246,7 +262,7 @@ class Opened:
         cls, search: PartitionSearch, block: Block, lanes: np.ndarray, after: np.ndarray, places: np.ndarray, num_places: int
     ) -> Opened:
         """Open a block for the lanes of numbers `lanes`, which stand at `places` of the chain's `num_places`."""
-        depths = _depths(after, len(lanes))
+        depths = _depths(after, len(lanes), search.max_lanes)
         num = depths.shape[1]
         spread, begin = np.repeat(lanes, num), depths.reshape(-1)
         start = np.where(np.arange(after.shape[1]) >= begin[:, None], 0, NONE).astype(np.int16)
@@ -285,15 +301,15 @@ class Opened:
         return out, int(self.depths[lane, k])
 
 
-def _depths(after: np.ndarray, num_lanes: int) -> np.ndarray:
+def _depths(after: np.ndarray, num_lanes: int, max_lanes: int) -> np.ndarray:
     """Depths of what follows that are worth a try: the smallest possible, the one with fewest devices, one between."""
     first = (after < NONE).argmax(axis=1)
     least = after.min(axis=1)
     last = (after == least[:, None]).argmax(axis=1)
-    if num_lanes > MAX_LANES or (first == last).all():
+    if num_lanes > max_lanes or (first == last).all():
         return last[:, None]
     middle = (after <= ((after[np.arange(num_lanes), first].astype(np.int32) + least) // 2)[:, None]).argmax(axis=1)
-    return np.stack([first, last] if (middle == last).all() or 3 * num_lanes > MAX_LANES else [first, middle, last], axis=1)
+    return np.stack([first, last] if (middle == last).all() or 3 * num_lanes > max_lanes else [first, middle, last], axis=1)
 
 
 class _Packing:

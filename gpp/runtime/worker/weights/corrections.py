@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from gpp.optimizers import AbstractOptimizer
 from gpp.runtime.worker.weights.prediction import copied
 from gpp.weights.corrections.base import AbstractCorrection, Damping, Direction
+
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
 
 SQUARES = "squared_changes"
 """Slot of the optimizer's state with the running mean of a parameter's squared changes."""
@@ -54,26 +57,26 @@ class Corrections:
     def _turned(self, params: Sequence[Tensor], direction: Direction, rate: float) -> Iterator[None]:
         with torch.no_grad():
             values = [param.data for param in params]
-            gradients = torch._foreach_add([p.grad for p in params if p.grad is not None], values, alpha=self._spec.weight_decay)
+            gradients = foreach._foreach_add([p.grad for p in params if p.grad is not None], values, alpha=self._spec.weight_decay)
         yield
         with torch.no_grad():
             momenta = [self._optimizer.state[param]["momentum_buffer"] for param in params]
-            torch._foreach_add_(values, momenta, alpha=rate * (1.0 - direction.momentum))
-            torch._foreach_add_(values, list(gradients), alpha=-rate * direction.gradient)
+            foreach._foreach_add_(values, momenta, alpha=rate * (1.0 - direction.momentum))
+            foreach._foreach_add_(values, list(gradients), alpha=-rate * direction.gradient)
 
     @contextmanager
     def _watched(self, params: Sequence[Tensor], damping: Damping) -> Iterator[None]:
         before = copied([param.data for param in params])
         yield
         with torch.no_grad():
-            changes = torch._foreach_sub([param.data for param in params], before)
+            changes = foreach._foreach_sub([param.data for param in params], before)
             states = [self._optimizer.state[param] for param in params]
             for state, change in zip(states, changes, strict=True):
                 if SQUARES not in state:
                     state[SQUARES] = torch.zeros_like(change)
             means = [state[SQUARES] for state in states]
-            torch._foreach_mul_(means, damping.memory)
-            torch._foreach_addcmul_(means, changes, changes, value=1.0 - damping.memory)
+            foreach._foreach_mul_(means, damping.memory)
+            foreach._foreach_addcmul_(means, changes, changes, value=1.0 - damping.memory)
 
     def damp(self, leaves: Sequence[Tensor], masters: Sequence[Tensor], updates: int) -> None:
         """After the backward of a whole update: divide the gradients that its leaves have.
@@ -92,11 +95,11 @@ class Corrections:
         if not late:
             return
         with torch.no_grad():
-            sizes = torch._foreach_sqrt([self._optimizer.state[master][SQUARES] for _, master in late])
-            torch._foreach_mul_(sizes, 1.0 / math.sqrt(1.0 - self._damping.memory**updates))
-            torch._foreach_add_(sizes, self._damping.eps)
-            gaps = torch._foreach_sub([master.data for _, master in late], [leaf.data for leaf, _ in late])
-            torch._foreach_abs_(gaps)
-            torch._foreach_div_(gaps, sizes)
-            torch._foreach_add_(gaps, 1.0)
-            torch._foreach_div_([leaf.grad for leaf, _ in late if leaf.grad is not None], gaps)
+            sizes = foreach._foreach_sqrt([self._optimizer.state[master][SQUARES] for _, master in late])
+            foreach._foreach_mul_(sizes, 1.0 / math.sqrt(1.0 - self._damping.memory**updates))
+            foreach._foreach_add_(sizes, self._damping.eps)
+            gaps = foreach._foreach_sub([master.data for _, master in late], [leaf.data for leaf, _ in late])
+            foreach._foreach_abs_(gaps)
+            foreach._foreach_div_(gaps, sizes)
+            foreach._foreach_add_(gaps, 1.0)
+            foreach._foreach_div_([leaf.grad for leaf, _ in late if leaf.grad is not None], gaps)

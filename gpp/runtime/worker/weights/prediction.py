@@ -34,6 +34,9 @@ from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, Muon, NAdam, RMSprop
 from gpp.weights.base import Predictor
 
+foreach: Any = torch
+"""torch, whose functions over lists of tensors have no declared types."""
+
 DIRECTION = "direction"
 """Slot of the optimizer's state with the last step's gradient, decay and scale included, where a prediction needs it."""
 
@@ -87,7 +90,7 @@ def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Their values in memory of their own."""
     out = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     if out:
-        torch._foreach_copy_(out, list(tensors))
+        foreach._foreach_copy_(out, list(tensors))
     return out
 
 
@@ -97,9 +100,9 @@ def _go_on(spec: SGD | RMSprop, rule: Predictor) -> Rule:
 
     def along(params: list[Tensor], states: list[dict[str, Any]], rates: Sequence[float]) -> list[Tensor]:
         rate = sum(rates)
-        out = list(torch._foreach_add(params, [s[slot] for s in states], alpha=-rate * (spec.momentum if nesterov else 1.0)))
+        out = list(foreach._foreach_add(params, [s[slot] for s in states], alpha=-rate * (spec.momentum if nesterov else 1.0)))
         if nesterov:
-            torch._foreach_add_(out, [s[DIRECTION] for s in states], alpha=-rate)
+            foreach._foreach_add_(out, [s[DIRECTION] for s in states], alpha=-rate)
         return out
 
     return along
@@ -113,12 +116,12 @@ def _sgd_runs_out(spec: SGD, rule: Predictor) -> Rule:
             momentum = tuple(spec.momentum * v + spec.weight_decay * w for v, w in zip(momentum, weights, strict=True))
             weights = tuple(w - rate * v for v, w in zip(momentum, weights, strict=True))
         if not spec.momentum:
-            return list(torch._foreach_mul(params, weights[0]))
+            return list(foreach._foreach_mul(params, weights[0]))
         buffers = [s["momentum_buffer"] for s in states]
         if not spec.weight_decay:
-            return list(torch._foreach_add(params, buffers, alpha=weights[1]))
-        out = list(torch._foreach_mul(params, weights[0]))
-        torch._foreach_add_(out, buffers, alpha=weights[1])
+            return list(foreach._foreach_add(params, buffers, alpha=weights[1]))
+        out = list(foreach._foreach_mul(params, weights[0]))
+        foreach._foreach_add_(out, buffers, alpha=weights[1])
         return out
 
     return run_out
@@ -131,25 +134,25 @@ def _rmsprop_runs_out(spec: RMSprop, rule: Predictor) -> Rule:
             if not spec.momentum:
                 return copied(params)
             total = sum(rate * spec.momentum**j for j, rate in enumerate(rates, 1))
-            return list(torch._foreach_add(params, buffers, alpha=-total))
+            return list(foreach._foreach_add(params, buffers, alpha=-total))
         out = copied(params)
         roots = _roots([s["square_avg"] for s in states], [spec.eps] * len(states))
         velocities = copied(buffers)
         if not spec.momentum:
             velocities = [torch.empty_like(param) for param in params]
-            torch._foreach_zero_(velocities)
+            foreach._foreach_zero_(velocities)
         for rate in rates:
-            torch._foreach_mul_(velocities, spec.momentum)
-            torch._foreach_addcdiv_(velocities, out, roots, value=spec.weight_decay)
-            torch._foreach_add_(out, velocities, alpha=-rate)
+            foreach._foreach_mul_(velocities, spec.momentum)
+            foreach._foreach_addcdiv_(velocities, out, roots, value=spec.weight_decay)
+            foreach._foreach_add_(out, velocities, alpha=-rate)
         return out
 
     return run_out
 
 
 def _roots(squares: list[Tensor], shifts: list[float]) -> list[Tensor]:
-    roots = list(torch._foreach_sqrt(squares))
-    torch._foreach_add_(roots, shifts)
+    roots = list(foreach._foreach_sqrt(squares))
+    foreach._foreach_add_(roots, shifts)
     return roots
 
 
@@ -171,7 +174,7 @@ class _Decay:
 
     def applied(self, params: list[Tensor]) -> list[Tensor]:
         """The weights without any step."""
-        return list(torch._foreach_mul(params, self.whole)) if self.shrinks else copied(params)
+        return list(foreach._foreach_mul(params, self.whole)) if self.shrinks else copied(params)
 
 
 def _adam_goes_on(spec: Adam, rule: Predictor) -> Rule:
@@ -186,9 +189,9 @@ def _adam_goes_on(spec: Adam, rule: Predictor) -> Rule:
         values = [-total * correction / (1.0 - first**step) for correction, step in zip(corrections, steps, strict=True)]
         means = [s["exp_avg"] for s in states]
         if not decay.shrinks:
-            return list(torch._foreach_addcdiv(params, means, roots, scalars=values))
+            return list(foreach._foreach_addcdiv(params, means, roots, scalars=values))
         out = decay.applied(params)
-        torch._foreach_addcdiv_(out, means, roots, scalars=values)
+        foreach._foreach_addcdiv_(out, means, roots, scalars=values)
         return out
 
     return go_on
@@ -204,8 +207,8 @@ def _adam_runs_out(spec: Adam, rule: Predictor) -> Rule:
         means = copied(means) if pulls else means
         for j, (rate, left) in enumerate(zip(rates, decay.left, strict=True), 1):
             if pulls:
-                torch._foreach_mul_(means, first)
-                torch._foreach_add_(means, out, alpha=(1.0 - first) * spec.weight_decay)
+                foreach._foreach_mul_(means, first)
+                foreach._foreach_add_(means, out, alpha=(1.0 - first) * spec.weight_decay)
             corrections = [math.sqrt(1.0 - second ** (step + j)) for step in steps]
             runs = 1.0 if pulls else first**j
             values = [
@@ -213,7 +216,7 @@ def _adam_runs_out(spec: Adam, rule: Predictor) -> Rule:
                 for correction, step in zip(corrections, steps, strict=True)
             ]
             roots = _roots(squares, [spec.eps * correction for correction in corrections])
-            torch._foreach_addcdiv_(out, means, roots, scalars=values)
+            foreach._foreach_addcdiv_(out, means, roots, scalars=values)
         return out
 
     return run_out
@@ -224,9 +227,9 @@ def _repeat(spec: NAdam | Muon, rule: Predictor) -> Rule:
         decay, directions = _Decay(spec, rule, rates), [s[DIRECTION] for s in states]
         total = sum(rate * left for rate, left in zip(rates, decay.left, strict=True))
         if not decay.shrinks:
-            return list(torch._foreach_add(params, directions, alpha=-total))
+            return list(foreach._foreach_add(params, directions, alpha=-total))
         out = decay.applied(params)
-        torch._foreach_add_(out, directions, alpha=-total)
+        foreach._foreach_add_(out, directions, alpha=-total)
         return out
 
     return repeat
@@ -250,15 +253,15 @@ def _nadam_runs_out(spec: NAdam, rule: Predictor) -> Rule:
             corrections = [-rate * left * math.sqrt(1.0 - second**update) for update in updates]
             roots = _roots(squares, [spec.eps * math.sqrt(1.0 - second**update) for update in updates])
             if pulls:
-                torch._foreach_mul_(means, first)
-                torch._foreach_add_(means, out, alpha=(1.0 - first) * spec.weight_decay)
+                foreach._foreach_mul_(means, first)
+                foreach._foreach_add_(means, out, alpha=(1.0 - first) * spec.weight_decay)
                 shares = [(1.0 - momentum(u)) / (1.0 - p) * spec.weight_decay for u, p in zip(updates, products, strict=True)]
                 values = [c * share for c, share in zip(corrections, shares, strict=True)]
-                torch._foreach_addcdiv_(out, out, roots, scalars=values)
+                foreach._foreach_addcdiv_(out, out, roots, scalars=values)
             ahead = [momentum(update + 1) for update in updates]
             shares = [(1.0 if pulls else first**j) * n / (1.0 - p * n) for n, p in zip(ahead, products, strict=True)]
             values = [c * share for c, share in zip(corrections, shares, strict=True)]
-            torch._foreach_addcdiv_(out, means, roots, scalars=values)
+            foreach._foreach_addcdiv_(out, means, roots, scalars=values)
         return out
 
     return run_out
@@ -275,16 +278,16 @@ def direction_kept(spec: AbstractOptimizer, optimizer: torch.optim.Optimizer, pa
     with torch.no_grad():
         grads, values = [param.grad for param in moved if param.grad is not None], [param.data for param in moved]
         if whole:
-            directions = list(torch._foreach_mul(values, 1.0 - rate * decoupled_decay(spec)))
+            directions = list(foreach._foreach_mul(values, 1.0 - rate * decoupled_decay(spec)))
         else:
-            directions = list(torch._foreach_add(grads, values, alpha=spec.weight_decay)) if spec.weight_decay else copied(grads)
+            directions = list(foreach._foreach_add(grads, values, alpha=spec.weight_decay)) if spec.weight_decay else copied(grads)
     yield
     with torch.no_grad():
         if whole:
-            torch._foreach_sub_(directions, values)
-            torch._foreach_div_(directions, rate)
+            foreach._foreach_sub_(directions, values)
+            foreach._foreach_div_(directions, rate)
         elif isinstance(spec, RMSprop):
-            torch._foreach_div_(
+            foreach._foreach_div_(
                 directions, _roots([optimizer.state[param]["square_avg"] for param in moved], [spec.eps] * len(moved))
             )
         for param, direction in zip(moved, directions, strict=True):

@@ -106,7 +106,7 @@ class Slots(AbstractStageWeights):
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         weight = self._index.get(_memory(tensor))
-        return tensor if weight is None else _View(weight, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return tensor if weight is None else _View(weight, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: Tensor | _View) -> Tensor:
         if not isinstance(saved, _View):
