@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from gpp.runtime.controller.controller import KEEP_MEMORY
+from gpp.runtime.worker.parent import KEEP_MEMORY
 
 BLOCKS, ROWS, MANY_STEPS = 4, 64, 10**6
 WARM_STEPS = 8

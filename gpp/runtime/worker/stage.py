@@ -156,9 +156,9 @@ class StageRunner:
                 generator.manual_seed(seed)
         if self.autocast or self.weights or (self.meter and self.train):
             with self._modes(microbatch):
-                outputs = module.forward(hi - lo, values)
+                outputs = module(hi - lo, values)
         else:
-            outputs = module.forward(hi - lo, values)
+            outputs = module(hi - lo, values)
         end = self.now()
         losses = self._take_results(microbatch, lo, hi, outputs) if module.results else []
         if self.autocast:
