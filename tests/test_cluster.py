@@ -156,4 +156,4 @@ def test_number_of_devices_on_the_command_line():
 def test_cost_options(tmp_path):
     assert option("cost", "analytical") == Analytical()
     cost = option("cost", "profiled", f"cost.cache_dir={tmp_path}")
-    assert cost == Profiled(cache_dir=str(tmp_path), fallback=Analytical())
+    assert cost == Profiled(cache_dir=str(tmp_path), fallback=Analytical(), rehearsals=0)

@@ -158,7 +158,6 @@ class Experiment:
 
     @property
     def _whole(self) -> bool:
-        """Whether the model stays in one piece, so that there is nothing to cut."""
         return isinstance(self.strategy.planner, Single | DataParallel)
 
     @property

@@ -161,7 +161,7 @@ class Profiled(AbstractCostModel):
 
     cache_dir: str
     num_threads: Count = 1
-    budget_s: Positive = 8.0
+    budget_s: Positive = 4.0
     companions: Natural | None = None
     fallback: Analytical | None = None
     rehearsals: Natural = 3

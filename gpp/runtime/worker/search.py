@@ -21,7 +21,7 @@ from typing import Self
 from gpp.errors import NonFinite
 from gpp.runtime.job import Settings
 from gpp.runtime.nonfinite import Finding, Seen, told, told_of_weights
-from gpp.runtime.worker.stage import StageRunner
+from gpp.runtime.worker.stage import OnNonFinite, StageRunner
 from gpp.serialization import from_json, to_json
 
 EVERY_S = 0.25
@@ -54,6 +54,14 @@ class Search:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
+
+    def told(self, *, train: bool, late: bool) -> OnNonFinite:
+        """Who is told of a loss that is not finite.
+
+        Args:
+            late: the losses of a step are read at its end, when the update is over and nothing of the passes is left.
+        """
+        return (self.late if late else self.training) if train else self.held_out
 
     def training(self, seen: Seen, lo: int, hi: int) -> None:
         """A loss of the training is not finite: that of the samples [lo, hi) of the pass."""

@@ -44,7 +44,7 @@ from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, w
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
-from gpp.runtime.worker.stage import OnNonFinite, StageRunner
+from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
 from gpp.runtime.worker.weights.make import stage_weights
@@ -106,7 +106,9 @@ class Worker:
             bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
-        self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
+        self.search = Search(
+            run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=lambda words: self._log({"warning": words})
+        )
         self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
         mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
@@ -191,7 +193,7 @@ class Worker:
                 now=self.clock.now,
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
-                on_nonfinite=self._told(train),
+                on_nonfinite=self.search.told(train=train, late=self.card is not None),
                 probes=self._probes(s, module) if train else None,
                 scale=self.scale if train else None,
             )
@@ -204,13 +206,6 @@ class Worker:
         # Those of two steps, and more where the pipeline does not drain.
         last = 4 * accumulation(self.job.plan, stage)
         return Probes([p for p in module.parameters() if p.requires_grad], last=last)
-
-    def _told(self, train: bool) -> OnNonFinite:
-        """Who is told of a loss that is not finite."""
-        if not train:
-            return self.search.held_out
-        # On a card the losses of a step are read at its end, when the update is over and nothing of the passes is left.
-        return self.search.late if self.card else self.search.training
 
     def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
@@ -333,9 +328,6 @@ class Worker:
         for runner in self.training.runners.values():
             if runner.probes:
                 runner.probes.forget()
-
-    def _warn(self, words: str) -> None:
-        self._log({"warning": words})
 
     def _begin(self, interpreter: Interpreter[StageRunner], split: str, size: int, order: Order, step: int) -> None:
         for s, runner in interpreter.runners.items():
