@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
     from gpp.weights.naive import Naive
+    from gpp.weights.pipemare import PipeMare
     from gpp.weights.pipeoptim import PipeOptim
     from gpp.weights.spectrain import SpecTrain
     from gpp.weights.stash import Stash
@@ -49,6 +50,7 @@ __all__ = [
     "Naive",
     "NoFlush",
     "OneFOneB",
+    "PipeMare",
     "PipeOptim",
     "Profiled",
     "RMSprop",
@@ -83,6 +85,7 @@ _HOME = {
     "Naive": "gpp.weights.naive",
     "NoFlush": "gpp.schedules.no_flush",
     "OneFOneB": "gpp.schedules.one_f_one_b",
+    "PipeMare": "gpp.weights.pipemare",
     "PipeOptim": "gpp.weights.pipeoptim",
     "Profiled": "gpp.cost.models.profiled",
     "RMSprop": "gpp.optimizers",

@@ -54,7 +54,7 @@ def number(row: dict[str, str] | None, field: str) -> float | None:
 
 def figure6(into: Path) -> list[str]:
     """Throughput, beside what is published, with the devices that the plans use."""
-    jobs = {(row["model"], row["strategy"], DEVICES[row["cluster"]]): row for row in results(into)}
+    jobs = {(row["model"], row["strategy"].removesuffix("_apart"), DEVICES[row["cluster"]]): row for row in results(into)}
     rows, gains, gaps = [], [], []
     for model, columns in published().items():
         for n in CLUSTERS:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -67,7 +68,7 @@ class Program:
         if self.joint:
             found = [[max(together) for together in zip(*found, strict=False)]]
         start += (end - start) * WARM_SHARE
-        steps = [[b - a for a, b in zip(log, log[1:], strict=False) if a > start and b < end] for log in found]
+        steps = [[b - a for a, b in pairwise(log) if a > start and b < end] for log in found]
         return [median(each) for each in steps if each]
 
 
@@ -147,9 +148,7 @@ def measure(width: int, microbatches: int, trees: dict[str, Path], rounds: int) 
     """Seconds of a step by program, round by round."""
     found: list[dict[str, float]] = []
     with started(width, microbatches, trees) as programs:
-        longest = max(
-            b - a for program in programs.values() for ends in program.ends() for a, b in zip(ends, ends[1:], strict=False)
-        )
+        longest = max(b - a for program in programs.values() for ends in program.ends() for a, b in pairwise(ends))
         slice_s = min(max(0.6, 8 * longest), 2.0)
         for number in range(rounds):
             names = list(programs) if number % 2 == 0 else list(programs)[::-1]

@@ -222,6 +222,8 @@ class Problem:
     def prediction(self) -> Extrapolation:
         """The cost of the regime's predictions; nothing where none are made."""
         rule = self.regime.weights.predictor
+        if self.regime.weights.drifts:
+            return self.regime.weights.drifts
         return Extrapolation() if rule is None else self.extrapolation(rule)
 
     @property

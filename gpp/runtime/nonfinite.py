@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,10 +95,6 @@ class Seen:
         return f"{name} of micro-batch {self.place.microbatch} of {of}, on stage {self.stage}, is not finite ({self.value})"
 
 
-Pass = tuple[int, int, int, int]
-"""A backward as its stage counts: the step in which the stretch began, the micro-batch of the stretch, its samples [lo, hi)."""
-
-
 class Probes:
     """One number of each of a stage's last backwards, from which it can be told later which gradient was not finite.
 
@@ -111,24 +107,20 @@ class Probes:
         small = (i for i, p in enumerate(masters) if p.numel() <= PROBE_ELEMENTS)
         smallest = min(range(len(masters)), key=lambda i: (masters[i].numel(), i), default=None)
         self.index: int | None = next(small, smallest)
-        self._sums: deque[tuple[Pass, torch.Tensor]] = deque(maxlen=last)
+        self._sums: deque[tuple[Place, torch.Tensor]] = deque(maxlen=last)
 
-    def note(self, which: Pass, gradient: torch.Tensor | None) -> None:
+    def note(self, place: Place, gradient: torch.Tensor | None) -> None:
         """After a backward: keep the sum over the gradient of the parameter number `index`."""
         if gradient is not None:
-            self._sums.append((which, gradient.sum()))
+            self._sums.append((place, gradient.sum()))
 
     def forget(self) -> None:
         """What the gradients were is of no interest: their update was left out."""
         self._sums.clear()
 
-    def first(self, place: Callable[[int, int, int, int], Place]) -> Place | None:
-        """The first backward after which the gradient was not finite.
-
-        Args:
-            place: gives the place of what `note` was told.
-        """
-        return min((place(*which) for which, total in list(self._sums) if not math.isfinite(total.item())), default=None)
+    def first(self) -> Place | None:
+        """The first backward after which the gradient was not finite."""
+        return min((place for place, total in list(self._sums) if not math.isfinite(total.item())), default=None)
 
 
 def told(seen: Seen, findings: Sequence[Finding], *, silent: Sequence[int] = (), first_step: int = 0) -> str:

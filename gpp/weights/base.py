@@ -95,6 +95,10 @@ class Extrapolation:
         return self.once + self.each * horizon
 
 
+ALONG_THE_DRIFT = Extrapolation(kept=1.0, update=Work(10.0, 4))
+"""Along a running mean of past updates: at each the weights before it are copied, their change is made and taken into the mean."""
+
+
 def along_a_momentum(rule: Predictor) -> Extrapolation:
     """The cost under an optimizer that keeps its last direction: this and the weights are read, the prediction is written."""
     return Extrapolation()
@@ -131,6 +135,9 @@ class AbstractWeights(ABC):
     in_step: ClassVar[bool] = False
     """Whether all stages use one version for a micro-batch, so that a weight that several of them share stays one."""
 
+    drifts: ClassVar[Extrapolation | None] = None
+    """The cost of extrapolating along a running mean of past updates, whatever the optimizer; None where that is not done."""
+
     accumulation: int | None
     correction: AbstractCorrection | None = None
 
@@ -162,7 +169,11 @@ class AbstractWeights(ABC):
 
     @abstractmethod
     def backward_horizon(self, position: PipelinePosition) -> int:
-        """The same of a backward."""
+        """The same of a backward; below 0 for weights of the past."""
+
+    def drift_memory(self, position: PipelinePosition) -> float:
+        """Weight of the past in the running mean of a stage's updates, where horizons are below 0; 0 for no mean."""
+        return 0.0
 
     def backward_version(self, position: PipelinePosition, microbatch: int, start: int = 0) -> int:
         """The version that the backward of `microbatch` uses, or that is extrapolated for it."""
@@ -207,7 +218,7 @@ class AbstractWeights(ABC):
             prediction.once * way.extrapolations + prediction.each * way.updates_ahead + COPY * way.copies
             for way in (moves.forward, moves.backward)
         )
-        update = COPY * moves.update + (prediction.update if self.predictor else NONE)
+        update = COPY * moves.update + (prediction.update if self.predictor or self.drift_memory(position) else NONE)
         if correction := self.corrects(position):
             backward, update = backward + correction.cost.backward, update + correction.cost.update
         return Traffic(forward, backward, update)
@@ -281,10 +292,10 @@ def _steady(position: PipelinePosition) -> int:
 
 @lru_cache(KNOWN)
 def _extrapolates(policy: AbstractWeights, position: PipelinePosition) -> bool:
-    """Whether some pass of a mini-batch uses weights ahead of the stage's own."""
+    """Whether some pass of a mini-batch uses weights ahead of the stage's own, or behind."""
     first = _steady(position) * position.accumulation
     batch = range(first, first + position.accumulation)
-    return policy.backward_horizon(position) > 0 or any(policy.horizon(position, j) > 0 for j in batch)
+    return policy.backward_horizon(position) != 0 or any(policy.horizon(position, j) > 0 for j in batch)
 
 
 @lru_cache(KNOWN)
@@ -298,7 +309,7 @@ def _changes(policy: AbstractWeights, position: PipelinePosition) -> bool:
 
 @lru_cache(KNOWN)
 def _copies(policy: AbstractWeights, position: PipelinePosition) -> int:
-    if policy.predictor is not None:
+    if policy.predictor is not None or policy.drifts:
         if not _extrapolates(policy, position):
             return 1
         if policy.backward != "same":
@@ -332,7 +343,7 @@ class _Way(NamedTuple):
     @classmethod
     def of(cls, horizons: list[int], passes: int) -> _Way:
         """The mean over so many passes, of which some make a prediction, or a copy (0), of these horizons."""
-        return cls(sum(h > 0 for h in horizons) / passes, sum(horizons) / passes, horizons.count(0) / passes)
+        return cls(sum(h != 0 for h in horizons) / passes, sum(max(h, 0) for h in horizons) / passes, horizons.count(0) / passes)
 
 
 class _Moves(NamedTuple):
@@ -349,7 +360,7 @@ def _moves(policy: AbstractWeights, position: PipelinePosition) -> _Moves:
     m, warmup = position.accumulation, position.warmup
     if policy.copies(position) == 1:
         return _Moves()
-    if policy.predictor is None:
+    if policy.predictor is None and policy.backward == "same":
         # A version that is still needed is copied before the update that would overwrite it.
         return _Moves(update=1.0)
     first, behind = _steady(position) * m, policy.backward_horizon(position)

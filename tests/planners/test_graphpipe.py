@@ -45,7 +45,7 @@ def test_case_study():
     The paper counts depth 4, without the stage in which the concatenation sits: at the level of stages the other
     branch feeds it, which makes 5, so the graph holds 20 samples at most where the paper has 16 (the chain: 8 x 2 = 16).
     """
-    graph, graph_s = run(GraphPipe(replication=False), case_study(16))
+    graph, graph_s = run(GraphPipe(replication=False, colocate="never"), case_study(16))
     chain, chain_s = run(Sequential(replication=False), case_study(16))
     assert (len(graph.stages), graph.depth, graph.stages[0].microbatch_size) == (8, 5, 4)
     assert (len(chain.stages), chain.depth, chain.stages[0].microbatch_size) == (8, 8, 2)
@@ -57,20 +57,20 @@ def test_case_study():
 def test_join_shares_a_stage_with_a_branch():
     """Four branches on four devices: no device is spent on a concatenation."""
     problem = Problem(graph=towers(4, 3), cluster=cluster(4), cost=Constant(), minibatch_size=16)
-    plan, _ = run(GraphPipe(replication=False, max_candidates=0), problem)
+    plan, _ = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
     assert (len(plan.stages), plan.depth) == (4, 2)
 
 
 def test_fork_shares_a_stage_with_a_branch():
     problem = Problem(graph=towers(4, 3, fork=True), cluster=cluster(4), cost=Constant(), minibatch_size=16)
-    plan, seconds = run(GraphPipe(replication=False), problem)
+    plan, seconds = run(GraphPipe(replication=False, colocate="never"), problem)
     assert len(plan.stages) == 4 and seconds < run(Sequential(replication=False), problem)[1]
 
 
 @pytest.mark.parametrize(("branches", "devices"), [(7, 4), (14, 8), (6, 3), (8, 2)])
 def test_more_branches_than_devices_are_grouped(branches, devices):
     problem = Problem(graph=towers(branches, 2), cluster=cluster(devices), cost=Constant(), minibatch_size=32)
-    plan, seconds = run(GraphPipe(replication=False, max_candidates=0), problem)
+    plan, seconds = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
     assert plan.depth == 2 and len(plan.stages) == devices
     largest = max(len(stage.ops) for stage in plan.stages)
     assert largest <= 2 * -(-branches // devices) + 1
@@ -82,15 +82,15 @@ def test_replicas_of_a_large_operator():
     graph = towers(1, 7)
     graph = replace(graph, ops=(*graph.ops[:2], replace(graph.ops[2], forward_flops=4.0, backward_flops=8.0), *graph.ops[3:]))
     problem = Problem(graph=graph, cluster=cluster(8, 12.0), cost=Constant(), minibatch_size=64)
-    plan, seconds = run(GraphPipe(), problem)
+    plan, seconds = run(GraphPipe(colocate="never"), problem)
     assert len(max(plan.stages, key=lambda stage: 2 in stage.ops).devices) > 1
-    assert seconds < 0.8 * run(GraphPipe(replication=False), problem)[1]
+    assert seconds < 0.8 * run(GraphPipe(replication=False, colocate="never"), problem)[1]
 
 
 def test_graph_that_is_not_series_parallel_keeps_its_own_edges():
     for seed in range(10):
         problem = Problem(graph=random_dag(9, seed), cluster=cluster(4), cost=Rate(), minibatch_size=16)
-        plan, _ = run(GraphPipe(), problem)
+        plan, _ = run(GraphPipe(colocate="never"), problem)
         if any("not series-parallel" in line for line in plan.explanation):
             assert any("critical path" in line for line in plan.explanation)
             chain = any("is a chain" in line for line in plan.explanation)
@@ -101,7 +101,7 @@ def test_graph_that_is_not_series_parallel_keeps_its_own_edges():
 
 def test_whole_minibatch_in_flight_under_gpipe():
     problem = Problem(graph=towers(2, 4), cluster=cluster(4, 1e3), cost=Constant(), minibatch_size=16)
-    plan = Strategy(name="x", planner=GraphPipe(), schedule=GPipe()).plan(problem)
+    plan = Strategy(name="x", planner=GraphPipe(colocate="never"), schedule=GPipe()).plan(problem)
     assert all(stage.in_flight == 16 for stage in plan.stages)
 
 
@@ -112,9 +112,9 @@ def test_heterogeneous_cluster_is_judged_on_its_own_devices():
         name="mixed", devices=(fast, fast, slow, slow), nodes=base.nodes, intra_node=base.intra_node, inter_node=base.inter_node
     )
     problem = Problem(graph=towers(2, 3), cluster=mixed, cost=Constant(), minibatch_size=16)
-    _, seconds = run(GraphPipe(), problem)
+    _, seconds = run(GraphPipe(colocate="never"), problem)
     assert seconds <= run(Sequential(), problem)[1]
-    assert run(GraphPipe(), replace(problem, cluster=base))[1] < seconds
+    assert run(GraphPipe(colocate="never"), replace(problem, cluster=base))[1] < seconds
 
 
 @pytest.mark.parametrize(("branches", "blocks"), [(4, 16), (7, 6), (14, 4)])
@@ -126,14 +126,14 @@ def test_search_takes_few_calls(branches, blocks):
         minibatch_size=256,
     )
     # 100 000 to 450 000 as this is written, which take a second.
-    assert calls(lambda: run(GraphPipe(), problem)) < 2_000_000
+    assert calls(lambda: run(GraphPipe(colocate="never"), problem)) < 2_000_000
 
 
 def test_settings_are_checked():
     with pytest.raises(InvalidConfig, match="patience"):
-        GraphPipe(patience=0)
+        GraphPipe(colocate="never", patience=0)
     with pytest.raises(InvalidConfig, match="max_candidates"):
-        GraphPipe(max_candidates=-1)
+        GraphPipe(colocate="never", max_candidates=-1)
 
 
 def test_towers_that_exchange_values_stay_whole():
@@ -148,7 +148,7 @@ def test_towers_that_exchange_values_stay_whole():
     graph = OpGraph(name="bridged", ops=ops, tensors=tensors)
     assert decompose(graph) is None
     problem = Problem(graph=graph, cluster=cluster(3), cost=Constant(), minibatch_size=32, microbatch_size=1)
-    plan, _ = run(GraphPipe(replication=False, max_candidates=0), problem)
+    plan, _ = run(GraphPipe(colocate="never", replication=False, max_candidates=0), problem)
     stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     assert len({stage_of[op] for op in left}) == len({stage_of[op] for op in right}) == 1
     assert plan.depth == 2

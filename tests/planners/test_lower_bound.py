@@ -57,7 +57,7 @@ def test_below_the_optimum_of_small_problems(block):
 
 def test_below_every_plan_of_larger_problems():
     """A sample; `tests.check_planners --what validate` tries thousands."""
-    planners = (GraphPipe(max_candidates=0), Sequential(), Sequential(replication=False))
+    planners = (GraphPipe(colocate="never", max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
     for seed in range(1000, 1006):
         problem = random_problem(seed, max_ops=24, max_devices=8)
@@ -115,7 +115,7 @@ def test_below_the_optimum_where_links_are_slow(seed):
         optimizer_state_factor=rng.choice([0.0, 2.0]),
         cluster=cluster(rng.randint(2, 3), 10 ** rng.uniform(6.9, 7.6), link),
     )
-    check(problem, (Exhaustive(per_stage_microbatch=True), GraphPipe(), Sequential()))
+    check(problem, (Exhaustive(per_stage_microbatch=True), GraphPipe(colocate="never"), Sequential()))
 
 
 def test_a_cut_that_memory_forces_costs_its_messages():

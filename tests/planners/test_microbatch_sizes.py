@@ -36,14 +36,14 @@ def odd_problem(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", [32, 35, 37, 42, 43, 46, 48, 54, 56, 59])
 def test_no_imposed_size_is_better_than_the_chosen_one(seed):
     problem = odd_problem(seed)
-    chosen = run(GraphPipe(), problem)
+    chosen = run(GraphPipe(colocate="never"), problem)
     try:
         bound = lower_bound(problem).iteration_s
     except Infeasible:
         bound = float("inf")
     for b in range(1, problem.minibatch_size + 1):
         if problem.minibatch_size % b == 0:
-            imposed = run(GraphPipe(), replace(problem, microbatch_size=b))
+            imposed = run(GraphPipe(colocate="never"), replace(problem, microbatch_size=b))
             if imposed is not None:
                 assert chosen is not None and chosen[1] <= imposed[1] * (1 + 1e-9), b
                 assert bound <= imposed[1] * (1 + 1e-9), b

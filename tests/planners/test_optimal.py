@@ -42,7 +42,7 @@ def test_against_the_oracle(seed):
 def test_no_worse_than_graphpipe_on_a_mid_size_graph():
     pytest.importorskip("ortools")
     problem = Problem(graph=random_dag(16, 5), cluster=cluster(4), cost=Rate(), minibatch_size=16, optimizer_state_factor=2.0)
-    found, ours = run(Optimal(limit=2), problem), run(GraphPipe(), problem)
+    found, ours = run(Optimal(limit=2), problem), run(GraphPipe(colocate="never"), problem)
     assert proven_s(found[0]) <= found[1] <= ours[1] * (1 + 1e-9)
 
 

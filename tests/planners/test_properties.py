@@ -28,7 +28,7 @@ from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
-PLANNERS = (Even(), Sequential(), GraphPipe(), Sequential(replication=False), GraphPipe(replication=False), PipeDream2BW())
+PLANNERS = (Even(), Sequential(), GraphPipe(colocate="never"), Sequential(replication=False), GraphPipe(colocate="never", replication=False), PipeDream2BW())
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -55,7 +55,7 @@ def test_prediction_agrees_with_the_definition_of_1f1b(seed):
     """Where links cost nothing and nothing is reduced, an independent simulation gives the same seconds."""
     problem = random_problem(seed, max_ops=9, max_devices=4)
     problem = replace(problem, cluster=cluster(problem.cluster.num_devices), cost=Constant(fixed_s=1e6))
-    plan, seconds = run(GraphPipe(replication=False), problem)
+    plan, seconds = run(GraphPipe(colocate="never", replication=False), problem)
     assert one_f_one_b_s(plan, problem) == pytest.approx(seconds)
 
 
@@ -98,7 +98,7 @@ def test_graphpipe_is_never_predicted_slower_than_sequential(block):
     """80 series-parallel graphs and 40 others; `tests.check_planners --what dags` compares all planners on larger ones."""
     for seed in range(30 * block, 30 * block + 30):
         problem = random_problem(seed, max_ops=10, max_devices=5, series_parallel=seed % 3 > 0)
-        chain, graph = run(Sequential(), problem), run(GraphPipe(max_candidates=0), problem)
+        chain, graph = run(Sequential(), problem), run(GraphPipe(colocate="never", max_candidates=0), problem)
         assert chain is None or (graph is not None and graph[1] <= chain[1] * (1 + 1e-9))
 
 
@@ -108,7 +108,7 @@ def test_graphpipe_equals_the_oracle_of_its_space(block, record_property):
     gaps = []
     for seed in range(8 * block, 8 * block + 8):
         problem = random_problem(seed, max_ops=8 if seed % 8 == 0 else 6, max_devices=4)
-        found, own, convex = (run(p, problem) for p in (GraphPipe(), Exhaustive(space="graphpipe"), Exhaustive()))
+        found, own, convex = (run(p, problem) for p in (GraphPipe(colocate="never"), Exhaustive(space="graphpipe"), Exhaustive()))
         assert (found is None) == (own is None)
         if found and own and convex:
             assert found[1] == pytest.approx(own[1], rel=1e-9)
@@ -123,7 +123,7 @@ def test_graphpipe_equals_the_oracle_of_its_space(block, record_property):
 def test_search_alone_comes_close_to_the_oracle(seed):
     """Without listing the space, as on large graphs."""
     problem = random_problem(100 + seed, max_ops=6, max_devices=4, series_parallel=True)
-    found, own = run(GraphPipe(max_candidates=0), problem), run(Exhaustive(space="graphpipe"), problem)
+    found, own = run(GraphPipe(colocate="never", max_candidates=0), problem), run(Exhaustive(space="graphpipe"), problem)
     assert (found is None) == (own is None)
     assert found is None or found[1] <= 1.05 * own[1]
 
@@ -164,7 +164,7 @@ def test_same_plan_under_another_hash_seed():
         "from gpp.planners.chains.even import Even\nfrom gpp.planners.chains.pipedream_2bw import PipeDream2BW\n"
         "from dataclasses import replace\n"
         "for seed in range(6):\n"
-        "    for planner in (GraphPipe(max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
+        "    for planner in (GraphPipe(colocate="never", max_candidates=500), Sequential(), Even(), PipeDream2BW()):\n"
         "        found = run(planner, random_problem(seed, max_ops=14, max_devices=6))\n"
         "        print(found and (replace(found[0], search_s=0.0), found[1]))\n"
     )
@@ -185,12 +185,12 @@ def test_order_of_identical_branches_does_not_matter():
     plans = []
     for names in (["a", "b", "c"], ["c", "a", "b"]):
         problem = Problem(graph=towers(3, 4, names=names), cluster=cluster(6, 100.0), cost=Constant(fixed_s=0.5), minibatch_size=16)
-        plan, seconds = run(GraphPipe(), problem)
+        plan, seconds = run(GraphPipe(colocate="never"), problem)
         plans.append((seconds, plan.depth, sorted(len(stage.ops) for stage in plan.stages)))
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize("planner", [Even(), Sequential(), GraphPipe(), PipeDream2BW()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("planner", [Even(), Sequential(), GraphPipe(colocate="never"), PipeDream2BW()], ids=lambda p: type(p).__name__)
 def test_infeasible_says_what_lacks_and_what_would_fit(planner):
     problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8)
     strategy = Strategy(name="test", planner=planner, schedule=OneFOneB())

@@ -41,7 +41,14 @@ from tests.support.graphs import chain, diamond, two_towers
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
 
-PLANNERS = (Even(), Sequential(), GraphPipe(max_candidates=200), PipeDream(), Piper(recompute=False), PipeDream2BW())
+PLANNERS = (
+    Even(),
+    Sequential(),
+    GraphPipe(colocate="never", max_candidates=200),
+    PipeDream(),
+    Piper(recompute=False),
+    PipeDream2BW(),
+)
 POLICIES = (
     Naive(),
     Stash(),

@@ -82,8 +82,8 @@ def test_graphpipe_splits_operators_where_that_is_faster() -> None:
     """Two samples leave devices idle in any pipeline; on slow links they are better idle."""
     for link, helps in ((FAST, True), (SLOW, False)):
         problem = gpt(4, link)
-        plain, plain_s = planned(GraphPipe(), problem)
-        plan, seconds = planned(GraphPipe(tensor_parallel=True), problem)
+        plain, plain_s = planned(GraphPipe(colocate="never"), problem)
+        plan, seconds = planned(GraphPipe(colocate="never", tensor_parallel=True), problem)
         plan.validate(problem)
         assert any(stage.tensor_parallel > 1 for stage in plan.stages) == helps
         assert seconds < plain_s if helps else plan.stages == plain.stages
@@ -94,7 +94,7 @@ def test_graphpipe_splits_operators_where_that_is_faster() -> None:
 def test_models_without_degrees_are_planned_as_before(branches: int, length: int) -> None:
     """The same plan, and not one more search."""
     problem = Problem(graph=towers(branches, length), cluster=cluster(4), cost=Constant(), minibatch_size=8)
-    plain, plan = (planned(GraphPipe(tensor_parallel=split), problem)[0] for split in (False, True))
+    plain, plan = (planned(GraphPipe(colocate="never", tensor_parallel=split), problem)[0] for split in (False, True))
     assert plan.stages == plain.stages and plan.explanation == plain.explanation
     assert not list(splits(problem))
 
@@ -103,7 +103,7 @@ def test_models_without_degrees_are_planned_as_before(branches: int, length: int
     ("planner", "without"),
     [
         (Piper(recompute=False), Piper(recompute=False, tensor_parallel=False)),
-        (GraphPipe(tensor_parallel=True), GraphPipe()),
+        (GraphPipe(colocate="never", tensor_parallel=True), GraphPipe(colocate="never")),
     ],
     ids=["piper", "graphpipe"],
 )

@@ -33,7 +33,11 @@ FAST, SLOW = {"speed_factor": 1.0}, {"speed_factor": 0.25}
 @pytest.mark.parametrize("seed", range(20))
 def test_small_problems_equal_everything_on_all_devices(seed):
     problem = mixed_problem(seed, ops=(3, 5), devices=(2, 4))
-    best, found, alone = optimum_s(problem), run(GraphPipe(), problem), run(GraphPipe(max_candidates=0), problem)
+    best, found, alone = (
+        optimum_s(problem),
+        run(GraphPipe(colocate="never"), problem),
+        run(GraphPipe(colocate="never", max_candidates=0), problem),
+    )
     assert (best is None) == (found is None) == (alone is None)
     if best:
         assert found[1] <= best * (1 + 1e-6)
@@ -43,7 +47,7 @@ def test_small_problems_equal_everything_on_all_devices(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
     problem = mixed_problem(seed)
-    ours, chains, even = (run(planner, problem) for planner in (GraphPipe(), Sequential(), Even()))
+    ours, chains, even = (run(planner, problem) for planner in (GraphPipe(colocate="never"), Sequential(), Even()))
     for other in (chains, even):
         assert other is None or (ours is not None and ours[1] <= other[1] * (1 + 1e-9))
 
@@ -51,7 +55,7 @@ def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
 def test_stages_are_as_long_as_their_devices_are_fast():
     """A chain of ten equal operators on speeds 1, 1, 1/4, 1/4: four operators for each fast device, one for each slow one."""
     problem = Problem(graph=chain(10), cluster=with_devices(cluster(4), FAST, SLOW, SLOW, FAST), cost=Constant(), minibatch_size=64)
-    plan, _ = run(GraphPipe(replication=False, max_candidates=0), replace(problem, microbatch_size=1))
+    plan, _ = run(GraphPipe(colocate="never", replication=False, max_candidates=0), replace(problem, microbatch_size=1))
     speed = problem.cluster.devices
     assert sorted((len(s.ops), speed[s.devices[0]].speed_factor) for s in plan.stages) == [(1, 0.25), (1, 0.25), (4, 1.0), (4, 1.0)]
 
@@ -61,7 +65,7 @@ def test_stages_that_need_memory_get_large_devices():
     graph = replace(graph, ops=(*graph.ops[:1], replace(graph.ops[1], saved_bytes=20.0), *graph.ops[2:]))
     small, large = {"memory_bytes": 12.0}, {"memory_bytes": 100.0}
     problem = Problem(graph=graph, cluster=with_devices(cluster(4), small, small, small, large), cost=Constant(), minibatch_size=16)
-    plan, _ = run(GraphPipe(), problem)
+    plan, _ = run(GraphPipe(colocate="never"), problem)
     assert next(stage for stage in plan.stages if 1 in stage.ops).devices == (3,)
 
 
@@ -71,7 +75,7 @@ def test_replicas_are_equal_devices():
     graph = towers(2, 1)
     graph = replace(graph, ops=(replace(graph.ops[0], forward_flops=8.0, backward_flops=16.0), *graph.ops[1:]))
     problem = Problem(graph=graph, cluster=devices, cost=Constant(), minibatch_size=32)
-    plan, _ = run(GraphPipe(), problem)
+    plan, _ = run(GraphPipe(colocate="never"), problem)
     assert next(stage for stage in plan.stages if 0 in stage.ops).devices == (0, 2)
 
 

@@ -39,14 +39,14 @@ def figure_5(memory_samples: float) -> Problem:
 def test_small_micro_batches_where_memory_binds_and_large_ones_where_kernels_are_slow():
     """Room for ten samples: uniform micro-batches of 4 would keep 12 at the first of three stages; 2, 2, 4 keep 10."""
     uniform, own = (
-        run(GraphPipe(replication=False), figure_5(10.5)),
-        run(GraphPipe(replication=False, per_stage=True), figure_5(10.5)),
+        run(GraphPipe(colocate="never", replication=False), figure_5(10.5)),
+        run(GraphPipe(colocate="never", replication=False, per_stage=True), figure_5(10.5)),
     )
     assert [(s.microbatch_size, s.in_flight) for s in own[0].stages] == [(2, 10), (2, 8), (4, 4)]
     assert own[1] < 0.85 * uniform[1]
     assert "micro-batch 2, 4 by stage" in own[0].explanation
     # With room for 12 there is nothing to gain.
-    roomy = [run(GraphPipe(replication=False, per_stage=each), figure_5(12.5))[1] for each in (False, True)]
+    roomy = [run(GraphPipe(colocate="never", replication=False, per_stage=each), figure_5(12.5))[1] for each in (False, True)]
     assert roomy[0] == roomy[1] < own[1]
 
 
@@ -54,7 +54,7 @@ def test_equals_the_oracle_of_unequal_micro_batches():
     equal = count = 0
     for seed in range(24):
         problem = random_problem(seed, max_ops=4, max_devices=3)
-        best, ours = run(Exhaustive(per_stage_microbatch=True), problem), run(GraphPipe(per_stage=True), problem)
+        best, ours = run(Exhaustive(per_stage_microbatch=True), problem), run(GraphPipe(colocate="never", per_stage=True), problem)
         assert (best is None) == (ours is None)
         if best:
             count += 1
@@ -65,7 +65,7 @@ def test_equals_the_oracle_of_unequal_micro_batches():
 @pytest.mark.parametrize("seed", range(10))
 def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
     problem = random_problem(seed, max_ops=14, max_devices=6)
-    uniform, own = run(GraphPipe(), problem), run(GraphPipe(per_stage=True), problem)
+    uniform, own = run(GraphPipe(colocate="never"), problem), run(GraphPipe(colocate="never", per_stage=True), problem)
     assert (uniform is None) == (own is None)
     if uniform:
         assert own[1] <= uniform[1] * (1 + 1e-9)
@@ -76,8 +76,8 @@ def test_never_slower_than_uniform_and_bounded_in_simulations(seed):
 @pytest.mark.parametrize("seed", range(15))
 def test_bound_is_below_the_prediction_of_unequal_micro_batches(seed):
     problem = random_problem(seed, max_ops=6, max_devices=4)
-    strategy = Strategy(name="test", planner=GraphPipe(), schedule=OneFOneB())
-    found = run(GraphPipe(max_candidates=0), problem)
+    strategy = Strategy(name="test", planner=GraphPipe(colocate="never"), schedule=OneFOneB())
+    found = run(GraphPipe(colocate="never", max_candidates=0), problem)
     if found is None:
         return
     stages = found[0].stages

@@ -22,6 +22,7 @@ from gpp.weights.corrections.spike import Spike
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -38,6 +39,7 @@ POLICIES: dict[str, AbstractWeights] = {
     "double buffer": DoubleBuffer(),
     "spectrain 1": SpecTrain(form=1),
     "spectrain 2": SpecTrain(form=2),
+    "pipemare": PipeMare(),
     "pipeoptim": PipeOptim(),
     "pipeoptim offset": PipeOptim(offset=1),
     "pipeoptim zero": PipeOptim(future="zero"),

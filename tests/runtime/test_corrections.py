@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from gpp.errors import InvalidConfig
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, NAdam
 from gpp.runtime.reference.pipeline import run_reference
+from gpp.runtime.reference.stage import Table, advance
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.corrections.delayed_momentum import DelayedMomentum
@@ -21,6 +23,7 @@ from gpp.weights.corrections.gap_aware import GapAware
 from gpp.weights.corrections.rescheduled import Rescheduled
 from gpp.weights.corrections.spike import Spike
 from gpp.weights.flush import Flush
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
 from tests.support.asynchronous import MINIBATCH, make_job
@@ -125,3 +128,22 @@ def test_nothing_is_corrected_where_nothing_is_late() -> None:
     spec = NAdam(lr=0.01, betas=(0.9, 0.99))
     assert spec.at(policy, last) == spec and spec.at(None, first) == spec
     assert spec.at(policy, first) == replace(spec, betas=(0.9 + 3 * (0.99 - 0.9) / 4, 0.99))
+
+
+def test_pipemare_goes_back_along_a_running_mean_of_updates() -> None:
+    """Equal updates lead back to the very weights of the forward; others by the formula."""
+    policy, position = PipeMare(discrepancy=0.2), PipelinePosition(warmup=3, depth=4)
+    weight, spec = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64)), SGD(lr=0.1, momentum=0.0)
+    optimizer = spec.build([weight])
+    table = Table(policy, position, [weight], optimizer=optimizer, spec=spec, rate=lambda update: spec.lr)
+    table.begin(0, 1000)
+    assert torch.equal(table.backward()[0], weight.detach())
+    drift, memory = 0.0, 0.2 ** (1 / 3)
+    for t in range(100):
+        gradient = 2.0 if t > 3 else math.cos(t)
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        drift = memory * drift + (1 - memory) * -0.1 * gradient
+        advance(table, spec.lr)
+        table.updated()
+        assert table.backward()[0].item() == pytest.approx(weight.item() - 3 * drift, rel=1e-12)
+    assert table.backward()[0].item() == pytest.approx(weight.item() + 3 * 0.1 * 2.0, rel=1e-12)

@@ -221,9 +221,9 @@ def test_a_probe_looks_at_the_first_small_gradient_and_remembers_the_last_ones()
     assert Probes([], last=2).index is None
     probes = Probes([small], last=2)
     for step, value in ((0, NAN), (1, 1.0), (2, float("inf"))):
-        probes.note((step, 0, 0, 4), torch.tensor([value, 1.0]))
-    probes.note((3, 0, 0, 4), None)
-    assert probes.first(lambda step, microbatch, lo, hi: place(step, lo)) == place(2, 0)
+        probes.note(place(step, 0), torch.tensor([value, 1.0]))
+    probes.note(place(3, 0), None)
+    assert probes.first() == place(2, 0)
 
 
 def test_an_engine_of_others_says_step_and_micro_batch(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpp.weights.corrections.gap_aware import GapAware
 from gpp.weights.corrections.spike import Spike
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[AbstractWeights, AbstractOptimizer]] = {
     "spectrain 2, authors": (SpecTrain(form=2, nesterov=True), SGDM),
     "stash, spike": (Stash(correction=Spike()), SGDM),
     "stash, gap-aware": (Stash(correction=GapAware()), SGDM),
+    "pipemare": (PipeMare(), SGDM),
     "pipeoptim": (PipeOptim(), Adam(lr=0.01)),
     "pipeoptim, plain rmsprop": (PipeOptim(), RMSprop(lr=0.01)),
     "pipeoptim, offset": (PipeOptim(offset=1), Adam(lr=0.01)),

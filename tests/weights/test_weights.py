@@ -11,6 +11,7 @@ from gpp.weights.base import AbstractWeights, Extrapolation, PipelinePosition
 from gpp.weights.double_buffer import DoubleBuffer
 from gpp.weights.flush import Flush
 from gpp.weights.naive import Naive
+from gpp.weights.pipemare import PipeMare
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.spectrain import SpecTrain
 from gpp.weights.stash import Stash
@@ -18,7 +19,7 @@ from gpp.weights.vertical_sync import VerticalSync
 from gpp.weights.work import Work
 
 POLICIES: list[AbstractWeights] = [
-    Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1)
+    Naive(), Stash(), VerticalSync(), DoubleBuffer(), SpecTrain(), SpecTrain(form=2), PipeOptim(), PipeOptim(offset=1), PipeMare()
 ]  # fmt: skip
 
 
@@ -160,7 +161,11 @@ def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, in
     measured = range(total // m // 2 * m, (total // m // 2 + 1) * m)
     own = policy.backward == "same"
     updates, copies, staleness = 0, 1, 0
-    done: dict[str, Work] = {"F": Work(), "B": Work(), "U": cost.update if policy.predictor else Work()}
+    done: dict[str, Work] = {
+        "F": Work(),
+        "B": Work(),
+        "U": cost.update if policy.predictor or policy.backward_horizon(position) else Work(),
+    }
     used: dict[int, int] = {}
     lasting: dict[int, tuple[int, int]] = {}
     prediction: int | None = None
@@ -183,8 +188,8 @@ def walked(policy: AbstractWeights, position: PipelinePosition) -> tuple[int, in
             lasting[i] = updates, ahead
             done["F"] += cost.of(ahead) * (counted and made)
             copies = max(copies, 1 + len(set(lasting.values())))
-        elif policy.predictor is not None and not own and ahead:
-            done[kind] += cost.of(ahead) * (counted and prediction != ahead)
+        elif not own and ahead:
+            done[kind] += cost.of(max(ahead, 0)) * (counted and prediction != ahead)
             copies, prediction = 2, ahead
         if kind == "B":
             lasting.pop(i, None)

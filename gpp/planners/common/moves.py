@@ -13,6 +13,7 @@ from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Assessor, Part, Parts
 from gpp.planners.common.placement import Placement
+from gpp.planners.common.stage_costs import StageCosts
 
 FEW_STAGES = 8
 """Plans of at most so many stages are tried with their devices dealt out anew at every step."""
@@ -163,6 +164,61 @@ def splits(around: Around, point: Point) -> Iterator[Point]:
                 yield replace(point, parts=parts, sizes=(point.sizes[0], *point.sizes), ks=(point.ks[0], *point.ks))
 
 
+def splits_alike(around: Around, point: Point) -> Iterator[Point]:
+    """All stages that are equally long, cut in two at once, on their own devices and idle ones.
+
+    Equal branches hold an iteration up together: cut one by one, they gain nothing until the last one is cut.
+    """
+    costs, b, idle = around.assessor.costs, point.sizes[0], around.idle(point)
+    if point.chain:
+        return
+    alike: dict[tuple[int, float], list[int]] = {}
+    for p, (mask, r) in enumerate(point.parts):
+        if mask & (mask - 1):
+            alike.setdefault((r, float(f"{costs.compute_s(mask, b // r):.6g}")), []).append(p)
+    for (r, _), stages in alike.items():
+        if len(stages) > 1 and len(stages) * r <= idle and around.hot.intersection(stages):
+            parts: list[Part] = []
+            for p, (mask, _) in enumerate(point.parts):
+                parts += ((half, r) for half in halves(costs, mask, b // r)) if p in stages else (point.parts[p],)
+            more = len(parts) - len(point.parts)
+            yield replace(
+                point, parts=tuple(parts), sizes=(b,) * more + point.sizes, ks=(point.ks[0],) * more + point.ks, devices=None
+            )
+
+
+def halves(costs: StageCosts, mask: int, samples: int) -> tuple[int, int]:
+    """A stage of several operators in two: its unconnected parts dealt out, or the first half of its operators and the rest."""
+    pieces = connected(costs.graph, mask)
+    if len(pieces) == 1:
+        ops, half = list(bits(mask)), 0
+        while half.bit_count() < len(ops) - 1 and 2 * costs.compute_s(half, samples) < costs.compute_s(mask, samples):
+            half |= 1 << ops[half.bit_count()]
+        return half, mask & ~half
+    out, loads = [0, 0], [0.0, 0.0]
+    for piece in sorted(pieces, key=lambda piece: -costs.compute_s(piece, samples)):
+        lighter = loads.index(min(loads))
+        out[lighter] |= piece
+        loads[lighter] += costs.compute_s(piece, samples)
+    return out[0], out[1]
+
+
+def connected(graph: OpGraph, mask: int) -> list[int]:
+    """Parts of a set that no tensor inside it connects."""
+    out, rest = [], mask
+    while rest:
+        piece, frontier = 0, rest & -rest
+        while frontier:
+            piece |= frontier
+            near = 0
+            for op in bits(frontier):
+                near |= graph.successors[op] | graph.predecessors[op]
+            frontier = near & mask & ~piece
+        out.append(piece)
+        rest &= ~piece
+    return out
+
+
 def redealt(around: Around, point: Point) -> Iterator[Point]:
     """The stages of `finer_boundaries`, `merges` and `splits`, and the point's own, with all devices dealt out anew.
 
@@ -266,7 +322,7 @@ def _moved(point: Point, p: int, q: int, chunk: int) -> Point:
     return replace(point, parts=tuple(parts))
 
 
-ANY_STAGES: tuple[Move, ...] = (sizes, replicas, boundaries, merges, splits)
+ANY_STAGES: tuple[Move, ...] = (sizes, replicas, boundaries, merges, splits, splits_alike)
 """The moves of plans of any stages on equal devices with one micro-batch size."""
 
 SMALL_PROBLEMS: tuple[Move, ...] = (*ANY_STAGES, finer_boundaries, redealt)

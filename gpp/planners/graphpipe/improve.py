@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpp.cost.stage import stage_bytes
-from gpp.graph.op_graph import OpGraph, bits
 from gpp.plan.plan import Plan
 from gpp.planners.common.candidates import Candidate, Part
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.interval_program import LONGEST_LINE, POWER
+from gpp.planners.common.moves import halves
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.partition_search import Lanes, PartitionSearch
 from gpp.planners.graphpipe.sp_structure import SPStructure
@@ -118,31 +118,5 @@ def _finer(costs: StageCosts, part: Part, b: int, cuts: bool) -> list[list[Part]
     out: list[list[Part]] = [[(mask, more)]] if more is not None else []
     if not cuts or not mask & (mask - 1):
         return out
-    pieces = _components(costs.graph, mask)
-    if len(pieces) == 1:
-        ops, half = list(bits(mask)), 0
-        while half.bit_count() < len(ops) - 1 and 2 * costs.compute_s(half, b // r) < costs.compute_s(mask, b // r):
-            half |= 1 << ops[half.bit_count()]
-        return [*out, [(half, r), (mask & ~half, r)]]
-    halves, loads = [0, 0], [0.0, 0.0]
-    for piece in sorted(pieces, key=lambda piece: -costs.compute_s(piece, b // r)):
-        lighter = loads.index(min(loads))
-        halves[lighter] |= piece
-        loads[lighter] += costs.compute_s(piece, b // r)
-    return [*out, [(halves[0], r), (halves[1], r)]]
-
-
-def _components(graph: OpGraph, mask: int) -> list[int]:
-    """Parts of a set that no tensor inside it connects."""
-    out, rest = [], mask
-    while rest:
-        piece, frontier = 0, rest & -rest
-        while frontier:
-            piece |= frontier
-            near = 0
-            for op in bits(frontier):
-                near |= graph.successors[op] | graph.predecessors[op]
-            frontier = near & mask & ~piece
-        out.append(piece)
-        rest &= ~piece
-    return out
+    first, second = halves(costs, mask, b // r)
+    return [*out, [(first, r), (second, r)]]

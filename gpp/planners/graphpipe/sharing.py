@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpp.graph.op_graph import OpGraph, bits, mask_of
-from gpp.planners.common.moves import Around, Point, heads
+from gpp.planners.common.moves import Around, Point, connected, heads
 
 LIGHTEST = 2
 """Devices with the least to do that a piece may go to, beside those that it talks to."""
@@ -105,22 +105,6 @@ def independent(graph: OpGraph, mask: int) -> int:
 def needed(graph: OpGraph, mask: int) -> int:
     """The operators of a set on which some outside it depends."""
     return mask_of([op for op in bits(mask) if graph.descendants[op] & ~mask])
-
-
-def connected(graph: OpGraph, mask: int) -> list[int]:
-    """Parts of a set that no tensor inside it connects."""
-    out, rest = [], mask
-    while rest:
-        piece, frontier = 0, rest & -rest
-        while frontier:
-            piece |= frontier
-            near = 0
-            for op in bits(frontier):
-                near |= graph.successors[op] | graph.predecessors[op]
-            frontier = near & mask & ~piece
-        out.append(piece)
-        rest &= ~piece
-    return out
 
 
 def with_pieces(point: Point, changed: dict[int, tuple[Piece, ...]]) -> Point:

@@ -89,7 +89,13 @@ class Table:
             self._of[number] = made[horizon]
 
     def _extrapolated(self, horizon: int) -> Values:
-        """The weights `horizon` updates after the present version, in memory of their own."""
+        """The weights `horizon` updates after the present version, or before it (below 0), in memory of their own."""
+        if horizon < 0 and self.optimizer:
+            states = [self.optimizer.state.get(master, {}) for master in self.masters]
+            return [
+                own.add(state["drift"], alpha=horizon) if "drift" in state else own.clone()
+                for own, state in zip(self._own, states, strict=True)
+            ]
         if horizon and self._predict:
             return self._predict(self.masters, [self.rate(self.version + i) for i in range(horizon)])
         return [own.clone() for own in self._own]
@@ -302,8 +308,13 @@ def advance(table: Table, rate: float) -> None:
     assert optimizer
     keeps = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    memory = policy.drift_memory(table.position)
+    before = [(p, p.data.clone()) for p in params if p.grad is not None] if memory else []
     with direction_kept(spec, optimizer, params) if keeps else nullcontext():
         if table.correction:
             corrected_step(table.correction, policy.staleness(table.position), spec, optimizer, rate)
         else:
             optimizer.step()
+    for p, old in before:
+        mean = optimizer.state[p].get("drift", torch.zeros_like(old))
+        optimizer.state[p]["drift"] = mean.mul(memory).add(p.data - old, alpha=1.0 - memory)

@@ -24,6 +24,7 @@ def main() -> None:
     """The whole process."""
     family = end_with_parent()  # before torch is imported, which takes seconds
     import torch
+    import torch._dynamo  # torch's optimizers load it when the first of them is made
 
     import gpp.runtime.worker.worker  # noqa: F401  (what is loaded now, no worker has to load)
     from gpp.runtime.job import Job

@@ -9,6 +9,8 @@ from typing import final
 
 import torch
 
+MAIN_MEMORY = torch.device("cpu")
+
 
 @final
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Form:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
+    device: torch.device = MAIN_MEMORY
 
     @cached_property
     def num_bytes(self) -> int:

@@ -28,7 +28,7 @@ def _epoch(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def minibatch_indices(step: int, minibatch_size: int, num_samples: int, seed: int) -> torch.Tensor:
-    """The sample indices of a step, as `gpp.data.sampler.minibatch` has them, without a number in Python: [minibatch_size], int64."""
+    """The sample indices of a step, those of `gpp.data.sampler.minibatch`: [minibatch_size], int64."""
     epoch, start = position(step, minibatch_size, num_samples)
     return _epoch(num_samples, seed, epoch)[start : start + minibatch_size]
 

@@ -120,11 +120,10 @@ class StageRunner:
         """
         self._fetch, self._seed, self._step, self.results = fetch, seed, step, {}
 
-    def _place(self, step: int, microbatch: int, lo: int, hi: int) -> Place:
-        """The place of a pass that began with step number `step`."""
+    def _place(self, microbatch: int, lo: int, hi: int) -> Place:
         minibatch, within = divmod(microbatch, self.accumulation)
         before = minibatch * self.num_samples
-        return Place(step=step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
+        return Place(step=self._step + minibatch, sample=lo - before, end=hi - before, microbatch=within)
 
     def _piece(self, microbatch: int) -> tuple[int, int] | None:
         """Samples of the pass that this device holds of a micro-batch."""
@@ -202,14 +201,14 @@ class StageRunner:
         for (name, microbatch, lo, hi, _), number in zip(unread, numbers, strict=True):
             if not math.isfinite(number):
                 if self.on_nonfinite:
-                    place = self._place(self._step, microbatch, lo, hi)
+                    place = self._place(microbatch, lo, hi)
                     self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
                 return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:
         """What is not finite: of the weights, and of the micro-batches in flight with samples in [lo, hi) of the pass."""
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        weights, backward = nonfinite(own), self.probes.first(self._place) if self.probes else None
+        weights, backward = nonfinite(own), self.probes.first() if self.probes else None
         found = [Finding(stage=self.stage, weights=weights, backward=backward)]
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
@@ -290,7 +289,7 @@ class StageRunner:
             if self.meter:
                 self.meter.copies[self.stage] = self.weights.storages()
         if self.probes and self._probed is not None:
-            self.probes.note((self._step, microbatch, *piece), self._probed.grad)
+            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
         end = self.now()
         made = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

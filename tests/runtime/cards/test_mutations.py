@@ -70,7 +70,11 @@ def test_a_device_wide_wait_is_found(rule: Rule, policy: Policy, tmp_path: Path)
 def test_a_pass_that_does_not_wait_for_its_message_is_found(
     rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport_of_cards._Arrival, "wait", lambda self: self._card.keep(self._buffer))
+    def keeps(self: transport_of_cards._Arrival) -> torch.Tensor:
+        self._card.keep(self._buffer)
+        return self._buffer
+
+    monkeypatch.setattr(transport_of_cards._Arrival, "wait", keeps)
     with pytest.raises(Race):
         run(tmp_path, rule, policy)
 
@@ -104,7 +108,12 @@ def test_a_buffer_that_is_not_kept_for_the_stream_that_reads_it_is_found(
     rule: Rule, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost `record_stream`: the next receive may be given the memory while a pass still reads it."""
-    monkeypatch.setattr(transport_of_cards._Arrival, "wait", lambda self: self._arrived.wait())
+
+    def waits(self: transport_of_cards._Arrival) -> torch.Tensor:
+        self._arrived.wait()
+        return self._buffer
+
+    monkeypatch.setattr(transport_of_cards._Arrival, "wait", waits)
     with pytest.raises((EarlyReuse, Race)):
         run(tmp_path, rule, policy)
 

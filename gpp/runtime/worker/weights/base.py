@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.worker.weights.corrections import Corrections
+from gpp.runtime.worker.weights.drift import along_the_drift, drift_kept
 from gpp.runtime.worker.weights.prediction import direction_kept, predictor
 from gpp.weights.base import AbstractWeights, PipelinePosition
 
@@ -106,6 +107,7 @@ class AbstractStageWeights(ABC):
         self.hooks: Hooks | None = None
         self._keeps_direction = policy.predictor is not None and spec.extrapolation(policy.predictor).kept > 0
         self._predict = predictor(spec, optimizer, policy.predictor) if policy.predictor else None
+        self._drift_memory = policy.drift_memory(position)
 
     @property
     def copies(self) -> int:
@@ -126,7 +128,9 @@ class AbstractStageWeights(ABC):
         return self._rate(update) * self._corrections.factor(update)
 
     def extrapolated(self, horizon: int) -> list[Tensor]:
-        """The weights predicted for `horizon` updates ahead, in memory of their own."""
+        """The weights predicted for `horizon` updates ahead, or behind (below 0), in memory of their own."""
+        if horizon < 0:
+            return along_the_drift(self.optimizer, self.masters, horizon)
         assert self._predict is not None
         return self._predict(self.masters, [self.rate(self.version + j) for j in range(horizon)])
 
@@ -170,7 +174,9 @@ class AbstractStageWeights(ABC):
         """The optimizer's step."""
         self.make_room()
         corrected = self._corrections.around(self.masters, self.version, self.rate(self.version))
-        with corrected, direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext():
+        drifting = drift_kept(self.optimizer, self.masters, self._drift_memory) if self._drift_memory else nullcontext()
+        keeping = direction_kept(self.spec, self.optimizer, self.masters) if self._keeps_direction else nullcontext()
+        with drifting, corrected, keeping:
             self.optimizer.step()
         self.version += 1
 
