@@ -31,7 +31,7 @@ class PipeMare(AbstractWeights):
 
     name: ClassVar[str] = "pipemare"
     drifts: ClassVar[Extrapolation] = ALONG_THE_DRIFT
-    accumulation: Count | None = 1
+    accumulation: Count | None = None
     correction: AbstractCorrection | None = None
     discrepancy: Annotated[float, Field(gt=0, lt=1)] = 0.135
 
