@@ -57,7 +57,7 @@ def test_a_record_holds_plan_program_and_prediction(recorded) -> None:
         (("predicted", "iteration_s"), 1 + 3e-12, "predicted.iteration_s"),
         (("predicted", "peak_memory_bytes", "0"), 2, "predicted.peak_memory_bytes.0"),
         (("plan", "stages", "0", "ops"), [0], "plan.stages.0.ops"),
-        (("plan", "edges"), [], "plan.edges"),
+        (("plan", "edges"), [[0, 9]], "plan.edges"),
         (("program",), "another", "program"),
         (("exit",), 1, "exit"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,8 +89,18 @@ def test_every_public_name_is_listed_and_sorted() -> None:
     for name in gpp.__all__:
         assert hasattr(gpp, name)
     text = (Path(gpp.__file__).parent / "__init__.py").read_text()
-    imported = {name.strip() for line in re.findall(r"^from .* import (.*)$", text, re.M) for name in line.split(",")}
-    assert imported == set(gpp.__all__)
+    typed = {name.strip() for line in re.findall(r"^    from .* import (.*)$", text, re.M) for name in line.split(",")}
+    assert typed == set(gpp.__all__) <= set(dir(gpp))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        gpp.nothing  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, gpp; print([name for name in sys.modules if name.startswith('gpp.') or name in ('torch', 'numpy')])"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(gpp.__file__).parents[1]
+    )
+    assert out.stdout.strip() == "[]"
 
 
 def test_public_names_are_not_shadowed_by_packages() -> None:

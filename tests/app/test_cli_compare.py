@@ -17,10 +17,12 @@ from tests.support.cli import ROOT, run
 
 SMALL = ["model=mmt_small", "model.num_branches=2", "model.num_layers=2", "cost=analytical", "cluster.num_devices=2", "logger=none"]
 COMPARE = ["mode=compare", *SMALL]
+APART = "strategy.planner.colocate=never"
+"""There is no bound on plans whose stages share devices."""
 
 
 def test_a_comparison_from_the_shell(tmp_path: Path) -> None:
-    done = run(tmp_path, *COMPARE, "strategies=[even,graphpipe,sequential]", "strategy.planner.patience=2")
+    done = run(tmp_path, *COMPARE, "strategies=[even,graphpipe,sequential]", "strategy.planner.patience=2", APART)
     assert done.code == 0, done.out
     result = done.result
     assert [each["strategy"] for each in result["compared"]] == ["even", "graphpipe", "sequential"]
@@ -48,7 +50,7 @@ def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path) -> None:
     names = ["graphpipe", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim"]
-    done = run(tmp_path, *COMPARE, f"strategies=[{','.join(names)}]")
+    done = run(tmp_path, *COMPARE, f"strategies=[{','.join(names)}]", APART)
     assert done.code == 0, done.out
     found = {each["strategy"]: each for each in done.result["compared"]}
     assert list(found) == names and all(each["status"] == "ok" for each in found.values()), done.out
@@ -78,7 +80,7 @@ def test_a_schedule_is_for_all(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_explained(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "mode=plan")
+    done = run(tmp_path, *SMALL, "mode=plan", APART)
     assert done.code == 0, done.out
     found = read_json(Explanation, tmp_path / "explanation.json")
     assert found.iteration_s == done.result["predicted"]["iteration_s"]

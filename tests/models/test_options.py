@@ -17,7 +17,7 @@ OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.s
 ABSTRACT = ["imported", "blocks"]  # have no default factory
 PAPER = ["bridge_tower", "candle_uno", "case_study", "clip", "dlrm", "evoformer", "flava", "gpt", "imagebind", "inception"]
 PAPER += ["llava", "mmt", "transformer", "unet", "alexnet", "vgg16", "resnet101", "googlenet"]
-PAPER += ["residual_lstm", "gnmt8", "translator"]
+PAPER += ["residual_lstm", "gnmt8", "translator", "amoebanet", "segmentation_unet"]
 SMALL = [name for name in OPTIONS if name not in PAPER + ABSTRACT]
 
 

@@ -301,7 +301,7 @@ def test_planners_plans_are_valid_in_turn(planner: AbstractPlanner) -> None:
 
 
 def test_one_micro_batch_a_mini_batch_leaves_nothing_to_take_in_turn() -> None:
-    strategy = Strategy(name="test", weights=Stash(), **ASYNCHRONOUS)
+    strategy = Strategy(name="test", weights=Stash(accumulation=1), **ASYNCHRONOUS)
     with pytest.raises(
         InvalidConfig, match=r"strategy.replicas=round_robin.*strategy.weights.accumulation=2.*strategy.replicas=split"
     ):

@@ -191,16 +191,16 @@ def test_versions_of_the_weights_change_what_fits() -> None:
         flush, stages=tuple(replace(s, microbatch_size=16, in_flight=16 * (4 - i)) for i, s in enumerate(flush.stages))
     )
     with pytest.raises(Infeasible, match="stage 0 needs"):
-        strategy(chains, Stash()).check(stashed, problem)
+        strategy(chains, Stash(accumulation=1)).check(stashed, problem)
     # It knows each stage's place in the pipeline, and so its versions: the first device gets one block.
-    plan = strategy(shapes, Stash()).plan(problem)
+    plan = strategy(shapes, Stash(accumulation=1)).plan(problem)
     assert blocks_of(plan)[0] == 1 and plan.depth == 4
-    held = strategy(shapes, Stash()).predict(plan, problem).metrics
+    held = strategy(shapes, Stash(accumulation=1)).predict(plan, problem).metrics
     assert list(held.weight_versions.values()) == [4, 3, 2, 1] and max(held.peak_memory_bytes.values()) <= 900
     # The others assume the most versions everywhere, if fewer do not do.
     with pytest.raises(Infeasible, match="lacks"):
-        strategy(chains, Stash()).plan(problem)
-    assert strategy(chains, Stash()).plan(heavy(1100.0)).depth == 4
+        strategy(chains, Stash(accumulation=1)).plan(problem)
+    assert strategy(chains, Stash(accumulation=1)).plan(heavy(1100.0)).depth == 4
 
 
 @pytest.mark.parametrize("planner", PLANNERS[1:], ids=lambda p: type(p).__name__)

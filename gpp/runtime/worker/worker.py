@@ -106,9 +106,7 @@ class Worker:
             bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
         rank = sorted(plan.stage_of_device).index(device_id)
-        self.search = Search(
-            run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=lambda words: self._log({"warning": words})
-        )
+        self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
         self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
         mailboxes = self._mailboxes(self.modules, job.program)
         self.training = Interpreter(
@@ -323,6 +321,9 @@ class Worker:
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
+
+    def _warn(self, words: str) -> None:
+        self._log({"warning": words})
 
     def _skipped(self) -> None:
         for runner in self.training.runners.values():

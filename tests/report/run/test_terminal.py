@@ -1,5 +1,4 @@
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -76,7 +75,7 @@ def test_comparison(run4: RunRecord, width: int) -> None:
 def test_colours_follow_no_color(run4: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     def coloured() -> str:
         file = io.StringIO()
-        show_result(Console(file=file, width=100, force_terminal=True), replace(run4, warnings=("w",)))
+        show_result(Console(file=file, width=100, force_terminal=True), run4, warnings=("w",))
         return file.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)
