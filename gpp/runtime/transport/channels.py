@@ -46,6 +46,7 @@ class Receive(Protocol):
 
     def wait(self) -> torch.Tensor:
         """Let what is computed from now on find the message; returns it."""
+        ...
 
 
 class Done:

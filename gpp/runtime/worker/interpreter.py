@@ -124,14 +124,14 @@ class Interpreter(Generic[R]):
             call, passes, receives, travels, updates = handlers[kind]
             if passes:
                 span = call(action, last)
-                if span is not None:
+                if isinstance(span, tuple):
                     timed.append((device, kind, stage, microbatch, *span, 0))
             elif receives:
                 call(action, last)
             else:
                 start = now()
                 num_bytes = call(action, last)
-                if num_bytes is not None:
+                if isinstance(num_bytes, int):
                     timed.append((device, kind, stage, microbatch, start, finished() if travels else now(), num_bytes))
                 if updates and self.updated:
                     self.updated(stage, microbatch)

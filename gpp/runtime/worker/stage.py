@@ -202,7 +202,7 @@ class StageRunner:
             if not math.isfinite(number):
                 if self.on_nonfinite:
                     place = self._place(microbatch, lo, hi)
-                    self.on_nonfinite(Seen(name=name, value=number, stage=self.stage, place=place), lo, hi)
+                    self.on_nonfinite(Seen(name=name, value=float(number), stage=self.stage, place=place), lo, hi)
                 return
 
     def look(self, lo: int, hi: int) -> tuple[Finding, ...]:

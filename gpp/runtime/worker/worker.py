@@ -375,8 +375,7 @@ class Worker:
         meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
         for runner in self.training.runners.values():
             runner.meter = meter
-        # What has been made so far stays: no collection needs to look at it again.
-        gc.collect()
+        gc.collect()  # what has been made so far stays: no collection needs to look at it again
         gc.freeze()
         step = settings.first_step
         while step < settings.steps:
