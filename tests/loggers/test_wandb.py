@@ -49,6 +49,33 @@ class Broken:
         Broken.finished += 1
 
 
+class Kept(Broken):
+    """A wandb run that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, float]] = []
+
+    def log(self, values: dict[str, float]) -> None:
+        self.points.append(values)
+
+
+def test_steps_between_two_points_are_left_out_but_never_the_last() -> None:
+    run = Kept()
+    record = WandbRecord(lambda: run, every_s=3600.0)
+    for step in range(4):
+        record.log(step, {"loss": float(step)})
+    record.log_eval(3, {"accuracy": 0.5})
+    for step in range(4, 6):
+        record.log(step, {"loss": float(step)})
+    record.finish()
+    assert run.points == [
+        {"step": 0, "loss": 0.0},
+        {"step": 3, "loss": 3.0},
+        {"step": 3, "eval/accuracy": 0.5},
+        {"step": 5, "loss": 5.0},
+    ]
+
+
 def test_a_failure_is_a_warning_and_ends_the_record() -> None:
     record = WandbRecord(Broken)
     assert record.hints == ("wandb leet '/x y'", "wandb sync '/x y'")
