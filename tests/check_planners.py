@@ -232,6 +232,13 @@ def shared(seed: int) -> Outcome:
     never, auto = (seconds(apart, plan, problem) for plan in plans)
     if auto > never * SAME:
         out.violations.append(f"problem {seed}: {auto:.6g} s with shared devices, {never:.6g} s without")
+    bound = lower_bound(problem)
+    for plan, took in [(plans[1], auto), *([(best.plan, best.seconds)] if best else [])]:
+        least = bound.of(plan)
+        assert least is not None
+        out.figures["plan / bound"] = took / least.iteration_s
+        if took < least.iteration_s * (1 - 1e-9):
+            out.violations.append(f"problem {seed}: a plan takes {took:.6g} s, and no plan less than {least.iteration_s:.6g} s")
     if best is not None:
         out.figures["auto / optimum"], out.figures["never / optimum"] = auto / best.seconds, never / best.seconds
         # More stages than the brute force lists may be faster still.

@@ -371,7 +371,7 @@ class Experiment:
             predicted,
             problem,
             self.strategy,
-            bound=bound,
+            bound=bound and (bound.of(plan) or bound),
             known=known,
             budget_s=self.explain_s,
             replan=self.plan is None,

@@ -57,7 +57,7 @@ Departures: none; there is no publication. Transfers are taken as free but in 8:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import numpy as np
@@ -118,7 +118,7 @@ class Bound:
     """A certificate.
 
     It speaks of plans whose stages have devices of their own, that keep all activations and leave operators whole, whose
-    micro-batches divide the mini-batch and whose replicas have equal shares.
+    micro-batches divide the mini-batch and whose replicas have equal shares; `of` gives that of plans that share devices.
 
     Args:
         iteration_s: no such plan is predicted to take less.
@@ -130,9 +130,21 @@ class Bound:
     binding: str
     terms: dict[str, float]
 
-    def covers(self, plan: Plan) -> bool:
-        """Whether it speaks of the plan."""
-        return not plan.shares_devices and all(
+    def of(self, plan: Plan) -> Bound | None:
+        """The bound on all plans of the plan's kind; None where none is known.
+
+        Where devices may hold several stages, the simplest arguments hold: the work of a device is that of its stages, its list
+        of a step begins and ends in a step, and so does the way from its first forward around to its last backward.
+        """
+        if not self._covers(plan):
+            return None
+        if not plan.shares_devices:
+            return self
+        binding = max(self.terms, key=lambda name: self.terms[name])
+        return replace(self, iteration_s=self.terms[binding] / ROUNDING, binding=WORDS[binding])
+
+    def _covers(self, plan: Plan) -> bool:
+        return all(
             not stage.recompute
             and stage.tensor_parallel == 1
             and stage.round_robin_degree == 1

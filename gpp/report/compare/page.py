@@ -71,9 +71,10 @@ def _bars(found: Sequence[StrategyLine], run: RunRecord) -> Drawing | None:
     if not any(values):
         return None
     bound = run.bound
-    covered = [line.attempt.plan is None or bound is None or bound.covers(line.attempt.plan) for line in found]
+    limits_of = [bound.of(line.attempt.plan) if bound and line.attempt.plan else bound for line in found]
+    covered = [bound is None or own is not None for own in limits_of]
     which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
-    limits = [line.bound and (line.bound.iteration_s if holds else None) for line, holds in zip(found, covered, strict=True)]
+    limits = [line.bound and own and own.iteration_s for line, own in zip(found, limits_of, strict=True)]
     return grouped_bars(
         [line.attempt.strategy for line in found],
         [("iteration time", PREDICTED, values)],

@@ -67,14 +67,15 @@ def certificate(plan: Plan | None, predicted: Metrics | None, bound: Bound | Non
     """The plan's largest possible distance from the optimum, in words; empty where nothing is known."""
     if plan is None or bound is None:
         return ""
-    if not bound.covers(plan):
+    found = bound.of(plan)
+    if found is None:
         least = text.seconds(bound.iteration_s)
-        return f"no bound is known for plans that share devices, recompute or split operators; other plans take at least {least}"
+        return f"no bound is known for plans that recompute or split operators; other plans take at least {least}"
     gap = optimality_gap(plan, predicted, bound)
     return (
         ""
         if gap is None
-        else f"at most {text.percent(gap)} from optimal (bound {text.seconds(bound.iteration_s)}: {bound.binding})"
+        else f"at most {text.percent(gap)} from optimal (bound {text.seconds(found.iteration_s)}: {found.binding})"
     )
 
 

@@ -105,6 +105,7 @@ def prediction_error(predicted: Metrics | None, measured: Metrics | None) -> flo
 
 def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None) -> dict[str, Any]:
     """The contract's `plan`."""
+    found = bound.of(plan) if bound else None
     return {
         "num_stages": len(plan.stages),
         "depth": plan.depth,
@@ -113,7 +114,7 @@ def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound:
         "microbatch_sizes": {s: stage.microbatch_size for s, stage in enumerate(plan.stages)},
         "search_s": plan.search_s,
         "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
-        "lower_bound_s": bound.iteration_s if bound and bound.covers(plan) else None,
+        "lower_bound_s": found.iteration_s if found else None,
         "optimality_gap": optimality_gap(plan, predicted, bound),
     }
 
@@ -123,9 +124,10 @@ def optimality_gap(plan: Plan | None, predicted: Metrics | None, bound: Bound | 
 
     None for a plan that the bound does not cover.
     """
-    if plan is None or predicted is None or bound is None or not bound.iteration_s > 0 or not bound.covers(plan):
+    found = bound.of(plan) if plan is not None and bound is not None else None
+    if predicted is None or found is None or not found.iteration_s > 0:
         return None
-    return predicted.iteration_s / bound.iteration_s - 1.0
+    return predicted.iteration_s / found.iteration_s - 1.0
 
 
 def finite(value: Any) -> Any:
