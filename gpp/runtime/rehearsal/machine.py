@@ -5,7 +5,7 @@ constant shows by itself:
 
 * a send, for its length: the events of sends;
 * a pass, beside the call of its stage, and a step: what workers compute outside of events, for the number of passes;
-* the way of a message, with the copy out of the ring: with one micro-batch both workers wait for each other, so a
+* the way of a message until its reader goes on: with one micro-batch both workers wait for each other, so a
   period is what both compute, and twice this;
 * a sum of gradients: two replicas without messages.
 """

@@ -142,12 +142,9 @@ class Rehearsals:
 
 def _times(record: Mapping[str, Any]) -> DeviceTimes:
     """What a worker wrote down, summed up."""
-    steps = list(zip(record["steps"], record["ends"], record["ends"][1:], strict=False))
-    # The n-th record ends at the n-th pair of `ends`, so the first of all has no beginning.
-    timed = [
-        (record["steps"][n], record["ends"][n - 1], record["ends"][n])
-        for n in range(UNTIMED, min(len(record["steps"]), len(record["ends"])))
-    ] or [(step, before, after) for step, before, after in steps]
+    steps, ends = record["steps"], record["ends"]
+    # A step begins where the one before it ends.
+    timed = [(steps[n], ends[n - 1], ends[n]) for n in range(UNTIMED, min(len(steps), len(ends)))]
     each: dict[str, list[Any]] = defaultdict(list)
     for step, before, after in timed:
         events = [Event(*event) for event in step["events"]]
