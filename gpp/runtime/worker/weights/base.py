@@ -67,6 +67,12 @@ def copy_values(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         foreach._foreach_copy_(list(into), list(tensors))
 
 
+def _beside(master: Tensor, tensor: Tensor) -> Tensor:
+    """A copy where a weight lies."""
+    with torch.no_grad():
+        return torch.empty_like(master, requires_grad=False).copy_(tensor)
+
+
 class AbstractStageWeights(ABC):
     """The weights of one stage on one device.
 
@@ -146,7 +152,11 @@ class AbstractStageWeights(ABC):
         """
         self.version = self.first = first
         self.start = first if start is None else start
-        self.remembered = dict(remembered or {})
+        # A checkpoint's tensors lie in main memory, and the weights may lie on a card.
+        self.remembered = {
+            key: [_beside(master, t) for master, t in zip(self.masters, own, strict=True)]
+            for key, own in (remembered or {}).items()
+        }
         self.reset()
 
     def in_flight_at_save(self, number: int) -> bool:

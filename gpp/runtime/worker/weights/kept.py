@@ -53,10 +53,7 @@ class Kept(AbstractStageWeights):
         self._next = self.number(0)
         for key, tensors in self.remembered.items():
             number, memory = self.version - int(key), self._room()
-            with torch.no_grad():
-                # One by one: what a checkpoint held lies in main memory, and these may lie on a card.
-                for into, tensor in zip(memory, tensors, strict=True):
-                    into.copy_(tensor)
+            copy_values(memory, tensors)
             self._versions[number] = _Version(number, memory, alias(memory))
 
     def history(self) -> dict[str, list[Tensor]]:
