@@ -39,7 +39,7 @@ PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} 
         "microbatch_size=64",
     ),
 }
-PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan")
+PROBLEM = ("model=mmt", "cluster=summit_2x4", "minibatch_size=64", "microbatch_size=8", "mode=plan", "strategies=[]")
 WIDTH = 1200.0
 
 
