@@ -193,7 +193,6 @@ class Experiment:
             check_measurable(self.cluster)
         self.data.check(self.model)
         if self.trains:
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
                 rule = f"must be at most the number of training samples, {num_train}"
@@ -202,6 +201,7 @@ class Experiment:
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
+            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
 
     @cached_property
     def resumed(self) -> Found | None:

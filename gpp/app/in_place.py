@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpp.cluster import LOOPBACK, Cluster
-from gpp.cost.models.profiled import Profile, Profiled, cpu_setting
+from gpp.cost.models.profiled import Profile, Profiled, cpu_setting, keep
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.errors import WorkerFailed
@@ -23,7 +23,7 @@ from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine
 from gpp.runtime.job import Job
-from gpp.runtime.rehearsal.machine import MachineCosts, keep, known, machine_path, measure
+from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import Rehearsals, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
 from gpp.strategy import Strategy
@@ -166,8 +166,8 @@ class _Settled:
         if tried:
             self.cost.store(self.problem.graph, self.profile)
         # Of those that were timed one may be better than the plan that followed from it.
-        known = [own for own in [plan, *tried] if _timed(self.profile, own)]
-        return self.problem, min(known, key=self.seconds, default=plan)
+        timed = [own for own in [plan, *tried] if _timed(self.profile, own)]
+        return self.problem, min(timed, key=self.seconds, default=plan)
 
 
 def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
@@ -177,7 +177,7 @@ def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
         return None
     # A link that the user describes is not this machine's.
     described = cluster.devices[0].kind == "cpu" and cluster.intra_node != LOOPBACK and problem.overheads == NOTHING
-    return None if described else cost.profile_of(problem.graph)
+    return None if described else cost.profile_of(problem.graph, cluster.devices[0])
 
 
 def _machine_path(problem: Problem, engine: AbstractEngine) -> Path:
@@ -196,8 +196,4 @@ def _on(problem: Problem, costs: MachineCosts, profile: Profile) -> Problem:
 
 def _timed(profile: Profile, plan: Plan) -> bool:
     """Whether all stages of a plan have been timed in place."""
-    return all(
-        stage.tensor_parallel > 1
-        or profile.knows(stage.ops, -(-stage.microbatch_size * stage.round_robin_degree // len(stage.devices)))
-        for stage in plan.stages
-    )
+    return all(stage.tensor_parallel > 1 or profile.knows(stage.ops, stage.samples) for stage in plan.stages)

@@ -89,14 +89,10 @@ class StageCost:
 
 
 def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:
-    """Bytes on one device of a stage; `depth` as in `StageCost.of`.
-
-    A device holds its share of the samples of a micro-batch, all of them where replicas take whole ones in turn.
-    """
-    samples = -(-stage.microbatch_size * stage.tensor_parallel * stage.round_robin_degree // len(stage.devices))
+    """Bytes on one device of a stage; `depth` as in `StageCost.of`."""
     weights = problem.regime.weights
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
-    return stage_amounts(problem, stage).held(samples, copies)
+    return stage_amounts(problem, stage).held(stage.samples, copies)
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:

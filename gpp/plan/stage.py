@@ -51,6 +51,11 @@ class Stage:
         return len(self.devices) // self.tensor_parallel if self.round_robin else 1
 
     @property
+    def samples(self) -> int:
+        """Samples of a micro-batch on each device: its share of them, all of them where replicas take whole ones in turn."""
+        return -(-self.microbatch_size * self.tensor_parallel * self.round_robin_degree // len(self.devices))
+
+    @property
     def ahead(self) -> int:
         """Micro-batches, whole or in part, that a replica may hold at a time."""
         return self.in_flight // (self.microbatch_size * self.round_robin_degree)

@@ -176,7 +176,7 @@ class Profiled(AbstractCostModel):
         return min(cluster.num_devices * self.num_threads, len(os.sched_getaffinity(0))) // self.num_threads - 1
 
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
-        profile = self._find(graph.fingerprint, device)
+        profile = self.profile_of(graph, device)
         if profile is None:
             return self._fallback(device).op_times(graph, samples, device, degree)
         times, shares, speed = profile.at(samples), graph.shares(degree), device.speed_factor
@@ -200,9 +200,10 @@ class Profiled(AbstractCostModel):
         kept = tuple(p for p in self.profiles if (p.graph_fingerprint, p.setting.device_kind) != key)
         return replace(self, profiles=(*kept, profile))
 
-    def profile_of(self, graph: OpGraph) -> Profile | None:
-        """The profile of a graph, whatever the device."""
-        return next((p for p in self.profiles if p.graph_fingerprint == graph.fingerprint), None)
+    def profile_of(self, graph: OpGraph, device: Device) -> Profile | None:
+        """What was measured of a graph on devices of a kind."""
+        found = (p for p in self.profiles if p.graph_fingerprint == graph.fingerprint and p.setting.device_kind == device.kind)
+        return next(found, None)
 
     def load(self, graph: OpGraph, setting: Setting) -> Profile | None:
         """The profile on disk, or None; a file that cannot be read counts as none."""
@@ -215,20 +216,12 @@ class Profiled(AbstractCostModel):
         Raises:
             InvalidConfig: the folder cannot be written to.
         """
-        path = self.path(graph, profile.setting)
-        try:
-            seal(path, profile, path.stem)
-        except (OSError, ValueError) as error:
-            raise InvalidConfig("cost.cache_dir", path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
-        return path
+        return keep(self.path(graph, profile.setting), profile)
 
     def path(self, graph: OpGraph, setting: Setting) -> Path:
         """Where the profile of a graph under a setting is kept: named by the content of both."""
         digest = hashlib.sha256(to_json(setting).encode()).hexdigest()[:12]
         return Path(self.cache_dir).expanduser() / f"{graph.fingerprint}-{digest}.json"
-
-    def _find(self, fingerprint: str, device: Device) -> Profile | None:
-        return next((p for p in self.profiles if p.graph_fingerprint == fingerprint and p.setting.device_kind == device.kind), None)
 
     def _fallback(self, device: Device) -> Analytical:
         if self.fallback is None:
@@ -239,6 +232,19 @@ class Profiled(AbstractCostModel):
                 "run it once with cost=profiled on a machine with such a device, or set cost=analytical",
             )
         return self.fallback
+
+
+def keep(path: Path, value: object) -> Path:
+    """Write what was measured into the cache, sealed under the name of its file.
+
+    Raises:
+        InvalidConfig: the folder cannot be written to.
+    """
+    try:
+        seal(path, value, path.stem)
+    except (OSError, ValueError) as error:
+        raise InvalidConfig("cost.cache_dir", path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
+    return path
 
 
 def cpu_setting(num_threads: int = 1, optimizer: str = "", companions: int = 0) -> Setting:

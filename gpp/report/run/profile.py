@@ -20,12 +20,11 @@ ROWS = 20
 def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     """Print operator times alone and in place, and the fixed costs of this machine."""
     cost = problem.cost
-    profile = cost.profile_of(problem.graph) if isinstance(cost, Profiled) else None
+    profile = cost.profile_of(problem.graph, problem.cluster.devices[0]) if isinstance(cost, Profiled) else None
     if profile is None:
         console.print("nothing was measured: cost=profiled measures, on a cluster whose devices are at hand")
         return
-    stage = plan.stages[0]
-    samples = -(-stage.microbatch_size * stage.round_robin_degree // len(stage.devices))
+    samples = plan.stages[0].samples
     alone, here = profile.alone.at(samples), profile.at(samples)
     seconds = here.forward_s + here.backward_s
     order = sorted(range(len(seconds)), key=lambda op: (-seconds[op], op))

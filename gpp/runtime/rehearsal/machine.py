@@ -27,7 +27,6 @@ from gpp.cost.models.profiled import Setting
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
-from gpp.errors import InvalidConfig
 from gpp.models.network import flat
 from gpp.optimizers import SGD
 from gpp.plan.plan import Plan
@@ -36,7 +35,7 @@ from gpp.planners.chains.single import Single
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.rehearsal.rehearse import DeviceTimes, Rehearsals
 from gpp.schedules.one_f_one_b import OneFOneB
-from gpp.serialization import seal, to_json, unseal
+from gpp.serialization import to_json, unseal
 from gpp.settings import NotNegative, Positive
 from gpp.strategy import Strategy
 
@@ -167,18 +166,6 @@ def fit(
         sum_s=sum_s,
         sum_s_per_byte=max(per_byte, 1.0 / WIRE),
     )
-
-
-def keep(path: Path, costs: MachineCosts) -> None:
-    """Write the constants.
-
-    Raises:
-        InvalidConfig: the folder cannot be written to.
-    """
-    try:
-        seal(path, costs, path.stem)
-    except (OSError, ValueError) as error:
-        raise InvalidConfig("cost.cache_dir", path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -92,6 +93,8 @@ class Rehearsals:
             )
         )
         self._stack.callback(self._process.kill)
+        # A run may end before it rehearses anything.
+        weakref.finalize(self, self._stack.close)
         self._ready = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -197,7 +200,7 @@ def stage_times(job: Job, devices: tuple[DeviceTimes, ...], pass_s: tuple[float,
         found.append(
             StageTimes(
                 ops=stage.ops,
-                samples=-(-stage.microbatch_size * stage.round_robin_degree // len(stage.devices)),
+                samples=stage.samples,
                 forward_s=max(max(times.forward_s.get(s, 0.0) for times in own) - pass_s[0], 0.0),
                 backward_s=max(max(times.backward_s.get(s, 0.0) for times in own) - pass_s[1], 0.0)
                 if mask_of(stage.ops) & graph.differentiated
