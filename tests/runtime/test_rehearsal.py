@@ -191,7 +191,9 @@ def test_the_plan_is_the_one_for_times_in_place(posed: Problem) -> None:
 def test_what_was_timed_is_not_timed_again(posed: Problem) -> None:
     problem, plan, _ = settled(posed, STRATEGY.plan(posed))
     cost = problem.cost
-    assert isinstance(cost, Profiled) and cost.load(problem.graph, SETTING) == cost.profile_of(problem.graph)
+    assert isinstance(cost, Profiled) and cost.load(problem.graph, SETTING) == cost.profile_of(
+        problem.graph, problem.cluster.devices[0]
+    )
     Fake.plans = []
     assert settled(problem, plan)[:2] == (problem, plan) and not Fake.plans
 
