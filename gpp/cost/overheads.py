@@ -33,13 +33,13 @@ class Overheads:
     receive_s_per_byte: NotNegative = 0.0
     step_s: NotNegative = 0.0
 
-    def sends_s(self, messages: float, num_bytes: float) -> float:
-        """Seconds of the sender of so many messages with so many bytes together."""
-        return messages * self.message_s + num_bytes * self.send_s_per_byte
+    def send_s(self, num_bytes: float) -> float:
+        """Seconds that a message takes its sender."""
+        return self.message_s + num_bytes * self.send_s_per_byte
 
-    def receives_s(self, messages: float, num_bytes: float) -> float:
-        """Seconds of their receiver."""
-        return messages * self.message_s + num_bytes * self.receive_s_per_byte
+    def receive_s(self, num_bytes: float) -> float:
+        """Seconds that a message takes its receiver."""
+        return self.message_s + num_bytes * self.receive_s_per_byte
 
 
 NOTHING = Overheads()

@@ -59,7 +59,6 @@ def chain(width: int, size: int, count: int) -> tuple[DeviceTimes, DeviceTimes]:
             passes=passes,
             rest_s=rest_s,
             waited_s=waited_s,
-            period_s=waited_s + other_s,
         )
         for device in (0, 1)
     )
@@ -122,7 +121,6 @@ class Fake:
                     passes=1,
                     rest_s=0.0,
                     waited_s=0.0,
-                    period_s=1.0,
                 )
             )
         return tuple(out)

@@ -27,6 +27,7 @@ from gpp.cost.models.profiled import Setting
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
+from gpp.models.dotted import source_hash
 from gpp.models.network import flat
 from gpp.optimizers import SGD
 from gpp.plan.plan import Plan
@@ -185,11 +186,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _runtime_hash() -> str:
     """A word that changes when the runtime's code changes."""
     root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for folder in ("worker", "transport", "rehearsal"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return source_hash(path for folder in ("worker", "transport", "rehearsal") for path in (root / folder).rglob("*.py"))
 
 
 def _job(width: int, size: int, count: int, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:

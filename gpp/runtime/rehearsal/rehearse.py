@@ -50,7 +50,6 @@ class DeviceTimes:
         passes: number of passes.
         rest_s: seconds that the worker computed outside of all that, without those in which it waited.
         waited_s: seconds of the step in which it did not compute.
-        period_s: seconds from one step's end to the next one's.
     """
 
     device: int
@@ -61,7 +60,6 @@ class DeviceTimes:
     passes: int
     rest_s: float
     waited_s: float
-    period_s: float
 
 
 @final
@@ -163,7 +161,6 @@ def _times(record: Mapping[str, Any]) -> DeviceTimes:
         busy = sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE | UPDATES | SENDS)
         each["rest"].append(max(after[0] - before[0] - step["waited_s"] - busy, 0.0))
         each["waited"].append(max((after[1] - before[1]) - (after[0] - before[0] - step["waited_s"]), 0.0))
-        each["period"].append(after[1] - before[1])
     by_size: dict[int, list[float]] = defaultdict(list)
     for num_bytes, seconds in (pair for found in each["sends"] for pair in found):
         by_size[num_bytes].append(seconds)
@@ -177,7 +174,6 @@ def _times(record: Mapping[str, Any]) -> DeviceTimes:
         passes=round(statistics.median(each["count"])),
         rest_s=statistics.median(each["rest"]),
         waited_s=statistics.median(each["waited"]),
-        period_s=statistics.median(each["period"]),
     )
 
 

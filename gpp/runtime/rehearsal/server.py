@@ -78,7 +78,7 @@ def _run(job: Any, run_dir: Path, rank: int, world: int, device: Any) -> None:
         first, count = stretch_at(job, step)
         worker.train(first, count, log)
         step = first + count
-    record = {"device": device_id, "computed": computed, "steps": list(worker.kept), "ends": ends}
+    record = {"device": device_id, "steps": list(worker.kept), "ends": ends}
     (run_dir / "ranks" / f"device_{device_id}.json").write_text(json.dumps(record))
     disconnect(status)
 
