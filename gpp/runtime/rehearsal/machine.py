@@ -27,11 +27,11 @@ from gpp.cost.models.profiled import Setting
 from gpp.cost.overheads import Overheads
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
+from gpp.graph.op_graph import mask_of
 from gpp.models.dotted import source_hash
 from gpp.models.network import flat
 from gpp.optimizers import SGD
-from gpp.plan.plan import Plan
-from gpp.plan.stage import Stage
+from gpp.plan.build import make_plan
 from gpp.planners.chains.single import Single
 from gpp.runtime.job import Job, assemble
 from gpp.runtime.rehearsal.rehearse import DeviceTimes, Rehearsals
@@ -205,23 +205,11 @@ def _job(width: int, size: int, count: int, *, replicas: int, shared_memory: boo
     )
     captured: Captured = capture_model(model, dtype="float32")
     graph, minibatch = captured.graph, size * count
-    half = _middle(captured)
-    devices, ops = ((0, 1),), (tuple(range(graph.num_ops)),)
-    if replicas == 1:
-        devices, ops = ((0,), (1,)), (tuple(range(half)), tuple(range(half, graph.num_ops)))
-    stages = tuple(
-        Stage(ops=own, devices=on, microbatch_size=size, in_flight=min(len(ops) - s, count) * size)
-        for s, (own, on) in enumerate(zip(ops, devices, strict=True))
-    )
-    plan = Plan(
-        planner="machine",
-        stages=stages,
-        edges=((0, 1),) if replicas == 1 else (),
-        minibatch_size=minibatch,
-        graph_fingerprint=graph.fingerprint,
-    )
+    first = mask_of(range(next(i for i, op in enumerate(graph.ops) if "blocks.1" in op.name)))  # the first of two blocks
+    parts = [(first, 1), (graph.all_mask & ~first, 1)] if replicas == 1 else [(graph.all_mask, replicas)]
     cluster = local(num_devices=2, device=core())
     problem = Problem(graph=graph, cluster=cluster, cost=Analytical(), minibatch_size=minibatch)
+    plan = make_plan(problem, "machine", parts, size)
     strategy = Strategy(name="machine", planner=Single(), schedule=OneFOneB())
     data = Synthetic(num_samples=minibatch, num_test_samples=1, noise=0.5)
     job = assemble(
@@ -240,8 +228,3 @@ def _job(width: int, size: int, count: int, *, replicas: int, shared_memory: boo
         final_weights=False,
     )
     return job, initial_weights(model, captured, seed=0, dtype="float32")
-
-
-def _middle(captured: Captured) -> int:
-    """Operators of the first of the two blocks."""
-    return next(i for i, op in enumerate(captured.graph.ops) if "blocks.1" in op.name)
