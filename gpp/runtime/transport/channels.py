@@ -81,6 +81,10 @@ class AbstractTransport(ABC):
     def post(self, channel: Channel, form: Form) -> Receive:
         """Start to receive the channel's next message, which has this form."""
 
+    def lend(self, allowed: bool) -> None:
+        """Whether a message may stay where the transport has it; otherwise it gets memory of its own, which the allocator sees."""
+        return None
+
     def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
         """Where the next message of a channel may be written, to be given to `send` at once; None: send any tensor."""
         return None
@@ -188,6 +192,11 @@ class TorchTransport(AbstractTransport):
         group, peer = self._route[channel]
         buffer = form.empty()
         return _Into(group.recv([buffer], peer, self._tag[channel]), buffer)
+
+    def lend(self, allowed: bool) -> None:
+        if self._memory:
+            for ring in self._memory.incoming.values():
+                ring.lends = allowed
 
     def room(self, channel: Channel, form: Form) -> torch.Tensor | None:
         ring = self._outgoing.get(channel)

@@ -152,6 +152,7 @@ class RingBuffer:
 
     def __init__(self, memory: mmap.mmap, offset: int, size: RingSize) -> None:
         self.size, n = size, size.slots
+        self.lends = True
         self.words = _Words(memory, offset, ORDER + 2 * n)
         self.full = ORDER + n
         self.lent: dict[int, int] = {}
@@ -229,7 +230,7 @@ class RingBuffer:
         slot = self.words.values[ORDER + index % self.size.slots]
         self.collect()
         place = self._place(slot, form.shape, form.dtype)
-        if len(self.lent) >= self.size.slots - SPARE:
+        if not self.lends or len(self.lent) >= self.size.slots - SPARE:
             found = place.clone()
             self._free(slot)
             return found

@@ -17,7 +17,6 @@ from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
-from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class StageRunner:
         self.masters = [p for p in module.parameters() if p.requires_grad]
         self._seeded = generators(device) if module.has_random else ()
         self._probed = self.masters[probes.index] if probes and probes.index is not None else None
-        self.meter: MemoryMeter | None = None
         self.results: dict[int, dict[str, float | torch.Tensor]] = {}
         self._fetch: Fetch = _no_data
         self._seed: Callable[[int], int] = int
@@ -148,14 +146,12 @@ class StageRunner:
         start = self.now()
         if self.weights:
             self.weights.forward(microbatch // self.round_robin_degree)
-            if self.meter:
-                self.meter.copies[self.stage] = self.weights.storages()
         if self._seeded:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
-        if self.autocast or self.weights or (self.meter and self.train):
-            with self._modes(microbatch):
+        if self.autocast or self.weights:
+            with self._modes():
                 outputs = module(hi - lo, values)
         else:
             outputs = module(hi - lo, values)
@@ -165,10 +161,6 @@ class StageRunner:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
             self._passes[microbatch] = _Pass(leaves, outputs, losses, (hi - lo) / self.num_samples)
-            if self.meter:
-                for tensor in (*leaves.values(), *outputs.values()):
-                    self.meter.note(self.stage, microbatch, tensor)
-                self.meter.update()
         if outputs:
             self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
@@ -225,25 +217,15 @@ class StageRunner:
                 )
         return tuple(found)
 
-    def _modes(self, microbatch: int) -> AbstractContextManager[object]:
-        """Context of a forward: autocast, hooks of the weight policy and (in the first step) of the meter, or nothing."""
-        meter, stage = self.meter if self.train else None, self.stage
+    def _modes(self) -> AbstractContextManager[object]:
+        """Context of a forward: autocast, and the hooks of the weight policy; or nothing."""
         hooks = self.weights.hooks if self.weights else None
-        if not meter and not self.autocast and not hooks:
+        if not self.autocast and not hooks:
             return nullcontext()
         modes = ExitStack()
         if self.autocast:
             # Without the cache of cast weights: a micro-batch of the next step must not meet this one's.
             modes.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
-        if meter:
-            # Of several pairs of hooks autograd calls the innermost only.
-            note, (pack, unpack) = meter.note, hooks or (lambda t: t.detach(), lambda t: t)
-
-            def noted(tensor: torch.Tensor) -> Any:
-                saved = pack(tensor)
-                return note(stage, microbatch, saved) if isinstance(saved, torch.Tensor) else saved
-
-            hooks = noted, unpack
         if hooks:
             modes.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
         return modes
@@ -286,8 +268,6 @@ class StageRunner:
             torch.autograd.backward(roots, seeds)
         if self.weights:
             self.weights.done(microbatch // self.round_robin_degree)
-            if self.meter:
-                self.meter.copies[self.stage] = self.weights.storages()
         if self.probes and self._probed is not None:
             self.probes.note(self._place(microbatch, *piece), self._probed.grad)
         end = self.now()
@@ -297,6 +277,4 @@ class StageRunner:
             if leaf.requires_grad
         }
         self.mailbox.put(BACKWARD, microbatch, piece[0], made)
-        if self.meter:
-            self.meter.release(self.stage, microbatch)
         return start, end

@@ -25,12 +25,12 @@ from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
+from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import AbstractClock, CardClock, CardStatus, HostClock
@@ -39,7 +39,6 @@ from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
-from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
@@ -136,6 +135,7 @@ class Worker:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
         self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
+        self.memory: MemoryEvents | None = None
 
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
@@ -255,6 +255,9 @@ class Worker:
             return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
+        if self.memory and first == settings.first_step:
+            self.memory.begin(held_by(self.modules.values(), self.optimizers.values(), self.weights.values()))
+            self.transport.lend(False)
         self._begin_weights(first)
         self.status.begin(TRAINING, first)
         self._since = time.perf_counter()
@@ -265,6 +268,13 @@ class Worker:
             self._record(0)
         for weights in self.weights.values():
             weights.settle()
+        self._measured()
+
+    def _measured(self) -> None:
+        """What the allocator says is known: from now on messages are read where they lie."""
+        if self.memory:
+            self.memory.end()
+            self.transport.lend(True)
 
     def _begin_weights(self, first: int) -> None:
         """Let the weight policies know where the stretch begins, and what of an interrupted one goes on with it."""
@@ -304,10 +314,9 @@ class Worker:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
         self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_stretch)})
         self._since = end
-        if step >= self.job.settings.first_step + self._ahead:
-            # The first steps are not timed (first touch, lazy initialisation), so they can carry the meter.
-            for runner in self.training.runners.values():
-                runner.meter = None
+        if step > self.job.settings.first_step + self._ahead:
+            # The second step finds the optimizer's state there; the first two are not timed.
+            self._measured()
 
     def _settle(self, interpreter: Interpreter[StageRunner]) -> None:
         """Wait until the device has done what was issued, and look at the losses."""
@@ -371,10 +380,7 @@ class Worker:
 
     def _run(self, out: TextIO) -> None:
         settings = self.job.settings
-        tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
-        meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
-        for runner in self.training.runners.values():
-            runner.meter = meter
+        self.memory = None if self.card else MemoryEvents()
         gc.collect()  # what has been made so far stays: no collection needs to look at it again
         gc.freeze()
         step = settings.first_step
@@ -390,8 +396,7 @@ class Worker:
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
-        held = static_bytes(tensors, self.optimizers.values()) + sum(weights.scratch_bytes for weights in self.weights.values())
-        peak = self.card.peak_memory_bytes() if self.card else held + (meter.peak_bytes if meter else 0)
+        peak = self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes if self.memory else 0
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
         result |= {
             "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
