@@ -21,6 +21,7 @@ from gpp.capture.draft import Draft, Drafts, read
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
+from gpp.capture.transients import Transients
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes
 from gpp.graph.op_graph import Op, OpGraph, Param, bits
@@ -194,8 +195,9 @@ class _Costs:
 
     def graph(self, name: str) -> OpGraph:
         """The operator graph."""
-        saved, kept = self._saved()
-        names = self._names()
+        saved, kept, made = self._saved()
+        names, tensors = self._names(), self._tensors(saved)
+        transients, given = Transients(self.draft, self.facts, self.batch), {*self.losses, *(tensor.name for tensor in tensors)}
         charged: set[str] = set()
         ops = []
         for number, closure in enumerate(self.closures):
@@ -203,6 +205,7 @@ class _Costs:
             own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
             charged.update(own)
             facts = [self.facts[n] for n in own]
+            beyond = transients.of(closure, given, made[number])
             ops.append(
                 Op(
                     name=names[number],
@@ -213,6 +216,8 @@ class _Costs:
                     traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
                     num_kernels=sum(not f.view for f in facts),
                     saved_bytes=kept[number] / self.batch,
+                    transient_bytes=beyond.growing / self.batch,
+                    fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
                 )
             )
@@ -221,7 +226,7 @@ class _Costs:
         floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
         inputs = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
         dtype = floats.most_common(1)[0][0] if floats else (inputs or ["float32"])[0]
-        return OpGraph(name=name, ops=tuple(ops), tensors=self._tensors(saved), params=params, dtype=dtype or "float32")
+        return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, dtype=dtype or "float32")
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
@@ -238,14 +243,14 @@ class _Costs:
         targets = self.reading[param.name]
         return bool(targets) and all("embedding" in target for target in targets)
 
-    def _saved(self) -> tuple[set[int], dict[int, float]]:
-        """Storages kept for backward, and the bytes that each operator answers for.
+    def _saved(self) -> tuple[set[int], dict[int, int], dict[int, int]]:
+        """Storages kept for backward, the bytes that each operator answers for, and those of them that no input holds.
 
         An operator answers for a storage that it made; the first keeper answers for one that was made inside a call
         or by a free node; every keeper holds its own copy of the part of a user input that it reads.
         """
         seen: set[int] = set()
-        kept: dict[int, float] = defaultdict(float)
+        kept: dict[int, int] = defaultdict(int)
         of_input: dict[tuple[int, int], int] = {}
         for number, closure in enumerate(self.closures):
             for name in closure:
@@ -256,9 +261,10 @@ class _Costs:
                     elif storage not in seen:
                         seen.add(storage)
                         kept[self.groups.producer.get(maker.name, number) if maker else number] += storage_bytes
+        made = kept.copy()
         for (number, _), amount in of_input.items():
             kept[number] += amount
-        return seen, kept
+        return seen, kept, made
 
     def _tensors(self, saved: set[int]) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)

@@ -26,6 +26,10 @@ from gpp.graph.captured import evaluate, references
 _RECURRENT = ("lstm.", "gru.", "rnn_tanh.", "rnn_relu.")
 
 
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
+
 @dataclass(kw_only=True)
 class Facts:
     """Measurements of one node for the whole batch. Bytes and FLOPs are absolute, not per sample.
@@ -36,6 +40,7 @@ class Facts:
         writes: storages that it writes in place (running statistics included).
         view: whether it makes no new data.
         parts: number of outputs when they come as a tuple, else None.
+        forms: shape, strides and dtype of each output, and whether a gradient flows back through it.
         saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
         derived: trained parameters from which alone it keeps a tensor that is computed.
     """
@@ -53,6 +58,7 @@ class Facts:
     traffic_bytes: int = 0
     saved: list[tuple[int, int, int]] = field(default_factory=list)
     derived: set[str] = field(default_factory=set)
+    forms: list[tuple[Form, bool]] = field(default_factory=list)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -110,7 +116,9 @@ class _Run:
                 else:
                     self._leaf(draft)
             for name, facts in self.facts.items():
-                facts.requires_grad = any(tensor.requires_grad for tensor in _tensors(self.values[name]))
+                outputs = _tensors(self.values[name])
+                facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
+                facts.forms = [((tuple(t.shape), t.stride(), t.dtype), t.requires_grad) for t in outputs]
         return self.facts
 
     def _leaf(self, draft: Draft) -> None:

@@ -1,7 +1,8 @@
 """Bytes of a stage, by what holds them: the one formula of memory, for a single stage or for arrays of stages.
 
 Weights, their gradients and the optimizer's state; copies of the weights beyond one; the activations of every micro-batch in flight
-(saved tensors and what crosses the stage's boundary); the gradients at the boundary of one micro-batch.
+(saved tensors and what crosses the stage's boundary); what the computation of one micro-batch takes beyond them: temporaries,
+gradients under way, a weight's gradient before it is added to the sum (`gpp.graph.transients`).
 """
 
 from __future__ import annotations
@@ -57,22 +58,24 @@ class Amounts(NamedTuple):
         static: see `static_bytes`.
         kept: bytes for each sample in flight.
         once: bytes for each sample of one micro-batch.
+        fixed: bytes while one micro-batch is computed, at any number of samples.
     """
 
     trainable: Any
     static: Any
     kept: Any
     once: Any
+    fixed: Any
 
     def held(self, samples: Any, copies: int) -> StageBytes:
         """The bytes with so many samples of a micro-batch on the device, and so many copies of the weights."""
         return StageBytes(
-            self.static, self.trainable * (copies - 1) if copies > 1 else 0.0, self.kept * samples, self.once * samples
+            self.static, self.trainable * (copies - 1) if copies > 1 else 0.0, self.kept * samples, self.once * samples + self.fixed
         )
 
     def take(self, index: Any) -> Amounts:
         """Those of some stages, where the amounts are arrays."""
-        return Amounts(self.trainable[index], self.static[index], self.kept[index], self.once[index])
+        return Amounts(*(amount[index] for amount in self))
 
 
 def static_bytes(trainable: Any, frozen: Any, state_factor: float) -> Any:

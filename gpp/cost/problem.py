@@ -200,11 +200,11 @@ class Problem:
         if found is None:
             sums = self.sums(mask)
             static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
-            kept, once = sums.saved + sums.kept, sums.grads
+            kept, once = sums.saved + sums.kept, sums.transient
             if not mask & self.graph.differentiated:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
-                kept, once = 0.0, kept
-            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once)
+                kept, once = 0.0, kept + once
+            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once, sums.fixed)
         return found
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:

@@ -106,6 +106,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
         static=static_bytes(own.trainable, own.frozen, problem.state_factor),
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
+        fixed=whole.fixed,
     )
 
 

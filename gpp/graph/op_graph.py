@@ -92,6 +92,8 @@ class Op:
         traffic_bytes: bytes that the forward pass reads and writes, weights excluded.
         num_kernels: kernels that one forward pass launches (not per sample).
         saved_bytes: activations kept from forward to backward, own output included if any operator saves it.
+        transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
+        fixed_bytes: the same at any number of samples, as of a weight's gradient on its way into the sum; not per sample.
         params: names of the parameters read.
         nodes: names of the captured nodes (or hand-written blocks) that make it up.
         variants: other ways to run it; without any, it is never split over devices, and recomputed by the general rule.
@@ -104,6 +106,8 @@ class Op:
     traffic_bytes: NotNegative = 0.0
     num_kernels: Natural = 1
     saved_bytes: NotNegative = 0.0
+    transient_bytes: NotNegative = 0.0
+    fixed_bytes: NotNegative = 0.0
     params: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()

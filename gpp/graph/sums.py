@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import OpGraph
+from gpp.graph.transients import Transients, transient
 
 
 class SetSums(NamedTuple):
@@ -19,7 +20,8 @@ class SetSums(NamedTuple):
         trainable, frozen: parameters that the set reads, each counted once.
         saved: activations that its operators save.
         kept: further activations that are held: tensors that come in, and tensors that go out and are not saved.
-        grads: gradients of both.
+        transient: of one micro-batch, beyond that: the operators' own at the fullest moment, and gradients at the boundary.
+        fixed: the same at any number of samples.
         incoming, outgoing: forward bytes over the boundary.
         incoming_back, outgoing_back: those of the bytes whose gradients come back.
         num_tensors: tensors over the boundary.
@@ -29,7 +31,8 @@ class SetSums(NamedTuple):
     frozen: float
     saved: float
     kept: float
-    grads: float
+    transient: float
+    fixed: float
     incoming: float
     outgoing: float
     incoming_back: float
@@ -44,6 +47,7 @@ class Sums:
         self._num_bytes = (graph.num_ops + 7) // 8
         self._num_ops = graph.num_ops
         self._saved = np.array([op.saved_bytes for op in graph.ops])
+        self._transients = Transients(graph)
         tensors = [t for t in graph.tensors if t.consumers]
         self._producer = np.array([t.producer for t in tensors], int)
         self._consumers, self._first = _rows([t.consumers for t in tensors])
@@ -72,8 +76,9 @@ class Sums:
         members = self.members(mask)
         trainable, frozen = self.params(members)
         saved = float(self._saved[members].sum())
+        inside, fixed = (float(amount[0]) for amount in self._transients.of(members[None]))
         if not len(self._producer):
-            return SetSums(trainable, frozen, saved, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+            return SetSums(trainable, frozen, saved, 0.0, inside, fixed, 0.0, 0.0, 0.0, 0.0, 0)
         made, reads = members[self._producer], members[self._consumers]
         into = ~made & np.logical_or.reduceat(reads, self._first)
         out = made & ~np.logical_and.reduceat(reads, self._first)
@@ -84,7 +89,8 @@ class Sums:
             frozen,
             saved,
             incoming + float(self._unsaved[out].sum()),
-            incoming_back + outgoing_back,
+            float(transient(inside, incoming_back, outgoing_back)),
+            fixed,
             incoming,
             outgoing,
             incoming_back,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpp.graph.op_graph import Op, OpGraph, Sums, Tensor, Variant
+from gpp.graph.transients import grouped
 
 _AMOUNTS = ("forward_flops", "backward_flops", "traffic_bytes", "num_kernels", "saved_bytes")
 
@@ -32,6 +33,7 @@ def tensors_between(graph: OpGraph, group: Sequence[int] | Mapping[int, int]) ->
 def summed(name: str, kind: str, ops: list[Op]) -> Op:
     """One operator with the amounts, the parameters and the nodes of `ops`, in this order."""
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
+    amounts["transient_bytes"], amounts["fixed_bytes"] = grouped(ops)
     return Op(
         name=name,
         kind=kind,

@@ -13,6 +13,7 @@ from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.transients import Transients, transient
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -55,6 +56,7 @@ class Tables:
         for i, tensor in enumerate(self._tensors):
             produced[tensor.producer, i] = 1
             read[list(tensor.consumers), i] = 1
+        self._members, self._transients = family.members.astype(bool), Transients(graph)
         self._made = (family.members @ produced).astype(bool)
         self._read = (family.members @ read).astype(np.int16)
         self._readers = np.array([len(t.consumers) for t in self._tensors], dtype=np.int16)
@@ -85,8 +87,8 @@ class Tables:
         if self.family.num_pairs > KEPT_PAIRS:
             return self._compute(self.family.start[pairs], self.family.end[pairs])
         if self._all is None:
-            trainable, static, kept, once, boundary = np.full((5, self.family.num_pairs), np.nan)
-            self._all = Pairs(Amounts(trainable, static, kept, once), boundary)
+            *amounts, boundary = np.full((len(Amounts._fields) + 1, self.family.num_pairs), np.nan)
+            self._all = Pairs(Amounts(*amounts), boundary)
         new = pairs[np.isnan(self._all.boundary[pairs])]
         if len(new):
             found = self._compute(self.family.start[new], self.family.end[new])
@@ -100,18 +102,19 @@ class Tables:
             size = param.num_bytes * (readers[start] > readers[end])
             trainable, frozen = trainable + size * param.trainable, frozen + size * (not param.trainable)
         kept = self._saved[start] - self._saved[end]
-        once, boundary = np.zeros(len(start)), np.zeros(len(start))
+        once, fixed, boundary = np.zeros((3, len(start)))
         for begin in range(0, len(start), CHUNK):
             part = slice(begin, begin + CHUNK)
             a, b = start[part], end[part]
             made, read = self._made[a] & ~self._made[b], self._read[a] - self._read[b]
             leaves, enters = made & (read < self._readers), ~made & (read > 0)
+            inside, fixed[part] = self._transients.of(self._members[a] & ~self._members[b])
             across = leaves | enters
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
-            once[part] = across @ self._back
+            once[part] = transient(inside, enters @ self._back, leaves @ self._back)
             boundary[part] = across @ (self._bytes + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
-        return Pairs(Amounts(trainable, static, kept, once), boundary)
+        return Pairs(Amounts(trainable, static, kept, once, fixed), boundary)
 
 
 class Seconds:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.transients import Transients, transient
 from gpp.planners.common.stage_costs import StageCosts
 
 
@@ -61,7 +62,7 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        frozen, trainable, kept, grads, entering = (np.zeros((n + 2, n + 2)) for _ in range(5))
+        frozen, trainable, kept, coming, going, entering = (np.zeros((n + 2, n + 2)) for _ in range(6))
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
             places = sorted(at[op] for op in bits(readers))
@@ -75,19 +76,22 @@ class Intervals:
             size, back = tensor.bytes_per_sample, tensor.bytes_per_sample * tensor.differentiable
             i, consumers = at[tensor.producer], sorted(at[c] for c in tensor.consumers)
             # Made inside and read outside: i in the interval, which ends before the last consumer.
-            _add(grads, 0, i, i + 1, consumers[-1], back)
+            _add(going, 0, i, i + 1, consumers[-1], back)
             if not tensor.saved:
                 _add(kept, 0, i, i + 1, consumers[-1], size)
             # Made before the interval and read inside it.
             _add_first(kept, consumers, i + 1, size)
-            _add_first(grads, consumers, i + 1, back)
+            _add_first(coming, consumers, i + 1, back)
             _add_first(entering, consumers, i + 1, size + back)
             self.link_out_bytes[i + 1] += size + back
-        frozen, trainable, kept, self.grads, self.entering = (
-            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, kept, grads, entering)
+        frozen, trainable, kept, coming, going, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, kept, coming, going, entering)
         )
         self.trainable = trainable
-        self.amounts = Amounts(trainable, static_bytes(trainable, frozen, problem.state_factor), kept, self.grads)
+        self.grads = coming + going
+        inside, fixed = Transients(graph).of_intervals(order)
+        static = static_bytes(trainable, frozen, problem.state_factor)
+        self.amounts = Amounts(trainable, static, kept, transient(inside, coming, going), fixed)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1

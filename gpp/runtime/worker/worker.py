@@ -268,10 +268,9 @@ class Worker:
             self._record(0)
         for weights in self.weights.values():
             weights.settle()
-        self._measured()
 
     def _measured(self) -> None:
-        """What the allocator says is known: from now on messages are read where they lie."""
+        """The allocator has told enough: from now on messages are read where they lie."""
         if self.memory:
             self.memory.end()
             self.transport.lend(True)
@@ -388,6 +387,8 @@ class Worker:
             first, count = stretch_at(self.job, step)
             self.train(first, count, partial(write_line, out))
             step = done = first + count
+            if step in (settings.steps, settings.evaluate_every):
+                self._measured()
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
             if self.checkpoints.due(done):

@@ -1,0 +1,217 @@
+"""The memory that an operator takes while it runs, beyond what it keeps for its backward.
+
+Every operator runs alone on fake tensors, forward and backward, and each storage is followed from its making to its end
+(a weak reference tells; an address would come back). So temporaries inside an operator, gradients under way and the
+order in which autograd lets go of saved tensors are counted as they happen, without a rule for each kind of operator.
+What a kernel allocates for itself and no tensor shows is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from gpp.capture.codec import decode, dtype_of, operator_of
+from gpp.capture.draft import Draft
+from gpp.capture.measure import Facts
+from gpp.graph.captured import evaluate, references
+
+
+class Transient(NamedTuple):
+    """Bytes beyond what an operator keeps, at the fullest moment of its forward and its backward.
+
+    Args:
+        growing: of a whole batch.
+        fixed: at any batch size: a weight's gradient before it is added to the sum.
+    """
+
+    growing: int
+    fixed: int
+
+
+class Transients:
+    """Transients of the operators of one model; equal operators are run once.
+
+    Args:
+        drafts: by name.
+        facts: of all drafts, at batch size `batch`.
+    """
+
+    def __init__(self, drafts: Mapping[str, Draft], facts: Mapping[str, Facts], batch: int) -> None:
+        self._drafts, self._facts, self._batch = drafts, facts, batch
+        self._known: dict[str, Transient] = {}
+
+    def of(self, closure: Sequence[str], outputs: Iterable[str], kept_bytes: int) -> Transient:
+        """Of one operator; hand-written blocks are not looked into.
+
+        Args:
+            closure: its nodes, with the free nodes and the leaves that they need, in execution order.
+            outputs: nodes whose values others read, losses included.
+            kept_bytes: of the storages that it makes and that somebody keeps for a backward.
+        """
+        if any(self._drafts[name].kind == "block" for name in closure):
+            return Transient(0, 0)
+        outputs = [name for name in closure if name in set(outputs)]
+        key = self._key(closure, outputs, kept_bytes)
+        if key not in self._known:
+            self._known[key] = self._run(closure, outputs, kept_bytes)
+        return self._known[key]
+
+    def _key(self, closure: Sequence[str], outputs: list[str], kept_bytes: int) -> str:
+        """What a run depends on, with names replaced by positions."""
+        place: dict[str, int] = {}
+        rows: list[Any] = [kept_bytes]
+        for name in closure:
+            draft = self._drafts[name]
+            for need in references([*draft.args, *draft.kwargs.values()]):
+                if need not in place:
+                    rows.append(self._form(need))
+                    place[need] = len(place)
+            row = [draft.kind, draft.target if draft.kind == "call" else "", draft.no_grad, draft.args, draft.kwargs, name in outputs]
+            rows.append([place.setdefault(name, len(place)), self._form(name), _renamed(row, place)])
+        return json.dumps(rows)
+
+    def _form(self, name: str) -> list[Any]:
+        draft, facts = self._drafts[name], self._facts[name]
+        return [draft.shape, draft.dtype, facts.requires_grad, [str(form) for form in facts.forms]]
+
+    def _run(self, closure: Sequence[str], outputs: list[str], kept_bytes: int) -> Transient:
+        own = set(closure)
+        last_use = {need: i for i, name in enumerate(closure) for need in references(_arguments(self._drafts[name]))}
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            values: dict[str, Any] = {}
+            ledger = _Ledger()
+            for name in closure:
+                for need in references(_arguments(self._drafts[name])):
+                    if need not in own and need not in values:
+                        values[need] = self._given(need)
+                if self._drafts[name].kind != "call":
+                    values[name] = self._leaf(name, ledger)
+            with ledger:
+                edges, seeds = self._forward(closure, outputs, values, last_use)
+                values.clear()
+                if edges:
+                    torch.autograd.backward(edges, seeds)
+        growing, fixed = ledger.most()
+        return Transient(max(growing - kept_bytes, 0), fixed)
+
+    def _forward(
+        self, closure: Sequence[str], outputs: list[str], values: dict[str, Any], last_use: dict[str, int]
+    ) -> tuple[list[Any], list[Tensor]]:
+        """Run the nodes; returns where gradients come in, and gradients."""
+        for i, name in enumerate(closure):
+            draft = self._drafts[name]
+            if draft.kind != "call":
+                continue
+            args, kwargs = (
+                decode(part, ref=values.__getitem__, number=lambda tree: evaluate(tree, self._batch), device=torch.device("cpu"))
+                for part in (draft.args, list(draft.kwargs.values()))
+            )
+            with torch.set_grad_enabled(not draft.no_grad):
+                values[name] = operator_of(draft.target)(*args, **dict(zip(draft.kwargs, kwargs, strict=True)))
+            del args, kwargs
+            for need in references(_arguments(draft)):
+                if last_use[need] == i and need not in outputs:
+                    del values[need]
+                    last_use[need] = -1
+        made = [t for name in outputs for t in _tensors(values[name]) if t.requires_grad and t.grad_fn is not None]
+        return [get_gradient_edge(t) for t in made], [torch.empty_like(t) for t in made]
+
+    def _given(self, name: str) -> Any:
+        """The value of another operator's node, whose gradient is let go of."""
+        parts = []
+        for (shape, stride, dtype), differentiable in self._facts[name].forms:
+            value = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+            if differentiable:
+                value = _Catch.apply(value.requires_grad_())
+            parts.append(value)
+        return parts[0] if self._facts[name].parts is None else tuple(parts)
+
+    def _leaf(self, name: str, ledger: _Ledger) -> Tensor:
+        draft = self._drafts[name]
+        shape = [evaluate(extent, self._batch) for extent in draft.shape or ()]
+        value = torch.empty(shape, dtype=dtype_of(draft.dtype or "float32"), device="cpu")
+        if draft.kind == "param" and draft.requires_grad:
+            value.requires_grad_()
+            # As from the second micro-batch on: the sum is there, and gradients are added to it.
+            value.grad = torch.empty_like(value)
+            value.register_hook(ledger.of_weight)
+        return value
+
+
+class _Catch(torch.autograd.Function):
+    """Hands a value on, and keeps its gradient alive as the operator that made the value would."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:  # type: ignore[override]
+        return leaf.view_as(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:  # type: ignore[override]
+        ctx.gradient = gradient
+
+
+class _Ledger(TorchDispatchMode):
+    """Follows the storages that are made inside, in order: (number, bytes) where one is made, (number, 0) where it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[tuple[int, int]] = []
+        self._live: dict[int, int] = {}  # storage -> its number
+        self._weights: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._live:
+                self._live[storage._cdata] = len(self._events)
+                self._events.append((len(self._events), storage.nbytes()))
+                weakref.finalize(storage, self._end, storage._cdata)
+        return out
+
+    def of_weight(self, gradient: Tensor) -> None:
+        """Note a gradient that does not grow with the batch."""
+        self._weights.add(self._live.get(gradient.untyped_storage()._cdata, -1))
+
+    def _end(self, storage: int) -> None:
+        self._events.append((self._live.pop(storage), 0))
+
+    def most(self) -> Transient:
+        """The most bytes at a time, of storages that grow with the batch and of the others."""
+        live: dict[int, int] = {}
+        growing = fixed = most_growing = most_fixed = 0
+        for number, size in self._events:
+            change = -live.pop(number) if number in live else size
+            if change >= 0:
+                live[number] = size
+            if number in self._weights:
+                fixed += change
+            else:
+                growing += change
+            most_growing, most_fixed = max(most_growing, growing), max(most_fixed, fixed)
+        return Transient(most_growing, most_fixed)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def _arguments(draft: Draft) -> list[Any]:
+    return [*draft.args, *draft.kwargs.values()]
+
+
+def _renamed(value: Any, place: Mapping[str, int]) -> Any:
+    if isinstance(value, dict):
+        return {key: place[content] if key == "ref" else _renamed(content, place) for key, content in value.items()}
+    return [_renamed(item, place) for item in value] if isinstance(value, (list, tuple)) else value
