@@ -41,7 +41,13 @@ SAME_LEVEL = {
 }
 # A wing, or a file beside the wings, sees only what stands before it in its room.
 WINGS: dict[str, list[set[str]]] = {
-    "graph": [{"op_graph"}, {"transients"}, {"captured", "profiles", "random_graphs", "series_parallel", "sums"}, {"sharding"}, {"coarsen"}],
+    "graph": [
+        {"op_graph"},
+        {"transients"},
+        {"captured", "profiles", "random_graphs", "series_parallel", "sums"},
+        {"sharding"},
+        {"coarsen"},
+    ],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
         {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir"},

@@ -76,7 +76,14 @@ class Transients:
                 if need not in place:
                     rows.append(self._form(need))
                     place[need] = len(place)
-            row = [draft.kind, draft.target if draft.kind == "call" else "", draft.no_grad, draft.args, draft.kwargs, name in outputs]
+            row = [
+                draft.kind,
+                draft.target if draft.kind == "call" else "",
+                draft.no_grad,
+                draft.args,
+                draft.kwargs,
+                name in outputs,
+            ]
             rows.append([place.setdefault(name, len(place)), self._form(name), _renamed(row, place)])
         return json.dumps(rows)
 

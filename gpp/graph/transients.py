@@ -40,7 +40,6 @@ class Transients:
         fullest = np.where(members, self._own - after, 0.0).max(axis=1, initial=0.0)
         return fullest, (members * self._fixed).max(axis=1, initial=0.0)
 
-
     def of_intervals(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The same of every interval [i, j) of a linear order; two arrays of shape [num_ops + 1, num_ops + 1]."""
         n = len(order)

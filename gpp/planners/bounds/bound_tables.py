@@ -49,7 +49,8 @@ class Tables(NamedTuple):
         )
         reduce_s = {r: _reduce_s_per_byte(problem, r) for r in {r for _, r in choices}}
         samples = np.array([[b // r] for b, r in choices])
-        # Boundaries and transients are left out. What an operator holds alone counts every parameter it reads; in a sum each counts once.
+        # Boundaries and transients are left out. What an operator holds alone counts every parameter it reads; in a sum each
+        # counts once.
         alone, amounts = (
             Amounts(params[0], static_bytes(*params, state), graph.amounts.saved_bytes, 0.0, 0.0)
             for params in (every, (trainable, frozen))

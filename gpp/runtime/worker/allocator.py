@@ -7,7 +7,7 @@ listens in its first steps, which are not timed, and never again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,15 @@ class MemoryEvents:
     The profiler of one thread is used: `torch.profiler` has one for the whole process, and workers may be threads. Memory
     that is no tensor's (the interpreter's, a library's own scratch, shared memory) is not the allocator's.
 
+    Args:
+        lend: told whether messages may stay in memory that is not the allocator's.
+
     `peak_bytes` is the most at a time up to `end`, as long as no block is taken back that was there before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lend: Callable[[bool], None]) -> None:
         self.peak_bytes = 0
-        self._listens = False
+        self._lend, self._listens = lend, False
 
     def begin(self, held: Iterable[torch.Tensor]) -> None:
         """Listen to this thread from now on.
@@ -43,6 +46,7 @@ class MemoryEvents:
             held: the tensors that exist already and stay.
         """
         self.peak_bytes = storage_bytes(held)
+        self._lend(False)
         # One line each: state, shapes, memory, stack, FLOPs, modules, and further settings.
         _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
         self._listens = True
@@ -52,6 +56,7 @@ class MemoryEvents:
         if not self._listens:
             return
         self._listens = False
+        self._lend(True)
         events: list[list[Any]] = _disable_profiler_legacy()
         changes = (event.cpu_memory_usage() for thread in events for event in thread if event.kind() == _ALLOCATION)
         self.peak_bytes += max(accumulate(changes, initial=0))

@@ -135,7 +135,7 @@ class Worker:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
         self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
-        self.memory: MemoryEvents | None = None
+        self.memory, self._listens = MemoryEvents(transport.lend), False
 
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
@@ -255,9 +255,8 @@ class Worker:
             return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
-        if self.memory and first == settings.first_step:
+        if self._listens and first == settings.first_step:
             self.memory.begin(held_by(self.modules.values(), self.optimizers.values(), self.weights.values()))
-            self.transport.lend(False)
         self._begin_weights(first)
         self.status.begin(TRAINING, first)
         self._since = time.perf_counter()
@@ -268,12 +267,6 @@ class Worker:
             self._record(0)
         for weights in self.weights.values():
             weights.settle()
-
-    def _measured(self) -> None:
-        """The allocator has told enough: from now on messages are read where they lie."""
-        if self.memory:
-            self.memory.end()
-            self.transport.lend(True)
 
     def _begin_weights(self, first: int) -> None:
         """Let the weight policies know where the stretch begins, and what of an interrupted one goes on with it."""
@@ -313,9 +306,8 @@ class Worker:
             self.kept.append({"step": step, "start": self._since, "end": end, "waited_s": waited, "events": events})
         self._log({"step": step, "start": self._since, "end": end, **self._results(self.training, minibatch_of_stretch)})
         self._since = end
-        if step > self.job.settings.first_step + self._ahead:
-            # The second step finds the optimizer's state there; the first two are not timed.
-            self._measured()
+        if step > self.job.settings.first_step + self._ahead:  # the second step, which finds the optimizer's state
+            self.memory.end()
 
     def _settle(self, interpreter: Interpreter[StageRunner]) -> None:
         """Wait until the device has done what was issued, and look at the losses."""
@@ -359,6 +351,7 @@ class Worker:
     def evaluate(self) -> dict[str, float]:
         """Results on the held-out samples, this device's share of each mean."""
         assert self.evaluation is not None and self.job.evaluation is not None
+        self.memory.end()
         self.status.enter(STARTING)
         size = self.job.evaluation.num_samples
         self._begin(self.evaluation, "test", size, lambda _: torch.arange(size), self._stop)
@@ -379,7 +372,7 @@ class Worker:
 
     def _run(self, out: TextIO) -> None:
         settings = self.job.settings
-        self.memory = None if self.card else MemoryEvents()
+        self._listens = self.card is None
         gc.collect()  # what has been made so far stays: no collection needs to look at it again
         gc.freeze()
         step = settings.first_step
@@ -387,19 +380,20 @@ class Worker:
             first, count = stretch_at(self.job, step)
             self.train(first, count, partial(write_line, out))
             step = done = first + count
-            if step in (settings.steps, settings.evaluate_every):
-                self._measured()
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
                 write_line(out, {"evaluated": done, **self.evaluate()})
             if self.checkpoints.due(done):
+                self.memory.end()
                 self.status.enter(CHECKPOINT)
                 self.checkpoints.save(done)
+        self.memory.end()
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
-        peak = self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes if self.memory else 0
-        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
-        result |= {
+        result = {
+            "device": self.device_id,
+            "peak_memory_bytes": self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes,
+            "steps": list(self.kept),
             "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
             "staleness": {s: weights.staleness for s, weights in self.weights.items()},
         }
