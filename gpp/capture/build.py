@@ -216,7 +216,7 @@ class _Costs:
                     traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
                     num_kernels=sum(not f.view for f in facts),
                     saved_bytes=kept[number] / self.batch,
-                    transient_bytes=beyond.growing / self.batch,
+                    transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
                 )

@@ -27,15 +27,16 @@ from gpp.graph.captured import evaluate, references
 
 
 class Transient(NamedTuple):
-    """Bytes beyond what an operator keeps, at the fullest moment of its forward and its backward.
+    """Bytes beyond what an operator keeps, at the fullest moment of its forward and its backward; a line as in
+    `gpp.graph.transients`.
 
     Args:
-        growing: of a whole batch.
-        fixed: at any batch size: a weight's gradient before it is added to the sum.
+        per_sample: for each sample.
+        fixed: at any number of them: a weight's gradient before it is added to the sum.
     """
 
-    growing: int
-    fixed: int
+    per_sample: float
+    fixed: float
 
 
 class Transients:
@@ -59,7 +60,7 @@ class Transients:
             kept_bytes: of the storages that it makes and that somebody keeps for a backward.
         """
         if any(self._drafts[name].kind == "block" for name in closure):
-            return Transient(0, 0)
+            return Transient(0.0, 0.0)
         outputs = [name for name in closure if name in set(outputs)]
         key = self._key(closure, outputs, kept_bytes)
         if key not in self._known:
@@ -108,8 +109,11 @@ class Transients:
                 values.clear()
                 if edges:
                     torch.autograd.backward(edges, seeds)
-        growing, fixed = ledger.most()
-        return Transient(max(growing - kept_bytes, 0), fixed)
+        moments = ledger.moments()
+        growing = max(growing for growing, _ in moments)
+        first = max(growing / self._batch + fixed for growing, fixed in moments)
+        per_sample = growing / self._batch
+        return Transient(max(per_sample - kept_bytes / self._batch, 0.0), first - per_sample)
 
     def _forward(
         self, closure: Sequence[str], outputs: list[str], values: dict[str, Any], last_use: dict[str, int]
@@ -194,10 +198,11 @@ class _Ledger(TorchDispatchMode):
     def _end(self, storage: int) -> None:
         self._events.append((self._live.pop(storage), 0))
 
-    def most(self) -> Transient:
-        """The most bytes at a time, of storages that grow with the batch and of the others."""
+    def moments(self) -> list[tuple[int, int]]:
+        """After each event the bytes of storages that grow with the batch, and of the others."""
         live: dict[int, int] = {}
-        growing = fixed = most_growing = most_fixed = 0
+        growing = fixed = 0
+        out = [(0, 0)]
         for number, size in self._events:
             change = -live.pop(number) if number in live else size
             if change >= 0:
@@ -206,8 +211,8 @@ class _Ledger(TorchDispatchMode):
                 fixed += change
             else:
                 growing += change
-            most_growing, most_fixed = max(most_growing, growing), max(most_fixed, fixed)
-        return Transient(most_growing, most_fixed)
+            out.append((growing, fixed))
+        return out
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.transients import Transients, transient
+from gpp.graph.transients import Line, Transients
 
 
 class SetSums(NamedTuple):
@@ -76,21 +76,22 @@ class Sums:
         members = self.members(mask)
         trainable, frozen = self.params(members)
         saved = float(self._saved[members].sum())
-        inside, fixed = (float(amount[0]) for amount in self._transients.of(members[None]))
+        inside = Line(*(float(values[0]) for values in self._transients.of(members[None])))
         if not len(self._producer):
-            return SetSums(trainable, frozen, saved, 0.0, inside, fixed, 0.0, 0.0, 0.0, 0.0, 0)
+            return SetSums(trainable, frozen, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0)
         made, reads = members[self._producer], members[self._consumers]
         into = ~made & np.logical_or.reduceat(reads, self._first)
         out = made & ~np.logical_and.reduceat(reads, self._first)
         incoming, incoming_back = float(self._size[into].sum()), float(self._back[into].sum())
         outgoing, outgoing_back = float(self._size[out].sum()), float(self._back[out].sum())
+        transient = inside.within(incoming_back, outgoing_back)
         return SetSums(
             trainable,
             frozen,
             saved,
             incoming + float(self._unsaved[out].sum()),
-            float(transient(inside, incoming_back, outgoing_back)),
-            fixed,
+            float(transient.slope),
+            float(transient.fixed),
             incoming,
             outgoing,
             incoming_back,

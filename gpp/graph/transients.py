@@ -2,21 +2,48 @@
 
 Operators run in the order of their numbers, forwards; backwards the other way round, and what an operator saved is freed
 behind it. So at operator v all is there that the operators up to v save, and v's own transients; in the forward what
-comes after v is not there yet. Both passes are fullest at the largest of
+comes after v is not there yet. With b samples both passes are fullest at the largest of
 
-    transient_bytes[v] - sum of saved_bytes[w] over the w of the set that come after v
+    f_v(b) = b * (transient_bytes[v] - sum of saved_bytes[w] over the w of the set that come after v) + fixed_bytes[v]
 
-counted beyond everything that the set saves. Groups of operators compose in the same way.
+counted beyond everything that the set saves. A line stands for all of these lines: its slope T is the steepest one's, and at
+one sample it has the largest value U, so it is exact there and below none of them at any larger number of samples. Groups of
+operators compose in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpp.graph.op_graph import Op, OpGraph
+
+
+class Line(NamedTuple):
+    """Transient bytes of sets of operators; numbers, or arrays of one element for each set.
+
+    Args:
+        slope: bytes per sample.
+        first: bytes with one sample.
+    """
+
+    slope: Any
+    first: Any
+
+    @property
+    def fixed(self) -> Any:
+        """Bytes at any number of samples; no less than zero for want of a digit."""
+        return np.maximum(self.first - self.slope, 0.0)
+
+    def within(self, incoming: Any, outgoing: Any) -> Line:
+        """Those of a stage: gradients of what goes out are there during the whole backward, those of what came in at its end.
+
+        Args:
+            incoming, outgoing: gradients at the boundary, bytes per sample.
+        """
+        return Line(outgoing + np.maximum(self.slope, incoming), outgoing + np.maximum(self.first, incoming))
 
 
 class Transients:
@@ -24,56 +51,43 @@ class Transients:
 
     def __init__(self, graph: OpGraph) -> None:
         self._own, self._saved, self._fixed = _columns(graph.ops)
+        self._any = bool(self._own.any() or self._fixed.any())
 
-    def of(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes per sample, and bytes at any number of samples, of many sets.
+    def of(self, members: np.ndarray) -> Line:
+        """Lines of many sets.
 
         Args:
             members: [sets, num_ops] bool.
-
-        Returns:
-            Two arrays of shape [sets].
         """
-        if not (self._own.any() or self._fixed.any()):
-            return np.zeros(len(members)), np.zeros(len(members))
-        after = np.cumsum((members * self._saved)[:, ::-1], axis=1)[:, ::-1] - members * self._saved
-        fullest = np.where(members, self._own - after, 0.0).max(axis=1, initial=0.0)
-        return fullest, (members * self._fixed).max(axis=1, initial=0.0)
+        if not self._any:
+            return Line(np.zeros(len(members)), np.zeros(len(members)))
+        saved = members * self._saved
+        after = np.cumsum(saved[:, ::-1], axis=1)[:, ::-1] - saved
+        slopes = np.where(members, self._own - after, 0.0)
+        return Line(slopes.max(axis=1, initial=0.0), (slopes + members * self._fixed).max(axis=1, initial=0.0))
 
-    def of_intervals(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The same of every interval [i, j) of a linear order; two arrays of shape [num_ops + 1, num_ops + 1]."""
+    def of_intervals(self, order: Sequence[int]) -> Line:
+        """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""
         n = len(order)
-        fullest, fixed = np.zeros((2, n + 1, n + 1))
-        if not (self._own.any() or self._fixed.any()):
-            return fullest, fixed
+        slope, first = np.zeros((2, n + 1, n + 1))
+        if not self._any:
+            return Line(slope, first)
         ids = np.array(order)
         later = (ids > ids[:, None]) * self._saved[ids]
         after = np.concatenate([np.zeros((n, 1)), later.cumsum(axis=1)], axis=1)
         for p, op in enumerate(order):
             box = (slice(0, p + 1), slice(p + 1, n + 1))
             own = after[p, : p + 1, None] + (self._own[op] - after[p, None, p + 1 :])
-            np.maximum(fullest[box], own, out=fullest[box])
-            np.maximum(fixed[box], self._fixed[op], out=fixed[box])
-        return fullest, fixed
+            np.maximum(slope[box], own, out=slope[box])
+            np.maximum(first[box], own + self._fixed[op], out=first[box])
+        return Line(slope, first)
 
 
-def grouped(ops: Sequence[Op]) -> tuple[float, float]:
-    """`transient_bytes` and `fixed_bytes` of one operator made of several, given in their order."""
+def grouped(ops: Sequence[Op]) -> Line:
+    """The line of one operator made of several, given in their order."""
     own, saved, fixed = _columns(ops)
-    after = saved.sum() - np.cumsum(saved)
-    return float((own - after).max(initial=0.0)), float(fixed.max(initial=0.0))
-
-
-def transient(inside: Any, incoming: Any, outgoing: Any) -> Any:
-    """Bytes per sample of a stage with its boundary; numbers or arrays.
-
-    Gradients of what goes out are there during the whole backward, those of what came in at its end.
-
-    Args:
-        inside: of its operators.
-        incoming, outgoing: gradients at the boundary.
-    """
-    return outgoing + np.maximum(inside, incoming)
+    slopes = own - (saved.sum() - np.cumsum(saved))
+    return Line(float(slopes.max(initial=0.0)), float((slopes + fixed).max(initial=0.0)))
 
 
 def _columns(ops: Sequence[Op]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

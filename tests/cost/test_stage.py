@@ -50,6 +50,8 @@ def random_graph(rng: random.Random) -> OpGraph:
             forward_flops=rng.uniform(1, 5),
             backward_flops=rng.uniform(1, 9),
             saved_bytes=rng.uniform(0, 20),
+            transient_bytes=rng.choice([0.0, rng.uniform(0, 40)]),
+            fixed_bytes=rng.choice([0.0, rng.uniform(0, 60)]),
             params=tuple(sorted({f"w{rng.randrange(n)}" for _ in range(rng.randint(0, 2))})),
         )
         for i in range(n)
@@ -110,17 +112,22 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
         m = max(m // len(stage.devices), 1) if stage.round_robin else m
         position = PipelinePosition(warmup=warmup, depth=depth or warmup + 1, accumulation=m)
         total += trainable * (problem.regime.weights.copies(position) - 1)
-    kept, grads = sum(graph.ops[op].saved_bytes for op in own), 0.0
+    kept, coming, going = sum(graph.ops[op].saved_bytes for op in own), 0.0, 0.0
     for tensor in graph.tensors:
         inside, outside = own & set(tensor.consumers), set(tensor.consumers) - own
         enters, leaves = tensor.producer not in own and inside, tensor.producer in own and outside
         if enters or (leaves and not tensor.saved):
             kept += tensor.bytes_per_sample
-        if (enters or leaves) and tensor.differentiable:
-            grads += tensor.bytes_per_sample
+        if tensor.differentiable:
+            coming, going = coming + tensor.bytes_per_sample * bool(enters), going + tensor.bytes_per_sample * bool(leaves)
+    # What is there at each operator, beyond what all save: those behind it have freed theirs.
+    slopes = {op: graph.ops[op].transient_bytes - sum(graph.ops[w].saved_bytes for w in own if w > op) for op in own}
+    slope = max(coming, *slopes.values()) + going
+    first = max(coming, *(slopes[op] + graph.ops[op].fixed_bytes for op in own)) + going
+    beyond = first + slope * (samples - 1)
     if not any(graph.differentiated >> op & 1 for op in own):
-        return total + kept * samples
-    return total + kept * samples * in_flight + grads * samples
+        return total + kept * samples + beyond
+    return total + kept * samples * in_flight + beyond
 
 
 @pytest.mark.parametrize("seed", range(60))

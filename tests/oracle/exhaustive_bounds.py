@@ -143,13 +143,13 @@ class OptionTables:
             problem, cluster, ops = self.problem, self.problem.cluster, list(bits(mask))
             trainable = problem.param_bytes(mask)[0]
             update = min(problem.cost.update_s(trainable, cluster.devices[kind]) for kind in self.kinds)
-            _, static, kept, grads = problem.amounts(mask)
+            _, static, kept, once, fixed = problem.amounts(mask)
             samples = np.array(self.samples)
             self._stages[mask] = _Stage(
                 np.array([min(sum(kind[op] for op in ops) for kind in row) for row in self._forward]),
                 np.array([min(sum(kind[op] for op in ops) for kind in row) for row in self._backward]),
                 np.array([update + self._reduce_s(trainable, r) for _, r in self.options]),
-                static + grads * samples,
+                static + once * samples + fixed,
                 kept * samples,
             )
         return self._stages[mask]

@@ -230,8 +230,10 @@ def test_tables_say_what_the_problem_says():
         problem = random_problem(seed, max_ops=12, max_devices=4)
         graph = problem.graph
         shared = replace(graph.ops[-1], params=(*graph.ops[-1].params, *graph.ops[0].params)) if graph.num_ops > 1 else graph.ops[0]
+        ops = *graph.ops[:-1], shared
         free = tuple(replace(t, saved=i % 2 == 0, differentiable=i % 3 != 0) for i, t in enumerate(graph.tensors))
-        graph = OpGraph(name="g", ops=(*graph.ops[:-1], shared), tensors=free, params=graph.params)
+        taking = tuple(replace(op, transient_bytes=i * 7 % 5 * op.saved_bytes, fixed_bytes=i * 3 % 4 * 1e6) for i, op in enumerate(ops))
+        graph = OpGraph(name="g", ops=taking, tensors=free, params=graph.params)
         problem = replace(problem, graph=graph)
         costs = StageCosts(problem)
         table = Intervals(costs, depth_first_order(graph))

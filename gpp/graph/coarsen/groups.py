@@ -33,7 +33,8 @@ def tensors_between(graph: OpGraph, group: Sequence[int] | Mapping[int, int]) ->
 def summed(name: str, kind: str, ops: list[Op]) -> Op:
     """One operator with the amounts, the parameters and the nodes of `ops`, in this order."""
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
-    amounts["transient_bytes"], amounts["fixed_bytes"] = grouped(ops)
+    transient = grouped(ops)
+    amounts |= {"transient_bytes": transient.slope, "fixed_bytes": transient.fixed}
     return Op(
         name=name,
         kind=kind,

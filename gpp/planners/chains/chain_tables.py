@@ -13,7 +13,7 @@ from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
-from gpp.graph.transients import Transients, transient
+from gpp.graph.transients import Transients
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -108,10 +108,11 @@ class Tables:
             a, b = start[part], end[part]
             made, read = self._made[a] & ~self._made[b], self._read[a] - self._read[b]
             leaves, enters = made & (read < self._readers), ~made & (read > 0)
-            inside, fixed[part] = self._transients.of(self._members[a] & ~self._members[b])
             across = leaves | enters
             kept[part] += leaves @ self._unsaved + enters @ self._bytes
-            once[part] = transient(inside, enters @ self._back, leaves @ self._back)
+            inside = self._transients.of(self._members[a] & ~self._members[b])
+            transient = inside.within(enters @ self._back, leaves @ self._back)
+            once[part], fixed[part] = transient.slope, transient.fixed
             boundary[part] = across @ (self._bytes + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
         return Pairs(Amounts(trainable, static, kept, once, fixed), boundary)

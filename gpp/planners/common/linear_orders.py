@@ -8,7 +8,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
-from gpp.graph.transients import Transients, transient
+from gpp.graph.transients import Transients
 from gpp.planners.common.stage_costs import StageCosts
 
 
@@ -89,9 +89,9 @@ class Intervals:
         )
         self.trainable = trainable
         self.grads = coming + going
-        inside, fixed = Transients(graph).of_intervals(order)
+        transient = Transients(graph).of_intervals(order).within(coming, going)
         static = static_bytes(trainable, frozen, problem.state_factor)
-        self.amounts = Amounts(trainable, static, kept, transient(inside, coming, going), fixed)
+        self.amounts = Amounts(trainable, static, kept, transient.slope, transient.fixed)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
