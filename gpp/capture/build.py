@@ -24,7 +24,7 @@ from gpp.capture.trace import trace
 from gpp.capture.transients import Transients
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured, Derived, Node, is_loss, loss_nodes
-from gpp.graph.op_graph import Op, OpGraph, Param, bits
+from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits
 from gpp.graph.op_graph import Tensor as GraphTensor
 from gpp.graph.sharding.declare import with_variants
 from gpp.models.losses import Loss, Measure
@@ -195,7 +195,7 @@ class _Costs:
 
     def graph(self, name: str) -> OpGraph:
         """The operator graph."""
-        saved, kept, made = self._saved()
+        saved, kept = self._saved()
         names, tensors = self._names(), self._tensors(saved)
         transients, given = Transients(self.draft, self.facts, self.batch), {*self.losses, *(tensor.name for tensor in tensors)}
         charged: set[str] = set()
@@ -205,7 +205,7 @@ class _Costs:
             own = [n for n in closure if n not in charged and self.draft[n].kind in ("call", "block")]
             charged.update(own)
             facts = [self.facts[n] for n in own]
-            beyond = transients.of(closure, given, made[number])
+            beyond = transients.of(closure, given, kept[number])
             ops.append(
                 Op(
                     name=names[number],
@@ -219,14 +219,20 @@ class _Costs:
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
+                    inputs=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "input"),
                 )
             )
         used = {name for op in ops for name in op.params}
         params = tuple(self._param(draft) for draft in self.drafts.drafts if draft.kind == "param" and draft.target in used)
         floats = Counter(d.dtype for d in self.drafts.drafts if d.kind == "param" and "float" in (d.dtype or ""))
-        inputs = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
-        dtype = floats.most_common(1)[0][0] if floats else (inputs or ["float32"])[0]
-        return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, dtype=dtype or "float32")
+        given_types = [d.dtype for d in self.drafts.drafts if d.kind == "input" and "float" in (d.dtype or "")]
+        dtype = floats.most_common(1)[0][0] if floats else (given_types or ["float32"])[0]
+        inputs = tuple(
+            Input(name=draft.target, bytes_per_sample=self.facts[draft.name].num_bytes / self.batch)
+            for draft in self.drafts.drafts
+            if draft.kind == "input"
+        )
+        return OpGraph(name=name, ops=tuple(ops), tensors=tensors, params=params, inputs=inputs, dtype=dtype or "float32")
 
     def _param(self, draft: Draft) -> Param:
         others = tuple(alias for alias, name in self.drafts.aliases.items() if name == draft.target)
@@ -243,28 +249,22 @@ class _Costs:
         targets = self.reading[param.name]
         return bool(targets) and all("embedding" in target for target in targets)
 
-    def _saved(self) -> tuple[set[int], dict[int, int], dict[int, int]]:
-        """Storages kept for backward, the bytes that each operator answers for, and those of them that no input holds.
+    def _saved(self) -> tuple[set[int], dict[int, int]]:
+        """Storages kept for backward, and the bytes that each operator answers for.
 
         An operator answers for a storage that it made; the first keeper answers for one that was made inside a call
-        or by a free node; every keeper holds its own copy of the part of a user input that it reads.
+        or by a free node. Nobody answers for a user's input, whose rows are there anyhow.
         """
         seen: set[int] = set()
         kept: dict[int, int] = defaultdict(int)
-        of_input: dict[tuple[int, int], int] = {}
         for number, closure in enumerate(self.closures):
             for name in closure:
-                for storage, view_bytes, storage_bytes in self.facts[name].saved:
+                for storage, _, storage_bytes in self.facts[name].saved:
                     maker = self.maker.get(storage)
-                    if maker is not None and maker.kind == "input":
-                        of_input[number, storage] = max(of_input.get((number, storage), 0), view_bytes)
-                    elif storage not in seen:
+                    if storage not in seen and (maker is None or maker.kind != "input"):
                         seen.add(storage)
                         kept[self.groups.producer.get(maker.name, number) if maker else number] += storage_bytes
-        made = kept.copy()
-        for (number, _), amount in of_input.items():
-            kept[number] += amount
-        return seen, kept, made
+        return seen, kept
 
     def _tensors(self, saved: set[int]) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)

@@ -1,8 +1,9 @@
 """Bytes of a stage, by what holds them: the one formula of memory, for a single stage or for arrays of stages.
 
-Weights, their gradients and the optimizer's state; copies of the weights beyond one; the activations of every micro-batch in flight
-(saved tensors and what crosses the stage's boundary); what the computation of one micro-batch takes beyond them: temporaries,
-gradients under way, a weight's gradient before it is added to the sum (`gpp.graph.transients`).
+Weights, their gradients, the optimizer's state and the rows of the user's inputs; copies of the weights beyond one; the
+activations of every micro-batch in flight (saved tensors and what crosses the stage's boundary); what the computation of one
+micro-batch takes beyond them: temporaries, gradients under way, a weight's gradient before it is added to the sum
+(`gpp.graph.transients`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class StageBytes(NamedTuple):
     """Bytes on one device of a stage; numbers, or arrays of one element for each stage.
 
     Args:
-        static: weights, gradients and optimizer's state.
+        static: weights, gradients, optimizer's state, and rows of the user's inputs.
         versions: copies of the weights beyond one.
         microbatch: of each micro-batch in flight.
         transient: held while one micro-batch is computed.
@@ -55,7 +56,7 @@ class Amounts(NamedTuple):
 
     Args:
         trainable: bytes of trainable parameters, one copy.
-        static: see `static_bytes`.
+        static: see `static_bytes`, and `rows_bytes`.
         kept: bytes for each sample in flight.
         once: bytes for each sample of one micro-batch.
         fixed: bytes while one micro-batch is computed, at any number of samples.
@@ -76,6 +77,19 @@ class Amounts(NamedTuple):
     def take(self, index: Any) -> Amounts:
         """Those of some stages, where the amounts are arrays."""
         return Amounts(*(amount[index] for amount in self))
+
+
+MINIBATCHES = 2
+"""Mini-batches whose rows a device holds: the one that it computes, and the next, which it fetches while it waits."""
+
+
+def rows_bytes(rows: Any, minibatch_size: int) -> Any:
+    """Bytes of user inputs and targets.
+
+    Args:
+        rows: bytes per sample of those that a stage reads.
+    """
+    return MINIBATCHES * minibatch_size * rows
 
 
 def static_bytes(trainable: Any, frozen: Any, state_factor: float) -> Any:

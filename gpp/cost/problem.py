@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpp.cluster import Cluster
-from gpp.cost.amounts import Amounts, static_bytes
+from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
@@ -199,7 +199,7 @@ class Problem:
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
-            static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
+            static = static_bytes(sums.trainable, sums.frozen, self.state_factor) + rows_bytes(sums.rows, self.minibatch_size)
             kept, once = sums.saved + sums.kept, sums.transient
             if not mask & self.graph.differentiated:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.

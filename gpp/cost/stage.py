@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import held
 from gpp.graph.op_graph import mask_of
@@ -24,7 +24,7 @@ class StageCost:
         forward_s, backward_s: seconds of one micro-batch, its weights made ready included; the slowest device decides.
         last_forward_s, last_backward_s: the same of the last one, which is smaller where its size does not divide the mini-batch.
         update_s: seconds of the optimizer's step and of what the weight policy adds to it.
-        static_bytes: weights, gradients and optimizer's state.
+        static_bytes: weights, gradients, optimizer's state, and rows of the user's inputs.
         version_bytes: copies of the weights beyond one.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
         transient_bytes: memory while one micro-batch is computed.
@@ -100,10 +100,10 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     whole = problem.amounts(mask_of(stage.ops))
     if not stage.recompute and stage.tensor_parallel == 1:
         return whole
-    own = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel)
+    own, sums = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel), problem.sums(mask_of(stage.ops))
     return Amounts(
         trainable=own.trainable,
-        static=static_bytes(own.trainable, own.frozen, problem.state_factor),
+        static=static_bytes(own.trainable, own.frozen, problem.state_factor) + rows_bytes(sums.rows, problem.minibatch_size),
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,

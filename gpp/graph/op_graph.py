@@ -33,6 +33,17 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A user input or a target.
+
+    A device fetches the rows of whole mini-batches, so operators that keep a part of them keep no memory of their own.
+    """
+
+    name: str
+    bytes_per_sample: NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """All-reduces over the devices that share one replica.
 
@@ -95,6 +106,7 @@ class Op:
         transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
         fixed_bytes: the same at any number of samples, as of a weight's gradient on its way into the sum; not per sample.
         params: names of the parameters read.
+        inputs: names of the user inputs and targets read.
         nodes: names of the captured nodes (or hand-written blocks) that make it up.
         variants: other ways to run it; without any, it is never split over devices, and recomputed by the general rule.
     """
@@ -109,6 +121,7 @@ class Op:
     transient_bytes: NotNegative = 0.0
     fixed_bytes: NotNegative = 0.0
     params: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()
 
@@ -176,13 +189,15 @@ class OpGraph:
     """Operators in a topological order and the tensors between them.
 
     Raises:
-        InvalidGraph: an edge does not go forward, an operator is unknown, or two operators have one name.
+        InvalidGraph: an edge does not go forward, an operator is unknown, two operators have one name, or one reads a
+            parameter or an input that is not listed.
     """
 
     name: str
     ops: tuple[Op, ...]
     tensors: tuple[Tensor, ...]
     params: tuple[Param, ...] = ()
+    inputs: tuple[Input, ...] = ()
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -202,6 +217,8 @@ class OpGraph:
         for op in self.ops:
             if missing := [name for name in op.params if name not in known]:
                 raise InvalidGraph(f"operator {op.name} reads unknown parameters: {', '.join(missing[:5])}")
+            if missing := sorted({*op.inputs} - {given.name for given in self.inputs}):
+                raise InvalidGraph(f"operator {op.name} reads unknown inputs: {', '.join(missing[:5])}")
 
     @property
     def num_ops(self) -> int:
@@ -307,6 +324,12 @@ class OpGraph:
             for name in op.params:
                 out[name] |= 1 << i
         return out
+
+    @cached_property
+    def rows(self) -> tuple[tuple[float, int], ...]:
+        """Bytes per sample of each input that somebody reads, and the mask of its readers."""
+        read = [(own.bytes_per_sample, mask_of(i for i, op in enumerate(self.ops) if own.name in op.inputs)) for own in self.inputs]
+        return tuple((size, readers) for size, readers in read if readers)
 
     def is_convex(self, mask: int) -> bool:
         """Whether every path between two operators of the set stays inside it."""

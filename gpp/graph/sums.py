@@ -18,6 +18,7 @@ class SetSums(NamedTuple):
 
     Args:
         trainable, frozen: parameters that the set reads, each counted once.
+        rows: user inputs and targets that it reads, each counted once, bytes per sample.
         saved: activations that its operators save.
         kept: further activations that are held: tensors that come in, and tensors that go out and are not saved.
         transient: of one micro-batch, beyond that: the operators' own at the fullest moment, and gradients at the boundary.
@@ -29,6 +30,7 @@ class SetSums(NamedTuple):
 
     trainable: float
     frozen: float
+    rows: float
     saved: float
     kept: float
     transient: float
@@ -58,6 +60,8 @@ class Sums:
         self._readers, self._first_reader = _rows([readers for *_, readers in read])
         self._trainable = np.array([size * trains for size, trains, _ in read], float)
         self._frozen = np.array([size * (not trains) for size, trains, _ in read], float)
+        self._row_bytes = np.array([size for size, _ in graph.rows], float)
+        self._row_readers, self._first_row = _rows([_bits(mask) for _, mask in graph.rows])
 
     def members(self, mask: int) -> np.ndarray:
         """The membership of each operator in a set: bool, shape [num_ops]."""
@@ -71,14 +75,20 @@ class Sums:
         reads = np.logical_or.reduceat(members[self._readers], self._first_reader)
         return float(self._trainable[reads].sum()), float(self._frozen[reads].sum())
 
+    def rows(self, members: np.ndarray) -> float:
+        """Bytes per sample of the user inputs that a set reads."""
+        if not len(self._row_readers):
+            return 0.0
+        return float(self._row_bytes[np.logical_or.reduceat(members[self._row_readers], self._first_row)].sum())
+
     def of(self, mask: int) -> SetSums:
         """The sums of one set."""
         members = self.members(mask)
         trainable, frozen = self.params(members)
-        saved = float(self._saved[members].sum())
+        rows, saved = self.rows(members), float(self._saved[members].sum())
         inside = Line(*(float(values[0]) for values in self._transients.of(members[None])))
         if not len(self._producer):
-            return SetSums(trainable, frozen, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0)
+            return SetSums(trainable, frozen, rows, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0)
         made, reads = members[self._producer], members[self._consumers]
         into = ~made & np.logical_or.reduceat(reads, self._first)
         out = made & ~np.logical_and.reduceat(reads, self._first)
@@ -88,6 +98,7 @@ class Sums:
         return SetSums(
             trainable,
             frozen,
+            rows,
             saved,
             incoming + float(self._unsaved[out].sum()),
             float(transient.slope),

@@ -16,7 +16,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost, stage_bytes
-from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -53,6 +53,7 @@ def random_graph(rng: random.Random) -> OpGraph:
             transient_bytes=rng.choice([0.0, rng.uniform(0, 40)]),
             fixed_bytes=rng.choice([0.0, rng.uniform(0, 60)]),
             params=tuple(sorted({f"w{rng.randrange(n)}" for _ in range(rng.randint(0, 2))})),
+            inputs=tuple(sorted({rng.choice("xyz") for _ in range(rng.randint(0, 2))})),
         )
         for i in range(n)
     )
@@ -67,9 +68,9 @@ def random_graph(rng: random.Random) -> OpGraph:
         )
         for i in range(n - 1)
     )
-    return OpGraph(
-        name="random", ops=ops, tensors=tensors, params=tuple(p for p in params if any(p.name in op.params for op in ops))
-    )
+    inputs = tuple(Input(name=name, bytes_per_sample=rng.uniform(0, 9)) for name in "xyz")
+    read = tuple(p for p in params if any(p.name in op.params for op in ops))
+    return OpGraph(name="random", ops=ops, tensors=tensors, params=read, inputs=inputs)
 
 
 def devices(rng: random.Random, count: int) -> Cluster:
@@ -107,6 +108,9 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
     names = {name for op in own for name in graph.ops[op].params}
     trainable = sum(p.num_bytes for p in graph.params if p.name in names and p.trainable)
     total = sum(p.num_bytes for p in graph.params if p.name in names) + trainable * (1 + problem.optimizer_state_factor)
+    # The rows of this mini-batch and of the next one.
+    for given in graph.inputs:
+        total += 2 * problem.minibatch_size * given.bytes_per_sample * any(given.name in graph.ops[op].inputs for op in own)
     if not problem.regime.weights.flushes:
         warmup, m = stage.ahead - 1, problem.minibatch_size // stage.microbatch_size
         m = max(m // len(stage.devices), 1) if stage.round_robin else m

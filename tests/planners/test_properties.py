@@ -13,7 +13,7 @@ import pytest
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import OpGraph, Tensor
+from gpp.graph.op_graph import Input, OpGraph, Tensor
 from gpp.plan.build import make_plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
@@ -232,8 +232,12 @@ def test_tables_say_what_the_problem_says():
         shared = replace(graph.ops[-1], params=(*graph.ops[-1].params, *graph.ops[0].params)) if graph.num_ops > 1 else graph.ops[0]
         ops = *graph.ops[:-1], shared
         free = tuple(replace(t, saved=i % 2 == 0, differentiable=i % 3 != 0) for i, t in enumerate(graph.tensors))
-        taking = tuple(replace(op, transient_bytes=i * 7 % 5 * op.saved_bytes, fixed_bytes=i * 3 % 4 * 1e6) for i, op in enumerate(ops))
-        graph = OpGraph(name="g", ops=taking, tensors=free, params=graph.params)
+        taking = tuple(
+            replace(op, transient_bytes=i * 7 % 5 * op.saved_bytes, fixed_bytes=i * 3 % 4 * 1e6) for i, op in enumerate(ops)
+        )
+        taking = tuple(replace(op, inputs=("x",) if i % 3 else ("x", "y")[i % 2 :]) for i, op in enumerate(taking))
+        inputs = Input(name="x", bytes_per_sample=3e4), Input(name="y", bytes_per_sample=5e5)
+        graph = OpGraph(name="g", ops=taking, tensors=free, params=graph.params, inputs=inputs)
         problem = replace(problem, graph=graph)
         costs = StageCosts(problem)
         table = Intervals(costs, depth_first_order(graph))

@@ -39,6 +39,7 @@ def summed(name: str, kind: str, ops: list[Op]) -> Op:
         name=name,
         kind=kind,
         params=tuple(dict.fromkeys(p for op in ops for p in op.params)),
+        inputs=tuple(dict.fromkeys(name for op in ops for name in op.inputs)),
         nodes=tuple(node for op in ops for node in nodes_of(op)),
         variants=(),
         **amounts,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, static_bytes
+from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
@@ -70,6 +70,7 @@ class Tables:
         self._trainable = family.sums(np.array([float(sum(p.num_bytes * p.trainable for p in ps)) for ps in own]))
         self._frozen = family.sums(np.array([float(sum(p.num_bytes * (not p.trainable) for p in ps)) for ps in own]))
         self._tied = [(p, family.members[:, readers].sum(axis=1)) for p, readers in sizes]
+        self._rows = [(size, family.members[:, list(bits(readers))].sum(axis=1)) for size, readers in graph.rows]
         self._all: Pairs | None = None
         self.live = self._live()
 
@@ -115,6 +116,8 @@ class Tables:
             once[part], fixed[part] = transient.slope, transient.fixed
             boundary[part] = across @ (self._bytes + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
+        for size, readers in self._rows:
+            static = static + rows_bytes(size, self.problem.minibatch_size) * (readers[start] > readers[end])
         return Pairs(Amounts(trainable, static, kept, once, fixed), boundary)
 
 

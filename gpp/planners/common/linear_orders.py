@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.planners.common.stage_costs import StageCosts
@@ -62,11 +62,13 @@ class Intervals:
         graph, problem = costs.graph, costs.problem
         self.order, n = order, len(order)
         at = {op: i for i, op in enumerate(order)}
-        frozen, trainable, kept, coming, going, entering = (np.zeros((n + 2, n + 2)) for _ in range(6))
+        frozen, trainable, rows, kept, coming, going, entering = (np.zeros((n + 2, n + 2)) for _ in range(7))
         for name, readers in graph.readers.items():
             param = graph.param_of[name]
             places = sorted(at[op] for op in bits(readers))
             _add_first(trainable if param.trainable else frozen, places, 0, param.num_bytes)
+        for size, readers in graph.rows:
+            _add_first(rows, sorted(at[op] for op in bits(readers)), 0, size)
         for i, op in enumerate(order):
             _add(kept, 0, i, i + 1, n, graph.ops[op].saved_bytes)
         self.link_out_bytes = np.zeros(n + 1)
@@ -84,13 +86,13 @@ class Intervals:
             _add_first(coming, consumers, i + 1, back)
             _add_first(entering, consumers, i + 1, size + back)
             self.link_out_bytes[i + 1] += size + back
-        frozen, trainable, kept, coming, going, self.entering = (
-            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, kept, coming, going, entering)
+        frozen, trainable, rows, kept, coming, going, self.entering = (
+            table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, rows, kept, coming, going, entering)
         )
         self.trainable = trainable
         self.grads = coming + going
         transient = Transients(graph).of_intervals(order).within(coming, going)
-        static = static_bytes(trainable, frozen, problem.state_factor)
+        static = static_bytes(trainable, frozen, problem.state_factor) + rows_bytes(rows, problem.minibatch_size)
         self.amounts = Amounts(trainable, static, kept, transient.slope, transient.fixed)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
