@@ -1,14 +1,16 @@
 """What sets of operators take while they run, beyond what they keep.
 
-Operators run in the order of their numbers, forwards; backwards the other way round, and what an operator saved is freed
-behind it. So at operator v all is there that the operators up to v save, and v's own transients; in the forward what
-comes after v is not there yet. With b samples both passes are fullest at the largest of
+In the backward an operator's saved tensors are freed behind it, so when operator v is at work, those of the operators that
+follow from it are gone; in the forward they are not there yet. With b samples both passes are fullest at the largest of
 
-    f_v(b) = b * (transient_bytes[v] - sum of saved_bytes[w] over the w of the set that come after v) + fixed_bytes[v]
+    f_v(b) = b * (transient_bytes[v] - sum of saved_bytes[w] over the w of the set that follow from v) + fixed_bytes[v]
 
-counted beyond everything that the set saves. A line stands for all of these lines: its slope T is the steepest one's, and at
-one sample it has the largest value U, so it is exact there and below none of them at any larger number of samples. Groups of
-operators compose in the same way.
+counted beyond everything that the set saves. Branches may run in any order, so one frees nothing for the other. Gradients of
+what leaves the set are there during the whole backward and are counted with the boundary (`Line.within`). The operator that
+they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
+
+One line stands for all of these lines: its slope T is the steepest one's, and at one sample it has the largest value U, so it
+is exact there and below none of them at any larger number of samples.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpp.graph.op_graph import Op, OpGraph
+from gpp.graph.op_graph import OpGraph, bits, mask_of
 
 
 class Line(NamedTuple):
@@ -50,8 +52,20 @@ class Transients:
     """The arrays of one graph."""
 
     def __init__(self, graph: OpGraph) -> None:
-        self._own, self._saved, self._fixed = _columns(graph.ops)
-        self._any = bool(self._own.any() or self._fixed.any())
+        rows = np.array([(op.transient_bytes, op.fixed_bytes) for op in graph.ops], dtype=float).reshape(-1, 2)
+        self._own, self._fixed = rows[:, 0], rows[:, 1]
+        self._any = bool(rows.any())
+        n, tensors = graph.num_ops, [t for t in graph.tensors if t.consumers and t.differentiable and not t.saved]
+        self._after = np.zeros((n, n))  # [w, v]: what w frees before v, in a backward
+        for v in range(n):
+            after = list(bits(graph.descendants[v]))
+            self._after[after, v] = [graph.ops[w].saved_bytes for w in after]
+        self._readers, self._gradients = np.zeros((n, len(tensors))), np.zeros((len(tensors), n))
+        for i, tensor in enumerate(tensors):
+            self._readers[list(tensor.consumers), i] = 1
+            self._gradients[i, tensor.producer] = tensor.bytes_per_sample
+        self._num_readers = np.array([len(t.consumers) for t in tensors])
+        self._tensors = tensors
 
     def of(self, members: np.ndarray) -> Line:
         """Lines of many sets.
@@ -61,10 +75,10 @@ class Transients:
         """
         if not self._any:
             return Line(np.zeros(len(members)), np.zeros(len(members)))
-        saved = members * self._saved
-        after = np.cumsum(saved[:, ::-1], axis=1)[:, ::-1] - saved
-        slopes = np.where(members, self._own - after, 0.0)
-        return Line(slopes.max(axis=1, initial=0.0), (slopes + members * self._fixed).max(axis=1, initial=0.0))
+        inside = members.astype(float)
+        leaving = (inside @ self._readers < self._num_readers) @ self._gradients
+        slopes = np.where(members, self._own - inside @ self._after - leaving, 0.0)
+        return Line(slopes.max(axis=1, initial=0.0), (slopes + inside * self._fixed).max(axis=1, initial=0.0))
 
     def of_intervals(self, order: Sequence[int]) -> Line:
         """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""
@@ -72,24 +86,26 @@ class Transients:
         slope, first = np.zeros((2, n + 1, n + 1))
         if not self._any:
             return Line(slope, first)
-        ids = np.array(order)
-        later = (ids > ids[:, None]) * self._saved[ids]
-        after = np.concatenate([np.zeros((n, 1)), later.cumsum(axis=1)], axis=1)
+        ids = list(order)
+        at = {op: i for i, op in enumerate(order)}
+        # [p, x]: what is freed before the operator at p by those that follow from it and lie before x.
+        after = np.concatenate([np.zeros((n, 1)), self._after.T[np.ix_(ids, ids)].cumsum(axis=1)], axis=1)
+        leaving = np.zeros((n, n + 1))
+        for tensor in self._tensors:
+            leaving[at[tensor.producer], : max(at[c] for c in tensor.consumers) + 1] += tensor.bytes_per_sample
         for p, op in enumerate(order):
             box = (slice(0, p + 1), slice(p + 1, n + 1))
-            own = after[p, : p + 1, None] + (self._own[op] - after[p, None, p + 1 :])
+            own = after[p, : p + 1, None] + (self._own[op] - after[p, None, p + 1 :] - leaving[p, None, p + 1 :])
             np.maximum(slope[box], own, out=slope[box])
             np.maximum(first[box], own + self._fixed[op], out=first[box])
         return Line(slope, first)
 
 
-def grouped(ops: Sequence[Op]) -> Line:
-    """The line of one operator made of several, given in their order."""
-    own, saved, fixed = _columns(ops)
-    slopes = own - (saved.sum() - np.cumsum(saved))
-    return Line(float(slopes.max(initial=0.0)), float((slopes + fixed).max(initial=0.0)))
-
-
-def _columns(ops: Sequence[Op]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = np.array([(op.transient_bytes, op.saved_bytes, op.fixed_bytes) for op in ops], dtype=float).reshape(-1, 3)
-    return rows[:, 0], rows[:, 1], rows[:, 2]
+def grouped(graph: OpGraph, ops: Sequence[int]) -> Line:
+    """The line of one operator made of several of a graph; gradients of what leaves it are its own."""
+    line = Line(0.0, 0.0)
+    mask = mask_of(ops)
+    for v in ops:
+        slope = graph.ops[v].transient_bytes - sum(graph.ops[w].saved_bytes for w in bits(graph.descendants[v] & mask))
+        line = Line(max(line.slope, slope), max(line.first, slope + graph.ops[v].fixed_bytes))
+    return line

@@ -37,7 +37,7 @@ def coarsen_apart(graph: OpGraph, max_ops: int, apart: int) -> OpGraph:
     group = {i: position[nodes_of(graph.ops[i])[0]] for i in rest}
     group |= {i: len(coarse.ops) + p for p, part in enumerate(parts) for i in bits(part)}
     names = {op.name for op in coarse.ops}
-    ops = [*coarse.ops, *(_merged([graph.ops[i] for i in bits(part)], names) for part in parts)]
+    ops = [*coarse.ops, *(_merged(graph, list(bits(part)), names) for part in parts)]
     return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
 
 
@@ -64,11 +64,12 @@ def _induced(graph: OpGraph, ops: list[int]) -> OpGraph:
     return replace(graph, ops=tuple(replace(graph.ops[op], variants=()) for op in ops), tensors=tuple(tensors))
 
 
-def _merged(ops: list[Op], taken: set[str]) -> Op:
-    """One operator with the work of `ops`, in this order; it is named after the last, which makes the result."""
-    name, number = ops[-1].name, 1
+def _merged(graph: OpGraph, part: list[int], taken: set[str]) -> Op:
+    """One operator with the work of some of a graph's, in this order; it is named after the last, which makes the result."""
+    last = graph.ops[part[-1]]
+    name, number = last.name, 1
     while name in taken:
         number += 1
-        name = f"{ops[-1].name}#{number}"
+        name = f"{last.name}#{number}"
     taken.add(name)
-    return summed(name, ops[-1].kind, ops)
+    return summed(name, last.kind, graph, part)

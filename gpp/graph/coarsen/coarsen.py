@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -375,13 +375,13 @@ def _build(graph: OpGraph, groups: _Groups) -> OpGraph:
     names = group_names([op.name for op in graph.ops], weight, parts)
     position = {g: i for i, g in enumerate(order)}
     group = [position[g] for g in groups.owner]
-    ops = [_merged(name, [graph.ops[i] for i in part], [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)]
+    ops = [_merged(name, graph, part, [weight[i] for i in part]) for name, part in zip(names, parts, strict=True)]
     return replace(graph, ops=with_variants(graph, group, ops), tensors=tensors_between(graph, group))
 
 
-def _merged(name: str, ops: list[Op], weight: list[int]) -> Op:
-    """One operator with the work of `ops`, in this order."""
-    if len(ops) == 1:
+def _merged(name: str, graph: OpGraph, part: Sequence[int], weight: list[int]) -> Op:
+    """One operator with the work of some of a graph's, in this order."""
+    if len(part) == 1:
         # Its variants name neighbours by numbers that no longer hold; `with_variants` makes those of a group.
-        return replace(ops[0], variants=())
-    return summed(name, ops[weight.index(max(weight))].kind, ops)
+        return replace(graph.ops[part[0]], variants=())
+    return summed(name, graph.ops[part[weight.index(max(weight))]].kind, graph, part)

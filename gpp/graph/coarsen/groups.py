@@ -30,11 +30,12 @@ def tensors_between(graph: OpGraph, group: Sequence[int] | Mapping[int, int]) ->
     return tuple(sorted(out, key=lambda tensor: tensor.producer))
 
 
-def summed(name: str, kind: str, ops: list[Op]) -> Op:
-    """One operator with the amounts, the parameters and the nodes of `ops`, in this order."""
+def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
+    """One operator with the amounts, the parameters and the nodes of some operators of a graph, in this order."""
+    ops = [graph.ops[i] for i in part]
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
-    transient = grouped(ops)
-    amounts |= {"transient_bytes": transient.slope, "fixed_bytes": transient.fixed}
+    transient = grouped(graph, part)
+    amounts |= {"transient_bytes": transient.slope, "fixed_bytes": float(transient.fixed)}
     return Op(
         name=name,
         kind=kind,

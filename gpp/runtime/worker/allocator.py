@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
-from torch._C._profiler import _ExperimentalConfig
-from torch.autograd import ProfilerConfig, ProfilerState
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 if TYPE_CHECKING:
     from gpp.runtime.worker.weights.base import AbstractStageWeights
