@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
+from baselines.meter import MemoryMeter
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import save_final, static_bytes
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
-from gpp.runtime.worker.meter import MemoryMeter
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
 from gpp.runtime.worker.rows import minibatch_indices
 from gpp.runtime.worker.stage import Fetch

@@ -124,10 +124,16 @@ def defined_bytes(problem: Problem, stage: Stage, in_flight: int, depth: int | N
             kept += tensor.bytes_per_sample
         if tensor.differentiable:
             coming, going = coming + tensor.bytes_per_sample * bool(enters), going + tensor.bytes_per_sample * bool(leaves)
-    # What is there at each operator, beyond what all save: those behind it have freed theirs.
-    slopes = {op: graph.ops[op].transient_bytes - sum(graph.ops[w].saved_bytes for w in own if w > op) for op in own}
-    slope = max(coming, *slopes.values()) + going
-    first = max(coming, *(slopes[op] + graph.ops[op].fixed_bytes for op in own)) + going
+    # What is there at each operator, beyond what all save: those that follow from it have freed theirs.
+    slopes = {
+        op: graph.ops[op].transient_bytes - sum(graph.ops[w].saved_bytes for w in own if graph.descendants[op] >> w & 1)
+        for op in own
+    }
+    for tensor in graph.tensors:
+        if tensor.producer in own and set(tensor.consumers) - own and tensor.differentiable and not tensor.saved:
+            slopes[tensor.producer] -= tensor.bytes_per_sample
+    slope = max(coming, 0.0, *slopes.values()) + going
+    first = max(coming, 0.0, *(slopes[op] + graph.ops[op].fixed_bytes for op in own)) + going
     beyond = first + slope * (samples - 1)
     if not any(graph.differentiated >> op & 1 for op in own):
         return total + kept * samples + beyond
