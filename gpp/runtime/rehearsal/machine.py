@@ -91,7 +91,7 @@ class MachineCosts:
         setting: of the measurement.
         pass_s: seconds of a pass outside of its stage.
         message_s, send_s_per_byte, receive_s_per_byte, send_s_per_tensor, receive_s_per_tensor, step_s: as `Overheads` has them.
-        latency_s: seconds from the end of a send until its reader, which slept, goes on.
+        latency_s: seconds from the end of a send until its reader, which waits, goes on.
         sum_s, sum_s_per_byte: seconds of an all-reduce between two workers.
     """
 
@@ -137,9 +137,9 @@ class MachineCosts:
         )
 
 
-def machine_path(cache_dir: str, setting: Setting, shared_memory: bool) -> Path:
+def machine_path(cache_dir: str, setting: Setting, *, shared_memory: bool, crowded: bool) -> Path:
     """Where the constants are kept: named by the machine and by the runtime's own code."""
-    words = f"{to_json(setting)} {shared_memory} {_runtime_hash()}"
+    words = f"{to_json(setting)} {shared_memory} {crowded} {_runtime_hash()}"
     return Path(cache_dir).expanduser() / "machines" / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
 
 
@@ -148,20 +148,24 @@ def known(path: Path) -> MachineCosts | None:
     return unseal(MachineCosts, path, path.stem)
 
 
-def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool) -> MachineCosts:
+def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, crowded: bool) -> MachineCosts:
     """Rehearse the small chains, and fit the constants.
+
+    Args:
+        crowded: whether the two workers share a processor, so that whoever waits sleeps and has to be woken.
 
     Raises:
         WorkerFailed: a worker failed.
     """
     found: dict[Chain, tuple[DeviceTimes, ...]] = {}
+    processors = 1 if crowded else 0
     for chain in CHAINS:
         job, weights = _job(chain, replicas=1, shared_memory=shared_memory)
-        found[chain] = rehearsals.run(job, weights, predicted_s=0.05)
+        found[chain] = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
     sums: list[tuple[float, float]] = []
     for width in REPLICAS:
         job, weights = _job(Chain(width, 8, 1), replicas=2, shared_memory=shared_memory)
-        devices = rehearsals.run(job, weights, predicted_s=0.05)
+        devices = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
     return fit(found, sums, setting)
