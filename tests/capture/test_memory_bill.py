@@ -26,7 +26,7 @@ CASES = [
 
 def allocated(recorded: profile) -> list[int]:
     """Bytes taken since the profile began, after each event of the allocator."""
-    results = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    results: Any = recorded.profiler and recorded.profiler.kineto_results
     return list(accumulate((e.nbytes() for e in results.events() if e.name() == "[memory]"), initial=0))
 
 

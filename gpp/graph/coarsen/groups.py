@@ -35,7 +35,6 @@ def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
     ops = [graph.ops[i] for i in part]
     amounts = {field: sum(getattr(op, field) for op in ops) for field in _AMOUNTS}
     transient = grouped(graph, part)
-    amounts |= {"transient_bytes": transient.slope, "fixed_bytes": float(transient.fixed)}
     return Op(
         name=name,
         kind=kind,
@@ -43,6 +42,8 @@ def summed(name: str, kind: str, graph: OpGraph, part: Sequence[int]) -> Op:
         inputs=tuple(dict.fromkeys(name for op in ops for name in op.inputs)),
         nodes=tuple(node for op in ops for node in nodes_of(op)),
         variants=(),
+        transient_bytes=transient.slope,
+        fixed_bytes=float(transient.fixed),
         **amounts,
     )
 

@@ -1,0 +1,66 @@
+"""The peak that the allocator's events give, against tensors whose lives are known."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from gpp.runtime.worker.allocator import MemoryEvents, storage_bytes
+
+KIB = 256  # float32 numbers
+
+
+def test_the_peak_is_that_of_what_was_alive_at_once() -> None:
+    lent: list[bool] = []
+    held = torch.zeros(3 * KIB)
+    events = MemoryEvents(lent.append)
+    events.end()
+    assert not lent, "nobody listened"
+    # A storage counts once and as a whole, whoever looks at a part of it.
+    events.begin([held, held[:KIB], held.view(3, KIB)])
+    assert lent == [False]
+    first = torch.zeros(10 * KIB)
+    del first
+    second, third = torch.zeros(4 * KIB), torch.zeros(5 * KIB)
+    del second
+    fourth = torch.zeros(4 * KIB)
+    events.end()
+    fifth = torch.zeros(100 * KIB)
+    assert events.peak_bytes == (3 + 10) * 1024 and lent == [False, True]
+    events.end()
+    assert events.peak_bytes == (3 + 10) * 1024, "the end comes once"
+    assert storage_bytes([third, fourth[1:], fifth]) == 109 * 1024
+
+
+def test_a_backward_counts_with_its_temporaries() -> None:
+    weight = torch.ones(64, 64, requires_grad=True)
+    x = torch.ones(32, 64)
+    events = MemoryEvents(lambda allowed: None)
+    events.begin([weight])
+    (x @ weight).relu().sum().backward()
+    events.end()
+    # Weight, what relu keeps, its gradient, the product's, and the weight's gradient.
+    assert 4 * (64 * 64 * 2 + 32 * 64 * 2) <= events.peak_bytes <= 4 * (64 * 64 * 2 + 32 * 64 * 4)
+
+
+def test_each_thread_hears_its_own() -> None:
+    peaks: dict[int, int] = {}
+    together = threading.Barrier(2)
+
+    def listen(size: int) -> None:
+        events = MemoryEvents(lambda allowed: None)
+        together.wait(30)
+        events.begin([])
+        kept = torch.zeros(size * KIB)
+        together.wait(30)
+        events.end()
+        peaks[size] = events.peak_bytes
+        assert len(kept)
+
+    threads = [threading.Thread(target=listen, args=(size,)) for size in (3, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert peaks == {3: 3 * 1024, 50: 50 * 1024}
