@@ -30,7 +30,7 @@ from gpp.capture.codec import GETITEM
 from gpp.capture.derived import Derivations
 from gpp.capture.draft import Draft, Drafts, batch_dimension, read, tied_names
 from gpp.capture.emit import import_factory
-from gpp.capture.measure import Facts, measure
+from gpp.capture.measure import Facts, form_of, measure
 from gpp.capture.trace import example_batch, resized, trace
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, loss_nodes
@@ -120,7 +120,8 @@ class _Builder:
         draft.batch_dim = batch_dimension(draft.shape, None)
         self.drafts.append(draft)
         size = pair[0].numel() * pair[0].element_size()
-        self.facts[draft.name] = Facts(storages=(self._new_storage(),), num_bytes=size, **facts)
+        forms = [form_of(pair[0], facts.get("requires_grad", False))]
+        self.facts[draft.name] = Facts(storages=(self._new_storage(),), num_bytes=size, forms=forms, **facts)
         return draft.name
 
     def _input(self, key: str, example: Tensor) -> None:
@@ -136,6 +137,7 @@ class _Builder:
         facts.num_bytes = sum(pair[0].numel() * pair[0].element_size() for pair in pairs)
         facts.traffic_bytes = facts.num_bytes + sum(self.facts[n].num_bytes for n in names)
         facts.requires_grad = any(grads) or any(p.requires_grad for p in module.parameters())
+        facts.forms = [form_of(pair[0], facts.requires_grad) for pair in pairs]
         facts.storages = (self._new_storage(),)
         facts.reads = tuple(storage for n in names for storage in self.facts[n].storages)
         # A block keeps its own storages for backward, and, since nobody can look inside, its inputs.

@@ -61,6 +61,11 @@ class Facts:
     forms: list[tuple[Form, bool]] = field(default_factory=list)
 
 
+def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
+    """An entry of `Facts.forms`."""
+    return (tuple(tensor.shape), tensor.stride(), tensor.dtype), differentiable
+
+
 def storage_of(tensor: Tensor) -> int:
     """Identity of a tensor's storage, valid while somebody holds it."""
     return tensor.untyped_storage()._cdata
@@ -118,7 +123,7 @@ class _Run:
             for name, facts in self.facts.items():
                 outputs = _tensors(self.values[name])
                 facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
-                facts.forms = [((tuple(t.shape), t.stride(), t.dtype), t.requires_grad) for t in outputs]
+                facts.forms = [form_of(tensor, tensor.requires_grad) for tensor in outputs]
         return self.facts
 
     def _leaf(self, draft: Draft) -> None:

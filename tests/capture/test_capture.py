@@ -116,7 +116,12 @@ def test_costs_of_a_linear_layer():
     assert list(ops) == ["a", "relu", "b", "loss"]
     assert ops["a"].forward_flops == 2 * 6 * 5 and ops["a"].backward_flops == 2 * 6 * 5  # no gradient of the input
     assert ops["b"].backward_flops == 2 * 2 * 5 * 2
-    assert ops["a"].saved_bytes == 6 * 4 and ops["relu"].saved_bytes == 5 * 4  # the input; the activation, once
+    # The activation, once; the input's rows are there for whole mini-batches.
+    assert ops["a"].saved_bytes == 0 and ops["relu"].saved_bytes == 5 * 4
+    assert ops["a"].inputs == ("x",) and ops["loss"].inputs == ("target:target",)
+    assert [(given.name, given.bytes_per_sample) for given in captured.graph.inputs] == [("x", 6 * 4), ("target:target", 2 * 4)]
+    # A gradient comes in and the weight's is made; the loss makes its own.
+    assert ops["a"].transient_bytes >= 5 * 4 and ops["a"].fixed_bytes >= 6 * 5 * 4
     assert ops["a"].traffic_bytes == (6 + 5) * 4 and ops["a"].num_kernels == 1 and ops["loss"].kind == "loss"
     tensors = {t.name: t for t in captured.graph.tensors}
     assert [(t.saved, t.bytes_per_sample) for t in tensors.values()] == [(False, 20), (True, 20), (True, 8)]

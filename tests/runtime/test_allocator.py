@@ -40,8 +40,8 @@ def test_a_backward_counts_with_its_temporaries() -> None:
     events.begin([weight])
     (x @ weight).relu().sum().backward()
     events.end()
-    # Weight, what relu keeps, its gradient, the product's, and the weight's gradient.
-    assert 4 * (64 * 64 * 2 + 32 * 64 * 2) <= events.peak_bytes <= 4 * (64 * 64 * 2 + 32 * 64 * 4)
+    # Fullest when the product's backward makes the weight's gradient: both, and the product's; some scalars.
+    assert 0 <= events.peak_bytes - 4 * (2 * 64 * 64 + 32 * 64) <= 256
 
 
 def test_each_thread_hears_its_own() -> None:
