@@ -128,10 +128,6 @@ class AbstractStageWeights(ABC):
         """Bytes of the copies beside the optimizer's own."""
         return self.most * sum(m.numel() * m.element_size() for m in self.masters)
 
-    def storages(self) -> set[int]:
-        """Addresses of the memory of the optimizer's copy and of the others that are held now."""
-        return {t.untyped_storage().data_ptr() for tensors in (self.own, *self.scratch()) for t in tensors}
-
     def rate(self, update: int) -> float:
         """The learning rate of an update of this stage."""
         return self._rate(update) * self._corrections.factor(update)
