@@ -7,7 +7,7 @@ import importlib
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,6 +87,14 @@ class Root(nn.Module):
             module, name = self._holder(path)
             module._parameters[name] = param
 
+    def holders(self, paths: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+        """Where the parameters and buffers of these full names are found, whichever tensors they are then."""
+        found = []
+        for path in paths:
+            module, name = self._holder(path)
+            found.append((module._parameters if name in module._parameters else module._buffers, name))
+        return found
+
     def owned(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers, non-persistent ones too, tied ones once."""
         yield from self.named_parameters()
@@ -128,12 +136,11 @@ class Emitter:
         self.outer_mode: fx.Node | None = None
 
     def placeholder(self, name: str) -> None:
-        """Add an argument: a user input or a received tensor."""
-        self.values[name] = self.graph.placeholder(re.sub(r"\W", "_", name))
+        """Add an argument: a user input, a received tensor, a parameter, buffer or constant.
 
-    def attribute(self, node: Node) -> None:
-        """Add a parameter, buffer or constant."""
-        self.values[node.name] = self.graph.get_attr(node.target)
+        Parameters are arguments, because to find one by its path in a tree of modules takes 1 us a level, in every pass.
+        """
+        self.values[name] = self.graph.placeholder(re.sub(r"\W", "_", name))
 
     def skip(self, node: Node) -> None:
         """Leave an in-place update out: its value is the tensor that it would have written."""
