@@ -219,8 +219,9 @@ def _function(target: Any) -> Callable[..., Any] | None:
     """
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
-    packet = target.overloadpacket
-    if set(packet.overloads()) - {"out"} != {"default"}:
+    packet, arguments = target.overloadpacket, target._schema.arguments
+    # The schema of one that makes a tensor of nothing has a number as the default of a type, which no function takes.
+    if set(packet.overloads()) - {"out"} != {"default"} or not arguments or str(arguments[0].type) != "Tensor":
         return None
     bindings: Any = torch._C
     name = packet.__name__
