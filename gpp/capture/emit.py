@@ -167,8 +167,8 @@ class Emitter:
         kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
         if not self.training:
             args, kwargs = _for_evaluation(target, args, kwargs)
-        if not through and (function := _function(target)):
-            target, args, kwargs = function, *_complete(target, args, kwargs)
+        if not through and (function := python_function(target)):
+            target, args, kwargs = function, *every_argument(target, args, kwargs)
         self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)
 
     def finish(self, outputs: list[str]) -> Callable[..., tuple[Tensor, ...]]:
@@ -211,7 +211,7 @@ class Emitter:
         self.no_grad = no_grad
 
 
-def _function(target: Any) -> Callable[..., Any] | None:
+def python_function(target: Any) -> Callable[..., Any] | None:
     """PyTorch's own Python function of an operator, if it has one for this operator alone.
 
     Both end in the same kernel. But an operator that is called as such has its arguments boxed and matched with its schema: 2 to 5
@@ -228,7 +228,7 @@ def _function(target: Any) -> Callable[..., Any] | None:
     return getattr(bindings._nn, name, None) or getattr(bindings._VariableFunctions, name, None)
 
 
-def _complete(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
+def every_argument(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
     """All arguments of a call: the defaults of a Python function are not always its operator's (the reduction of a loss)."""
     given = bound_arguments(target, args, kwargs)
     named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
