@@ -79,7 +79,8 @@ def _choices(incumbent: Incumbent, masks: Iterable[int], b: int) -> dict[int, li
     assessor, stages = incumbent.assessor, dict.fromkeys(masks)
     costs = assessor.costs
     if not costs.cluster.homogeneous:
-        return dict.fromkeys(stages, [(r, 0.0) for r in costs.replicas[b]])
+        every = [(r, 0.0) for r in costs.replicas[b]]
+        return {mask: every for mask in stages}
     num_microbatches = costs.problem.minibatch_size // b
     found = {
         mask: [
