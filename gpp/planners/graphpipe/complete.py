@@ -80,7 +80,7 @@ def _choices(incumbent: Incumbent, masks: Iterable[int], b: int) -> dict[int, li
     costs = assessor.costs
     if not costs.cluster.homogeneous:
         every = [(r, 0.0) for r in costs.replicas[b]]
-        return {mask: every for mask in stages}
+        return dict.fromkeys(stages, every)
     num_microbatches = costs.problem.minibatch_size // b
     found = {
         mask: [
