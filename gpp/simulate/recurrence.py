@@ -269,13 +269,7 @@ def _run(
             returned = last[:]
         if m and free_before:
             step = last[0] - before[0]
-            near = STEADY * step
-            same = (
-                -near < step - length < near
-                and all(-near < a - b - step < near for a, b in zip(last, before, strict=True))
-                and all(-near < mine[-1] - mine[-2] - step < near for mine in done)
-                and all(-near < channel[3] - b - step < near for channel, b in zip(wires, free_before, strict=True))
-            )
+            same = _near(step, length) and _grew(step, last, before, done, wires, free_before)
             steady, length = steady + 1 if same else 0, step
             skip = count - longest - m
             if steady > window and skip > 0:
@@ -291,6 +285,21 @@ def _run(
     sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
     first = [when - row[0] for when, row in zip(begun, stages, strict=True)]
     return _Step(clock, first, [channel[3] for channel in wires], sent)
+
+
+def _near(step: float, other: float) -> bool:
+    return abs(other - step) < STEADY * step
+
+
+def _grew(
+    step: float, last: list[float], before: list[float], done: list[list[float]], wires: list[Wire], free_before: list[float]
+) -> bool:
+    """Whether a round made the whole state later by one step."""
+    return (
+        all(_near(step, a - b) for a, b in zip(last, before, strict=True))
+        and all(_near(step, mine[-1] - mine[-2]) for mine in done)
+        and all(_near(step, channel[3] - b) for channel, b in zip(wires, free_before, strict=True))
+    )
 
 
 Wire = list[Any]
