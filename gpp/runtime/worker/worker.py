@@ -76,7 +76,7 @@ class Worker:
         clock: AbstractClock | None = None,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
-        self.status, self.card = status or NoStatus(), card
+        self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
         self.clock = clock or (CardClock(card) if card else HostClock())
         plan, settings = job.plan, job.settings
         self.stages = plan.stages_of_device[device_id]
@@ -132,10 +132,9 @@ class Worker:
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
-        self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
+        self.step, self._since, self._start, self._stop, self._listens = settings.first_step, 0.0, 0, 0, False
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
         self._lines: Lines | None = None
-        self.memory, self._listens = MemoryEvents(transport.lend), False
 
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
