@@ -55,14 +55,11 @@ class ChainStage(torch.nn.Module):
         stage: number of the stage in the plan.
         scale: the engine's factor of a micro-batch's mean loss.
         copies: whether to return copies of views and inputs, for an engine that detaches outputs in place.
-        keeps_inputs: whether the engine keeps its receive buffers for good, so that the meter leaves them out.
     """
 
-    def __init__(
-        self, harness: Harness, chain: Chain, stage: int, *, scale: float, copies: bool = False, keeps_inputs: bool = False
-    ) -> None:
+    def __init__(self, harness: Harness, chain: Chain, stage: int, *, scale: float, copies: bool = False) -> None:
         super().__init__()
-        self.harness, self.index, self.scale, self.copies, self.keeps_inputs = harness, stage, scale, copies, keeps_inputs
+        self.harness, self.index, self.scale, self.copies = harness, stage, scale, copies
         self.part = build_stage(harness.job.captured, nodes_of(harness.job, stage), device=harness.device)
         with safe_open(harness.run_dir / "job" / "weights.safetensors", framework="pt", device=str(harness.device)) as weights:
             self.part.load(Slices(weights))
@@ -81,18 +78,12 @@ class ChainStage(torch.nn.Module):
         harness, values = self.harness, dict(inputs)
         for name, tensor in zip(self.arriving, arriving, strict=True):
             values[name] = cast(Tensor, _Entering.apply(tensor)) if tensor.requires_grad else tensor
-            if self.keeps_inputs and harness.meter is not None:
-                harness.meter.own.add(tensor.untyped_storage().data_ptr())
         for generator in self.generators:
             generator.manual_seed(pass_seed(harness.job.settings.seed, harness.step, self.index, self.microbatch, 0))
-        with harness.saving(self.index, self.microbatch):
-            values.update(self.part(self.size, values))
+        values.update(self.part(self.size, values))
         if self.last:
-            harness.saved(self.index, self.microbatch)
             return self._loss({name: values[name] for name in self.part.results if is_loss(name)}) * self.scale
-        outputs = tuple(self._leaving(values[name], arriving) for name in self.outgoing)
-        harness.saved(self.index, self.microbatch, (*arriving, *outputs))
-        return outputs
+        return tuple(self._leaving(values[name], arriving) for name in self.outgoing)
 
     def _leaving(self, tensor: Tensor, arriving: tuple[Tensor, ...]) -> Tensor:
         tensor = tensor.contiguous()

@@ -133,8 +133,6 @@ class DeepSpeedPipeline(AbstractShare):
                 self._load(engine, buffer_id, microbatch)
             with self.harness.timed(kind, self.stage.index, microbatch, self._num_bytes(kind, engine, buffer_id)):
                 run(engine, buffer_id)
-            if kind == "B":
-                self.harness.released(self.stage.index, microbatch)
 
         return timed
 
@@ -171,9 +169,7 @@ class DeepSpeedPipeline(AbstractShare):
         return [self.optimizer]
 
     def buffer_bytes(self) -> int:
-        """Bytes of one message each way; arriving tensors are copied out of it."""
-        buffers = self.engine._grad_layer_buf
-        return sum(t.numel() * t.element_size() for t in buffers)
+        return 0  # DeepSpeed makes them in the first step
 
     def train_step(self) -> dict[str, Tensor]:
         self.counts = dict.fromkeys(self.counts, 0)

@@ -1,6 +1,6 @@
 """The common part of all baselines' workers, whatever engine moves the tensors.
 
-Data, learning rate, clock, events, memory meter, evaluations, records and final weights are here; the engine's own part
+Data, learning rate, clock, events, memory, evaluations, records and final weights are here; the engine's own part
 is an `AbstractShare`.
 """
 
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from baselines.meter import MemoryMeter
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
-from gpp.runtime.checkpoint.state import save_final, static_bytes
+from gpp.runtime.checkpoint.state import save_final
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, nonfinite, shown, told
+from gpp.runtime.worker.allocator import MemoryEvents, states
 from gpp.runtime.worker.process import KEPT_STEPS, write_line
 from gpp.runtime.worker.rows import minibatch_indices
 from gpp.runtime.worker.stage import Fetch
@@ -51,7 +51,6 @@ class Harness:
         self.optimizer = restore(settings.optimizer)
         self.step = 0
         self.events: list[Event] = []
-        self.meter: MemoryMeter | None = None
         self._out: TextIO | None = None
         self._told = False
         self._samples: dict[str, Samples] = {}
@@ -103,25 +102,6 @@ class Harness:
         self.sync()
         self.events.append(Event(self.device_id, kind, stage, microbatch, start, time.perf_counter(), num_bytes))
 
-    def saving(self, stage: int, microbatch: int) -> AbstractContextManager[object]:
-        """Meter the tensors that autograd saves inside for a micro-batch of a stage, while the meter is on."""
-        meter = self.meter
-        if meter is None:
-            return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(lambda t: meter.note(stage, microbatch, t.detach()), lambda t: t)
-
-    def saved(self, stage: int, microbatch: int, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Meter further tensors that live until the micro-batch's backward, then take the reading."""
-        if self.meter is not None:
-            for tensor in tensors:
-                self.meter.note(stage, microbatch, tensor)
-            self.meter.update()
-
-    def released(self, stage: int, microbatch: int) -> None:
-        """Tell the meter that a backward has ended."""
-        if self.meter is not None:
-            self.meter.release(stage, microbatch)
-
     def check_loss(self, stage: int, microbatch: int, terms: Mapping[str, float | torch.Tensor]) -> None:
         """Look at the loss terms of a micro-batch; where their values began is not known here.
 
@@ -149,9 +129,7 @@ class Harness:
         """
         settings = self.job.settings
         ranks = self.run_dir / "ranks"
-        meter = None
-        if self.device.type == "cpu":
-            meter = MemoryMeter({t.untyped_storage().data_ptr() for t in share.tensors()})
+        memory = MemoryEvents(lambda lends: None)
         kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         checkpoints = Checkpointer(
             self.job,
@@ -166,8 +144,9 @@ class Harness:
         with open(ranks / f"rank_{self.rank}.jsonl", "w") as out:
             self._out = out
             for step in range(settings.first_step, settings.steps):
-                # The first step is not timed (first touch, lazy initialisation), so it can carry the meter.
-                self.step, self.events, self.meter = step, [], meter if step == settings.first_step else None
+                self.step, self.events = step, []
+                if step == settings.first_step and self.device.type == "cpu":
+                    memory.begin([*share.tensors(), *states(share.optimizers())])
                 start = time.perf_counter()
                 losses = share.train_step()
                 self.sync()
@@ -176,9 +155,13 @@ class Harness:
                 values = {name: float(value) for name, value in losses.items()}
                 write_line(out, {"step": step, "start": start, "end": end, **values})
                 done = step + 1
-                if settings.evaluation_samples and (
+                evaluates = settings.evaluation_samples and (
                     done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
-                ):
+                )
+                # The first two steps are not timed, and the second has the optimizer's state.
+                if step > settings.first_step or evaluates or checkpoints.due(done):
+                    memory.end()
+                if evaluates:
                     with torch.no_grad():
                         found = share.evaluate()
                     write_line(out, {"evaluated": done, **found})
@@ -190,8 +173,9 @@ class Harness:
             trained = {name: tensor for name, tensor in share.named().items() if tensor.requires_grad}
             if lost := nonfinite(trained):
                 self._end(f"the weights {shown(lost)} are not finite after the last step, number {self.step}")
-        held = static_bytes(share.tensors(), share.optimizers()) + share.buffer_bytes()
-        peak = held + meter.peak_bytes if meter else torch.cuda.max_memory_allocated(self.device)
+        memory.end()
+        on_cpu = self.device.type == "cpu"
+        peak = memory.peak_bytes + share.buffer_bytes() if on_cpu else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
         (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
         if settings.final_weights:
@@ -216,7 +200,7 @@ class AbstractShare(ABC):
 
     @abstractmethod
     def buffer_bytes(self) -> int:
-        """Bytes of message buffers that the engine keeps for good; those of one micro-batch only are metered."""
+        """Bytes of buffers that the engine has before its first step and keeps."""
 
     @abstractmethod
     def train_step(self) -> Mapping[str, float | torch.Tensor]:

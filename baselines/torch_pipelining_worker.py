@@ -39,16 +39,10 @@ class TimedStage(PipelineStage):
     ) -> None:
         with self.submod.harness.timed("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
-        if full_backward:
-            self._release(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self.submod.harness.timed("W", self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
-        self._release(bwd_chunk_id)
-
-    def _release(self, microbatch: int) -> None:
-        self.submod.harness.released(self.stage_index, microbatch)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._noted("SF", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
@@ -72,12 +66,6 @@ class TimedStage(PipelineStage):
             harness.events.append(Event(harness.device_id, kind, self.stage_index, microbatch, now, now, num_bytes))
         return ops
 
-    def buffer_bytes(self) -> int:
-        """Bytes of the receive buffers, which the runtime allocates for all micro-batches of a step and keeps."""
-        infos = [info for per in (self.args_recv_info, self.grad_recv_info) for at in per.values() for info in at]
-        buffers = [getattr(info, "buffer", None) for info in infos]
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
-
 
 class TorchPipeline(AbstractShare):
     """This rank's stages and torch's schedule over them."""
@@ -90,7 +78,7 @@ class TorchPipeline(AbstractShare):
         splits = name in SPLITS_BACKWARD
         # The stages' losses are shares of the mean over the mini-batch already, so torch must not scale them.
         own = chain.stages[harness.rank]
-        self.stages = [ChainStage(harness, chain, s, scale=share, copies=splits, keeps_inputs=s > 0) for s in own]
+        self.stages = [ChainStage(harness, chain, s, scale=share, copies=splits) for s in own]
         tie(stage.part for stage in self.stages)
         trainable = list(dict.fromkeys(p for stage in self.stages for p in stage.trainable()))
         self.optimizer = harness.optimizer.build(trainable) if trainable else None
@@ -130,7 +118,7 @@ class TorchPipeline(AbstractShare):
         return [self.optimizer] if self.optimizer else []
 
     def buffer_bytes(self) -> int:
-        return sum(pipe.buffer_bytes() for pipe in self.pipes)
+        return 0  # torch makes them in the first step
 
     def train_step(self) -> dict[str, Tensor]:
         harness, first = self.harness, self.stages[0]

@@ -111,14 +111,12 @@ class WholeModel(AbstractShare):
             generator.manual_seed(pass_seed(settings.seed, harness.step, 0, microbatch, harness.rank))
         begin = clock()
         inputs, targets = _split(rows(piece.lo, piece.hi))
-        with harness.saving(0, microbatch):
-            terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
+        terms = loss_terms(self.loss((self.parallel or self.module)(**inputs), targets))
         first, *more = terms.values()
         value = sum(more, start=first) if more else first
         # DDP averages gradients over ranks, where they have to be added up.
         scaled = value if share * self.world == 1 else value * (share * self.world)
         harness.sync()
-        harness.saved(0, microbatch)
         self.ready_at, self.reduced_bytes = 0.0, 0
         start = clock()
         scaled.backward()
@@ -132,7 +130,6 @@ class WholeModel(AbstractShare):
             # The bytes that a ring all-reduce moves over each member's link, as in the simulator.
             num_bytes = round(self.reduced_bytes * 2 * (self.world - 1) / self.world)
             harness.events.append(Event(harness.device_id, "R", 0, 0, computed, end, num_bytes))
-        harness.released(0, microbatch)
         # A number on a processor costs nothing; the loss of a card was waited for above.
         numbers = {name: term.item() for name, term in terms.items()}
         harness.check_loss(0, microbatch, numbers)

@@ -68,10 +68,15 @@ def held_by(
     for module in modules:
         yield from (*module.parameters(), *module.buffers())
         yield from (param.grad for param in module.parameters() if param.grad is not None)
-    for optimizer in optimizers:
-        yield from (tensor for entry in optimizer.state.values() for tensor in entry.values() if isinstance(tensor, torch.Tensor))
+    yield from states(optimizers)
     for own in weights:
         yield from (tensor for copy in (own.own, *own.scratch()) for tensor in copy)
+
+
+def states(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Tensors of the optimizers' state."""
+    for optimizer in optimizers:
+        yield from (tensor for entry in optimizer.state.values() for tensor in entry.values() if isinstance(tensor, torch.Tensor))
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
