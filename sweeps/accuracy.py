@@ -34,10 +34,11 @@ SEEDS = (0, 1, 2, 3, 4)
 BASIS = "stash"
 """The method that the others are compared with, seed by seed."""
 
-ALL = ("sync", "naive", "stash", "vertical_sync", "double_buffer", "spectrain", "pipeoptim", "pipeoptim_code", "pipemare")
-CORRECTED = ("stash_spike", "stash_gap_aware", "stash_rescheduled")
-TEXT = ("stash", "sync", "pipeoptim", "double_buffer", "stash_rescheduled", "spectrain", "naive")
-NADAM = ("sync", "stash", "asyncpp")
+ACTUAL = ("sync", "stash", "naive", "vertical_sync", "double_buffer")
+PREDICTING = ("pipeoptim", "spectrain")
+CORRECTED = ("stash_less_momentum", "stash_rescheduled", "stash_gap_aware", "pipemare")
+TEXT = ("stash", "sync", "pipeoptim", "stash_less_momentum", "stash_rescheduled", "double_buffer")
+NADAM = ("stash", "asyncpp")
 WHOLE = {
     "sync": ("cluster.num_devices=1", "microbatch_size=${minibatch_size}"),
     "double_buffer": ("cluster.num_devices=1", "strategy.weights.accumulation=1"),
@@ -66,17 +67,21 @@ class Grid:
 GRIDS = {
     "digits_deep": Grid(
         rates={"sgd": (0.005, 0.01, 0.02, 0.04), "adamw": (0.0005, 0.001, 0.002, 0.004), "nadam": (0.0005, 0.001, 0.002, 0.004)},
-        methods={"sgd": (*ALL, *CORRECTED), "adamw": (*ALL, *CORRECTED[1:]), "nadam": NADAM},
+        methods={
+            "sgd": (*ACTUAL, *PREDICTING, "stash_spike", *CORRECTED),
+            "adamw": (*ACTUAL, *PREDICTING, *CORRECTED),
+            "nadam": NADAM,
+        },
     ),
     "translator": Grid(
-        rates={"adamw": (0.0005, 0.001, 0.002), "nadam": (0.0005, 0.001, 0.002), "sgd": (0.02, 0.04, 0.08)},
-        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("sync", "stash", "pipeoptim", "stash_spike")},
+        rates={"adamw": (0.001, 0.002, 0.004), "nadam": (0.001, 0.002, 0.004), "sgd": (0.02, 0.04, 0.08)},
+        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
         tuning=(10,),
         words=("minibatch_size=32", "steps=200"),
     ),
     "lstm": Grid(
-        rates={"adamw": (0.0005, 0.001, 0.002), "nadam": (0.0005, 0.001, 0.002), "sgd": (0.02, 0.04, 0.08)},
-        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("sync", "stash", "pipeoptim", "stash_spike")},
+        rates={"adamw": (0.001, 0.002, 0.004), "nadam": (0.001, 0.002, 0.004), "sgd": (0.02, 0.04, 0.08)},
+        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
         tuning=(10,),
         words=("minibatch_size=32", "steps=200"),
     ),

@@ -2,6 +2,7 @@
 
     python -m sweeps.prediction_quality measure lstm adamw 0.001     the distance that PipeOptim's predictions leave, by horizon
     python -m sweeps.prediction_quality worth lstm adamw 0.001       accuracy by the share of the distance that a prediction leaves
+    python -m sweeps.prediction_quality stable                        rates that a delay and a prediction leave stable
 
 `engine=reference` finishes a mini-batch before it begins the next one, so when it makes a forward of a delayed stage, the weights
 that the backward will find are there already. Three values of a weight follow from that: `stale`, as it was when the pipeline
@@ -18,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,18 +110,60 @@ def worth(run: Run, share: float, noise: bool) -> float:
     return finish(pipeline)[ACCURACY]
 
 
+def stable_rate(momentum: float, delay: int, *, share: float = 1.0, predicted: bool = False) -> float:
+    """The largest rate at which SGD with momentum settles on f(w) = w^2 / 2 where gradients come late.
+
+    v <- u v + g and w <- w - r v with g = share * w' + (1 - share) * w, where w' is the weight so many updates ago; or
+    w' - r * delay * v', which is PipeOptim's, if `predicted`. Linear in (w, v) and their past, so the largest eigenvalue decides.
+    """
+    size = 2 * (delay + 1)  # w, v, then those of one update ago, and so on
+    now, late = np.eye(size)[0], np.eye(size)[2 * delay]
+
+    def settles(rate: float) -> bool:
+        ahead = rate * delay * np.eye(size)[2 * delay + 1] if predicted else 0.0
+        turn = np.eye(size, k=-2)
+        turn[1] = momentum * np.eye(size)[1] + share * (late - ahead) + (1.0 - share) * now
+        turn[0] = now - rate * turn[1]
+        return bool(abs(np.linalg.eigvals(turn)).max() <= 1.0)
+
+    rates = np.geomspace(1e-3, 8.0, 3000)
+    unstable = [rate for rate in rates if not settles(rate)]
+    return float(unstable[0])
+
+
+def stable() -> list[str]:
+    """Lines of a table: stable rates by delay."""
+    columns = {
+        "as it is": {},
+        "half the lag": {"share": 0.5},
+        "a quarter": {"share": 0.25},
+        "predicted": {"predicted": True},
+    }
+    rows = ["| momentum | updates late | none late | " + " | ".join(columns) + " |", "|---" * (len(columns) + 3) + "|"]
+    for momentum in (0.9, 0.0):
+        for delay in (1, 3, 5, 7):
+            made = [stable_rate(momentum, 0), *(stable_rate(momentum, delay, **column) for column in columns.values())]
+            rows.append(f"| {momentum:g} | {delay} | " + " | ".join(f"{rate:.2g}" for rate in made) + " |")
+    return rows
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "worth"])
-    parser.add_argument("task", choices=GRIDS)
-    parser.add_argument("optimizer", choices=OPTIMIZERS)
-    parser.add_argument("rate", type=float)
+    parser.add_argument("what", choices=["measure", "worth", "stable"])
+    parser.add_argument("task", nargs="?", choices=GRIDS)
+    parser.add_argument("optimizer", nargs="?", choices=OPTIMIZERS)
+    parser.add_argument("rate", nargs="?", type=float)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--first", type=int, default=100, help="measure from this mini-batch on")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
     parser.add_argument("--noise", action="store_true")
     words = parser.parse_args()
+    if words.what == "stable":
+        print(*stable(), sep="\n")
+        return
+    if words.rate is None:
+        parser.error(f"{words.what} needs a task, an optimizer and a rate, as in lstm adamw 0.001")
     if words.what == "measure":
         for seed in words.seeds:
             print(*measure(Run(words.task, words.optimizer, "pipeoptim", words.rate, seed), words.first), sep="\n")
