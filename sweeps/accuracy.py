@@ -37,7 +37,7 @@ BASIS = "stash"
 ACTUAL = ("sync", "stash", "naive", "vertical_sync", "double_buffer")
 PREDICTING = ("pipeoptim", "spectrain")
 CORRECTED = ("stash_less_momentum", "stash_rescheduled", "stash_gap_aware", "pipemare")
-TEXT = ("stash", "sync", "pipeoptim", "stash_less_momentum", "stash_rescheduled", "double_buffer")
+TEXT = ("stash", "sync", "pipeoptim", "stash_less_momentum", "double_buffer", "stash_rescheduled")
 NADAM = ("stash", "asyncpp")
 WHOLE = {
     "sync": ("cluster.num_devices=1", "microbatch_size=${minibatch_size}"),
