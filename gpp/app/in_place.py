@@ -59,7 +59,7 @@ def early(cost: object, cluster: Cluster, engine: AbstractEngine) -> Rehearsals 
     kind = cluster.devices[0].kind
     if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals and kind == "cpu"):
         return None
-    if known(machine_path(cost.cache_dir, cpu_setting(cost.num_threads), _shared_memory(engine))) is not None:
+    if known(_machine_path(cost, engine, cluster)) is not None:
         return None
     found = Rehearsals(worker_environment(cost.num_threads))
     found.start()
@@ -71,13 +71,13 @@ def here(problem: Problem, engine: AbstractEngine) -> Problem:
 
     They share its cores if they are more. Their fixed costs are the machine's, if those have been measured.
     """
-    cluster, cores = problem.cluster, len(os.sched_getaffinity(0))
-    if cluster.devices[0].kind == "cpu" and engine.devices_here(cluster) > 0 and cluster.num_devices > cores:
-        problem = replace(problem, cluster=replace(cluster, processors=cores))
+    cluster = _shared(problem.cluster, engine)
+    if cluster is not problem.cluster:
+        problem = replace(problem, cluster=cluster)
     profile = _profile(problem, engine)
     if profile is None:
         return problem
-    costs = known(_machine_path(problem, engine)) if cluster.devices[0].kind == "cpu" else None
+    costs = known(_machine_path(problem.cost, engine, cluster)) if cluster.devices[0].kind == "cpu" else None
     return problem if costs is None else _on(problem, costs, profile)
 
 
@@ -108,7 +108,7 @@ def settle(
     profile = _profile(problem, engine)
     if profile is None:
         return problem, plan
-    path = _machine_path(problem, engine)
+    path = _machine_path(problem.cost, engine, problem.cluster)
     # What a host spends on actions of a card overlaps with the card's work.
     unmeasured = problem.cluster.devices[0].kind == "cpu" and known(path) is None
     if not unmeasured and _timed(profile, plan):
@@ -119,7 +119,9 @@ def settle(
             if unmeasured:
                 say("timing messages and actions on this machine ...")
                 setting = cpu_setting(found.cost.num_threads)
-                keep(path, costs := measure(rehearsals, setting, shared_memory=_shared_memory(engine)))
+                crowded = problem.cluster.crowded(problem.cluster.num_devices)
+                costs = measure(rehearsals, setting, shared_memory=_shared_memory(engine), crowded=crowded)
+                keep(path, costs)
                 found.problem = _on(problem, costs, profile)
                 plan = found.again(plan)
             return found.rehearsed(plan, rehearsals, job_of, weights, say)
@@ -180,9 +182,18 @@ def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:
     return None if described else cost.profile_of(problem.graph, cluster.devices[0])
 
 
-def _machine_path(problem: Problem, engine: AbstractEngine) -> Path:
-    assert isinstance(problem.cost, Profiled)
-    return machine_path(problem.cost.cache_dir, cpu_setting(problem.cost.num_threads), _shared_memory(engine))
+def _shared(cluster: Cluster, engine: AbstractEngine) -> Cluster:
+    """The cluster, whose devices share this machine's cores where its workers are processes of it and more than those."""
+    cores = len(os.sched_getaffinity(0))
+    if cluster.devices[0].kind == "cpu" and engine.devices_here(cluster) > 0 and cluster.num_devices > cores:
+        return replace(cluster, processors=cores)
+    return cluster
+
+
+def _machine_path(cost: object, engine: AbstractEngine, cluster: Cluster) -> Path:
+    assert isinstance(cost, Profiled)
+    crowded = _shared(cluster, engine).crowded(cluster.num_devices)
+    return machine_path(cost.cache_dir, cpu_setting(cost.num_threads), shared_memory=_shared_memory(engine), crowded=crowded)
 
 
 def _shared_memory(engine: AbstractEngine) -> bool:

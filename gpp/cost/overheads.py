@@ -17,12 +17,14 @@ class Overheads:
     """Fixed costs of the actions of a program, for the device that carries them out.
 
     A linear model: a pass costs `forward_s` or `backward_s` beside its operators, each message costs `message_s` at
-    either end and `send_s_per_byte` or `receive_s_per_byte` for its length, each step costs `step_s` once.
+    either end, `send_s_per_byte` or `receive_s_per_byte` for its length, and `send_s_per_tensor` or
+    `receive_s_per_tensor` for each of its tensors but the first, which needs no packing; each step costs `step_s` once.
 
     Args:
         forward_s, backward_s: seconds of a pass that computes nothing.
         message_s: seconds of one end of a message without content.
         send_s_per_byte, receive_s_per_byte: seconds to copy a byte of a message out of, and into, a device's own memory.
+        send_s_per_tensor, receive_s_per_tensor: seconds to put a further tensor into a message, and to take it out.
         step_s: seconds between the last action of a step and the first of the next one.
     """
 
@@ -31,15 +33,17 @@ class Overheads:
     message_s: NotNegative = 0.0
     send_s_per_byte: NotNegative = 0.0
     receive_s_per_byte: NotNegative = 0.0
+    send_s_per_tensor: NotNegative = 0.0
+    receive_s_per_tensor: NotNegative = 0.0
     step_s: NotNegative = 0.0
 
-    def send_s(self, num_bytes: float) -> float:
+    def send_s(self, num_bytes: float, num_tensors: int) -> float:
         """Seconds that a message takes its sender."""
-        return self.message_s + num_bytes * self.send_s_per_byte
+        return self.message_s + num_bytes * self.send_s_per_byte + max(num_tensors - 1, 0) * self.send_s_per_tensor
 
-    def receive_s(self, num_bytes: float) -> float:
+    def receive_s(self, num_bytes: float, num_tensors: int) -> float:
         """Seconds that a message takes its receiver."""
-        return self.message_s + num_bytes * self.receive_s_per_byte
+        return self.message_s + num_bytes * self.receive_s_per_byte + max(num_tensors - 1, 0) * self.receive_s_per_tensor
 
 
 NOTHING = Overheads()

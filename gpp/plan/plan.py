@@ -298,19 +298,19 @@ class Plan:
         took: list[tuple[defaultdict[int, float], defaultdict[int, float]]]
         took = [(defaultdict(float), defaultdict(float)) for _ in self.stages]
         for (s, t), tensors in self.edge_tensors(problem.graph).items():
-            forward = sum(x.bytes_per_sample for x in tensors)
-            backward = sum(x.bytes_per_sample for x in tensors if x.differentiable)
+            forward, returned = sum(x.bytes_per_sample for x in tensors), [x for x in tensors if x.differentiable]
+            backward = sum(x.bytes_per_sample for x in returned)
             for route in messages(cut[s], cut[t]):
                 count = route.hi - route.lo
                 makers, readers = group_of[s][route.src_device], group_of[t][route.dst_device]
                 for src, dst in copies(makers, readers):
                     if src != dst:
-                        took[s][0][src] += costs.send_s(forward * count)
-                        took[t][0][dst] += costs.receive_s(forward * count)
+                        took[s][0][src] += costs.send_s(forward * count, len(tensors))
+                        took[t][0][dst] += costs.receive_s(forward * count, len(tensors))
                 for src, dst in copies(readers, makers) if (s, t) in returning else ():
                     if src != dst:
-                        took[t][1][src] += costs.send_s(backward * count)
-                        took[s][1][dst] += costs.receive_s(backward * count)
+                        took[t][1][src] += costs.send_s(backward * count, len(returned))
+                        took[s][1][dst] += costs.receive_s(backward * count, len(returned))
         out = []
         for s, pieces in enumerate(cut):
             passes = {replica[0]: 0 for replica in self.stages[s].replicas}

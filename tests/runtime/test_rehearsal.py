@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.rehearsal.machine import CHAINS, MachineCosts, fit, known
+from gpp.runtime.rehearsal.machine import CHAINS, Chain, MachineCosts, fit, known
 from gpp.runtime.rehearsal.rehearse import DeviceTimes
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
@@ -32,6 +33,8 @@ TRUE = MachineCosts(
     message_s=3e-5,
     send_s_per_byte=2e-10,
     receive_s_per_byte=5e-10,
+    send_s_per_tensor=1.2e-5,
+    receive_s_per_tensor=7e-6,
     step_s=4e-4,
     latency_s=9e-5,
     sum_s=3e-4,
@@ -39,14 +42,15 @@ TRUE = MachineCosts(
 )
 
 
-def chain(width: int, size: int, count: int) -> tuple[DeviceTimes, DeviceTimes]:
+def chain(chain: Chain) -> tuple[DeviceTimes, DeviceTimes]:
     """Both workers of a chain of two stages on a machine with the constants `TRUE`, by hand."""
-    size_bytes = 4 * width * size
-    send_s = TRUE.message_s + size_bytes * TRUE.send_s_per_byte
+    width, size, count, tensors = chain
+    size_bytes = 4 * width * size * tensors
+    send_s = TRUE.message_s + size_bytes * TRUE.send_s_per_byte + (tensors - 1) * TRUE.send_s_per_tensor
     way_s = TRUE.latency_s + size_bytes * TRUE.receive_s_per_byte
     passes = 2 * count
     forward_s, backward_s, update_s = 1e-4 + 1e-9 * width * width * size, 2e-4 + 2e-9 * width * width * size, 1e-4
-    rest_s = TRUE.step_s + passes * TRUE.pass_s
+    rest_s = TRUE.step_s + passes * TRUE.pass_s + count * (tensors - 1) * TRUE.receive_s_per_tensor
     other_s = forward_s + backward_s + send_s + 2 * TRUE.pass_s
     waited_s = 2 * way_s + other_s if count == 1 else 0.5e-3
     return tuple(  # pyright: ignore[reportReturnType]
@@ -66,8 +70,8 @@ def chain(width: int, size: int, count: int) -> tuple[DeviceTimes, DeviceTimes]:
 
 def test_constants_of_a_machine_are_found_again() -> None:
     sums = [(num_bytes, TRUE.sum_s + num_bytes * TRUE.sum_s_per_byte) for num_bytes in (1.7e4, 4.2e6)]
-    found = fit({key: chain(*key) for key in CHAINS}, sums, SETTING)
-    for name in ("pass_s", "message_s", "send_s_per_byte", "receive_s_per_byte", "step_s", "latency_s", "sum_s", "sum_s_per_byte"):
+    found = fit({key: chain(key) for key in CHAINS}, sums, SETTING)
+    for name in (field.name for field in dataclasses.fields(TRUE) if field.name != "setting"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
     cluster = found.cluster(local(num_devices=2))
     assert cluster.allreduce_s(1e6, (0, 1)) == pytest.approx(TRUE.sum_s + 1e6 * TRUE.sum_s_per_byte)

@@ -56,6 +56,11 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
                 f"{text.seconds(fixed.message_s)} at either end, {text.seconds(fixed.send_s_per_byte * 1e6)} to send 1 MB and "
                 f"{text.seconds(fixed.receive_s_per_byte * 1e6)} to receive it; {text.seconds(link.latency_s)} until it is there",
             ),
+            (
+                "tensor",
+                f"{text.seconds(fixed.send_s_per_tensor)} to put each further tensor into a message, "
+                f"{text.seconds(fixed.receive_s_per_tensor)} to take it out",
+            ),
             ("sum", f"{text.seconds(problem.cluster.allreduce_s(1e6, (0, 1)))} for 1 MB of gradients on two workers"),
             ("step", f"{text.seconds(fixed.step_s)} between two steps"),
         ]

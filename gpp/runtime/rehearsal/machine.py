@@ -1,10 +1,11 @@
 """What this machine and this runtime take beside operators, measured once: small chains are rehearsed on two workers.
 
-The chains have almost nothing to compute, messages of three lengths, and one or several micro-batches, so that each
-constant shows by itself:
+The chains have almost nothing to compute, messages of three lengths, of one tensor or of several, and one or several
+micro-batches, so that each constant shows by itself:
 
-* a send, for its length: the events of sends;
-* a pass, beside the call of its stage, and a step: what workers compute outside of events, for the number of passes;
+* a send, for its length and its number of tensors: the events of sends;
+* a pass, beside the call of its stage, a step, and a tensor taken out of a message: what workers compute outside of
+  events, for the numbers of passes and of such tensors;
 * the way of a message until its reader goes on: with one micro-batch both workers wait for each other, so a
   period is what both compute, and twice this;
 * a sum of gradients: two replicas without messages.
@@ -13,11 +14,11 @@ constant shows by itself:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -49,11 +50,36 @@ STEPS = 24
 WIRE = 1e12
 """Bytes a second of a message between its two copies, both of which a processor makes: there is no wire."""
 
-CHAINS = ((16, 8, 1), (16, 8, 16), (256, 64, 1), (256, 64, 8), (512, 256, 1))
-"""(width, micro-batch size, micro-batches) of chains of two stages: messages of 512 bytes, 64 KB and 512 KB."""
+
+class Chain(NamedTuple):
+    """Two stages in a row, with one tensor or several between them."""
+
+    width: int
+    size: int
+    """Samples of a micro-batch."""
+    microbatches: int
+    """Micro-batches."""
+    tensors: int = 1
+    """Tensors of a message."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a message."""
+        return 4 * self.width * self.size * self.tensors
+
+
+CHAINS = (
+    Chain(16, 8, 1),
+    Chain(16, 8, 16),
+    Chain(16, 8, 16, 8),
+    Chain(256, 64, 1),
+    Chain(256, 64, 8),
+    Chain(512, 256, 1),
+)
+"""Messages of 512 bytes, of eight tensors of 512 bytes, of 64 KB and of 512 KB."""
 
 REPLICAS = (32, 512)
-"""Widths of models on two replicas, whose gradients are summed: 17 KB and 4.2 MB."""
+"""Widths of models on two replicas, whose gradients are summed: 8 KB and 2.1 MB."""
 
 
 @final
@@ -64,8 +90,8 @@ class MachineCosts:
     Args:
         setting: of the measurement.
         pass_s: seconds of a pass outside of its stage.
-        message_s, send_s_per_byte, receive_s_per_byte, step_s: as `Overheads` has them.
-        latency_s: seconds from the end of a send until its reader, which slept, goes on.
+        message_s, send_s_per_byte, receive_s_per_byte, send_s_per_tensor, receive_s_per_tensor, step_s: as `Overheads` has them.
+        latency_s: seconds from the end of a send until its reader, which waits, goes on.
         sum_s, sum_s_per_byte: seconds of an all-reduce between two workers.
     """
 
@@ -74,6 +100,8 @@ class MachineCosts:
     message_s: NotNegative
     send_s_per_byte: NotNegative
     receive_s_per_byte: NotNegative
+    send_s_per_tensor: NotNegative
+    receive_s_per_tensor: NotNegative
     step_s: NotNegative
     latency_s: NotNegative
     sum_s: NotNegative
@@ -91,6 +119,8 @@ class MachineCosts:
             message_s=self.message_s,
             send_s_per_byte=self.send_s_per_byte,
             receive_s_per_byte=self.receive_s_per_byte,
+            send_s_per_tensor=self.send_s_per_tensor,
+            receive_s_per_tensor=self.receive_s_per_tensor,
             step_s=self.step_s,
         )
 
@@ -107,9 +137,9 @@ class MachineCosts:
         )
 
 
-def machine_path(cache_dir: str, setting: Setting, shared_memory: bool) -> Path:
+def machine_path(cache_dir: str, setting: Setting, *, shared_memory: bool, crowded: bool) -> Path:
     """Where the constants are kept: named by the machine and by the runtime's own code."""
-    words = f"{to_json(setting)} {shared_memory} {_runtime_hash()}"
+    words = f"{to_json(setting)} {shared_memory} {crowded} {_runtime_hash()}"
     return Path(cache_dir).expanduser() / "machines" / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
 
 
@@ -118,50 +148,60 @@ def known(path: Path) -> MachineCosts | None:
     return unseal(MachineCosts, path, path.stem)
 
 
-def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool) -> MachineCosts:
+def measure(rehearsals: Rehearsals, setting: Setting, *, shared_memory: bool, crowded: bool) -> MachineCosts:
     """Rehearse the small chains, and fit the constants.
+
+    Args:
+        crowded: whether the two workers share a processor, so that whoever waits sleeps and has to be woken.
 
     Raises:
         WorkerFailed: a worker failed.
     """
-    found: dict[tuple[int, int, int], tuple[DeviceTimes, ...]] = {}
-    for width, size, count in CHAINS:
-        job, weights = _job(width, size, count, replicas=1, shared_memory=shared_memory)
-        found[width, size, count] = rehearsals.run(job, weights, predicted_s=0.05)
+    found: dict[Chain, tuple[DeviceTimes, ...]] = {}
+    processors = 1 if crowded else 0
+    for chain in CHAINS:
+        job, weights = _job(chain, replicas=1, shared_memory=shared_memory)
+        found[chain] = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
     sums: list[tuple[float, float]] = []
     for width in REPLICAS:
-        job, weights = _job(width, 8, 1, replicas=2, shared_memory=shared_memory)
-        devices = rehearsals.run(job, weights, predicted_s=0.05)
+        job, weights = _job(Chain(width, 8, 1), replicas=2, shared_memory=shared_memory)
+        devices = rehearsals.run(job, weights, predicted_s=0.05, processors=processors)
         num_bytes = sum(param.num_bytes for param in job.graph.params)
         sums.append((num_bytes, min(times.waited_s for times in devices)))
     return fit(found, sums, setting)
 
 
-def fit(
-    chains: Mapping[tuple[int, int, int], Sequence[DeviceTimes]], sums: Sequence[tuple[float, float]], setting: Setting
-) -> MachineCosts:
+def fit(chains: Mapping[Chain, Sequence[DeviceTimes]], sums: Sequence[tuple[float, float]], setting: Setting) -> MachineCosts:
     """The constants that explain rehearsals of chains of two stages, and of two replicas.
 
     Args:
-        chains: (width, micro-batch size, micro-batches) -> both devices.
+        chains: both devices of each.
         sums: (bytes, seconds) of sums over two devices.
     """
-    message_s, send = _line([pair for devices in chains.values() for times in devices for pair in times.sends])
-    step_s, pass_s = _line([(times.passes, times.rest_s) for devices in chains.values() for times in devices])
+    both = [(chain, times) for chain, devices in chains.items() for times in devices]
+    message_s, send, send_tensor = _linear(
+        ((1.0, num_bytes, chain.tensors - 1), s) for chain, times in both for num_bytes, s in times.sends
+    )
+    # Each device receives a message a micro-batch: forwards the second, backwards the first.
+    step_s, pass_s, receive_tensor = _linear(
+        ((1.0, times.passes, (chain.tensors - 1) * chain.microbatches), times.rest_s) for chain, times in both
+    )
     ways = []
-    for (width, size, count), (first, second) in chains.items():
-        if count == 1:
+    for chain, (first, second) in chains.items():
+        if chain.microbatches == 1:
             # The first worker's own seconds, and all that it waits for: the second's passes and send, and two messages' ways.
             theirs = second.forward_s[1] + second.backward_s[1] + sum(s for _, s in second.sends) + 2 * pass_s
-            ways.append((4.0 * width * size, max(first.waited_s - theirs, 0.0) / 2))
-    latency_s, receive = _line(ways)
-    sum_s, per_byte = _line(sums)
+            ways.append(((1.0, chain.num_bytes), max(first.waited_s - theirs, 0.0) / 2))
+    latency_s, receive = _linear(ways)
+    sum_s, per_byte = _linear(((1.0, num_bytes), s) for num_bytes, s in sums)
     return MachineCosts(
         setting=setting,
         pass_s=pass_s,
         message_s=message_s,
         send_s_per_byte=send,
         receive_s_per_byte=receive,
+        send_s_per_tensor=send_tensor,
+        receive_s_per_tensor=receive_tensor,
         step_s=step_s,
         latency_s=latency_s,
         sum_s=sum_s,
@@ -169,17 +209,15 @@ def fit(
     )
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Offset and slope, neither negative, of the line through (x, y) with the least sum of squared relative errors."""
-    x, y = np.array(points, dtype=float).T
-    scale = 1.0 / np.maximum(y, 1e-9)
-    table = np.stack([np.ones_like(x), x], axis=1) * scale[:, None]
-    offset, slope = np.linalg.lstsq(table, y * scale, rcond=None)[0]
-    if slope < 0:
-        return float(np.median(y)), 0.0
-    if offset < 0:
-        return 0.0, float(np.median(y[x > 0] / x[x > 0]))
-    return float(offset), float(slope)
+def _linear(points: Iterable[tuple[tuple[float, ...], float]]) -> tuple[float, ...]:
+    """Coefficients, none negative, of the linear function of (x, y) with the least sum of squared relative errors."""
+    from scipy.optimize import nnls
+
+    rows, y = zip(*points, strict=True)
+    table, target = np.array(rows, dtype=float), np.maximum(np.array(y, dtype=float), 1e-9)
+    # Bytes and counts differ by orders of magnitude.
+    unit = np.maximum(table.max(axis=0), 1e-300)
+    return tuple(float(x) for x in nnls(table / unit / target[:, None], np.ones_like(target))[0] / unit)
 
 
 @cache
@@ -189,27 +227,27 @@ def _runtime_hash() -> str:
     return source_hash(path for folder in ("worker", "transport", "rehearsal") for path in (root / folder).rglob("*.py"))
 
 
-def _job(width: int, size: int, count: int, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
-    """A chain of two layers on two workers, as two stages or as one with two replicas; and its weights."""
+def _job(chain: Chain, *, replicas: int, shared_memory: bool) -> tuple[Job, Mapping[str, object]]:
+    """A chain on two workers, as two stages or as one with two replicas; and its weights."""
     from gpp.capture.examples import capture_model, initial_weights
     from gpp.cluster import core, local
 
     model = flat(
         name="machine",
-        network="gpp.models.networks.mlp.MLP",
+        network="gpp.models.networks.mlp.Streams",
         loss="mse",
-        input_specs={"x": {"shape": [width]}},
-        target_specs={"y": {"shape": [width]}},
-        num_blocks=2,
-        width=width,
+        input_specs={"x": {"shape": [chain.width]}},
+        target_specs={"y": {"shape": [chain.width]}},
+        num_streams=chain.tensors,
+        width=chain.width,
     )
     captured: Captured = capture_model(model, dtype="float32")
-    graph, minibatch = captured.graph, size * count
-    first = mask_of(range(next(i for i, op in enumerate(graph.ops) if "blocks.1" in op.name)))  # the first of two blocks
+    graph, minibatch = captured.graph, chain.size * chain.microbatches
+    first = mask_of(range(next(i for i, op in enumerate(graph.ops) if op.name.startswith("second"))))
     parts = [(first, 1), (graph.all_mask & ~first, 1)] if replicas == 1 else [(graph.all_mask, replicas)]
     cluster = local(num_devices=2, device=core())
     problem = Problem(graph=graph, cluster=cluster, cost=Analytical(), minibatch_size=minibatch)
-    plan = make_plan(problem, "machine", parts, size)
+    plan = make_plan(problem, "machine", parts, chain.size)
     strategy = Strategy(name="machine", planner=Single(), schedule=OneFOneB())
     data = Synthetic(num_samples=minibatch, num_test_samples=1, noise=0.5)
     job = assemble(

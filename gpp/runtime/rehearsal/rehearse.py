@@ -99,12 +99,13 @@ class Rehearsals:
         self._stack.close()
         self._process = None
 
-    def run(self, job: Job, weights: Mapping[str, Any], *, predicted_s: float) -> tuple[DeviceTimes, ...]:
+    def run(self, job: Job, weights: Mapping[str, Any], *, predicted_s: float, processors: int = 0) -> tuple[DeviceTimes, ...]:
         """Rehearse a job of a few steps without evaluation.
 
         Args:
             weights: initial weights by full name.
             predicted_s: seconds that a step is predicted to take.
+            processors: that the workers may use; 0 for all.
 
         Raises:
             WorkerFailed: a worker failed, or the rehearsal did not come to its end in time.
@@ -115,7 +116,7 @@ class Rehearsals:
         folder, self._count = self.folder / str(self._count), self._count + 1
         job.save(folder, weights)
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.write(f"{processors} {folder}\n")
         self._process.stdin.flush()
         code = self._read(LONGEST_S + 20 * predicted_s * job.settings.steps)
         if code != "0":

@@ -1,5 +1,7 @@
 """The process that rehearses: `python -m gpp.runtime.rehearsal.server` reads a folder with a job from each line.
 
+Before the folder stands the number of processors that the job's workers may use, 0 for all.
+
 It loads torch once and forks the workers of each job, so a rehearsal begins in a tenth of a second. It answers with the
 exit code of the workers, a line each, and ends with its standard input or with the controller.
 """
@@ -35,14 +37,16 @@ def main() -> None:
     gc.freeze()
     print(READY, flush=True)
     for line in sys.stdin:
-        folder = Path(line.rstrip("\n"))
+        processors, _, name = line.rstrip("\n").partition(" ")
+        folder, allowed = Path(name), sorted(os.sched_getaffinity(0))[: int(processors) or None]
         code = 1
         try:
             job = Job.load(folder)
             (folder / "ranks").mkdir(exist_ok=True)
             world = len(job.program.actions)
 
-            def worker(rank: int, folder: Path = folder, job: Job = job, world: int = world) -> None:
+            def worker(rank: int, folder: Path = folder, job: Job = job, world: int = world, allowed: list[int] = allowed) -> None:
+                os.sched_setaffinity(0, allowed)
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
                 with open(folder / "ranks" / f"rank_{rank}.err", "w") as errors:
                     for stream, target in ((errors.fileno(), 1), (errors.fileno(), 2), (os.open(os.devnull, os.O_RDONLY), 0)):
