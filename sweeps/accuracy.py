@@ -37,7 +37,7 @@ BASIS = "stash"
 ACTUAL = ("sync", "stash", "naive", "vertical_sync", "double_buffer")
 PREDICTING = ("pipeoptim", "spectrain")
 CORRECTED = ("stash_less_momentum", "stash_rescheduled", "stash_gap_aware", "pipemare")
-TEXT = ("stash", "sync", "pipeoptim", "stash_less_momentum", "double_buffer", "stash_rescheduled")
+TEXT = ("stash", "sync", "pipeoptim", "double_buffer", "stash_no_momentum", "stash_rescheduled", "stash_less_momentum")
 NADAM = ("stash", "asyncpp")
 WHOLE = {
     "sync": ("cluster.num_devices=1", "microbatch_size=${minibatch_size}"),
