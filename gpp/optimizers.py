@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self, final
 
 from pydantic import Field
@@ -156,17 +156,16 @@ class SGD(AbstractOptimizer):
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
-@final
-@settings("optimizer")
-class Adam(AbstractOptimizer):
-    """Adam; with `decoupled` the weight decay is AdamW's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractAdam(AbstractOptimizer):
+    """Optimizers that keep a mean of gradients and one of their squares; with `decoupled` the weight decay is AdamW's."""
 
     lr: Rate
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.0
     decoupled: bool = False
-    learning_rate: LearningRate = LearningRate()
+    learning_rate: LearningRate = field(default_factory=LearningRate)
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
 
@@ -180,6 +179,12 @@ class Adam(AbstractOptimizer):
     @property
     def state_factor(self) -> float:
         return 2.0
+
+
+@final
+@settings("optimizer")
+class Adam(AbstractAdam):
+    """Adam and AdamW."""
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         # The root of the second moment goes into scratch and is shifted there; weights, mean and scratch become one tensor.
@@ -255,29 +260,10 @@ LAST_STEP = Extrapolation(kept=1.0, update=Work(7.0, 3))
 
 @final
 @settings("optimizer")
-class NAdam(AbstractOptimizer):
-    """Adam with Nesterov's momentum (Dozat, 2016), whose first factor grows from half of `betas[0]`; decay as for `Adam`."""
+class NAdam(AbstractAdam):
+    """Adam with Nesterov's momentum (Dozat, 2016), whose first factor grows from half of `betas[0]`."""
 
-    lr: Rate
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: NotNegative = 1e-8
-    weight_decay: NotNegative = 0.0
-    decoupled: bool = False
     momentum_decay: NotNegative = 0.004
-    learning_rate: LearningRate = LearningRate()
-    clip_norm: ClipNorm | None = None
-    clip_scope: ClipScope = "model"
-
-    @property
-    def momentum_factor(self) -> float:
-        return self.betas[0]
-
-    def with_momentum(self, factor: float) -> Self:
-        return replace(self, betas=(factor, self.betas[1]))
-
-    @property
-    def state_factor(self) -> float:
-        return 2.0
 
     def extrapolation(self, rule: Predictor) -> Extrapolation:
         if rule.future == "same":

@@ -1,9 +1,9 @@
 """What the runtime costs beside a plain PyTorch loop (`tests/plain_loop.py`), both in turn second by second.
 
-    python -m tests.check_runtime [--widths 304,1024] [--microbatches 4,8,32] [--rounds 6] [--tree CHECKOUT] [--before CHECKOUT]
+    python -m tests.check_runtime [--widths 352,1024] [--microbatches 4,8,32] [--rounds 6] [--tree CHECKOUT] [--before CHECKOUT]
 
-A machine's speed changes from minute to minute, and one core's beside the other's. So all programs of a case are started
-together, and then stand still (SIGSTOP) but one, each for a slice of time by turns:
+A machine's speed changes from minute to minute, and one core's beside the other's. So all programs of a case are started,
+and then stand still (SIGSTOP) but one, each for a slice of time by turns:
 
     plain     the plain loop, alone on the machine: M micro-batches of the whole model
     beside    the plain loop beside another one: what two busy cores make of the same operators
@@ -34,7 +34,7 @@ from statistics import median
 from gpp.runtime.worker.parent import KEEP_MEMORY
 
 BLOCKS, ROWS, MANY_STEPS = 4, 64, 10**6
-WARM_STEPS = 8
+WARM_STEPS = 3
 """Steps of every program before the first slice, and a share of each slice that is left out: caches fill."""
 WARM_SHARE = 0.15
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **KEEP_MEMORY}
@@ -57,6 +57,18 @@ class Program:
     def signal(self, number: int) -> None:
         for process in self.processes:
             process.send_signal(number)
+
+    def settle(self) -> None:
+        """Wait for the first steps, then stand still.
+
+        Raises:
+            RuntimeError: a process has ended.
+        """
+        while min(map(len, self.ends())) < WARM_STEPS:
+            if any(process.poll() is not None for process in self.processes):
+                raise RuntimeError("a program has ended before its first steps; its own words are above")
+            time.sleep(0.1)
+        self.signal(signal.SIGSTOP)
 
     def ends(self) -> list[list[float]]:
         """By log, when its steps ended."""
@@ -124,18 +136,14 @@ def started(width: int, microbatches: int, trees: dict[str, Path]) -> Iterator[d
         try:
             for label, tree in trees.items():
                 made[label] = engine("distributed", width, microbatches, folder / label, tree)
+                made[label].settle()
             made["single"] = engine("single", width, microbatches, folder / "single", list(trees.values())[-1])
-            made["plain"] = plain(width, microbatches, folder, "plain")
+            made["single"].settle()
+            first = made["plain"] = plain(width, microbatches, folder, "plain")
+            first.settle()
             other = plain(width, microbatches, folder, "other")
-            first = made["plain"]
             made["beside"] = Program(first.processes + other.processes, first.logs + other.logs, joint=False)
-            for program in made.values():
-                while min(map(len, program.ends())) < WARM_STEPS:
-                    if any(process.poll() is not None for process in program.processes):
-                        raise RuntimeError("a program has ended before its first steps; its own words are above")
-                    time.sleep(0.1)
-            for program in made.values():
-                program.signal(signal.SIGSTOP)
+            other.settle()
             yield made
         finally:
             for program in made.values():
@@ -149,7 +157,8 @@ def measure(width: int, microbatches: int, trees: dict[str, Path], rounds: int) 
     found: list[dict[str, float]] = []
     with started(width, microbatches, trees) as programs:
         longest = max(b - a for program in programs.values() for ends in program.ends() for a, b in pairwise(ends))
-        slice_s = min(max(0.6, 8 * longest), 2.0)
+        # Short slices are near each other in time; but one that begins and ends within steps must hold whole ones.
+        slice_s = max(0.6, min(8 * longest, 2.0), 3.5 * longest)
         for number in range(rounds):
             names = list(programs) if number % 2 == 0 else list(programs)[::-1]
             slices = {}
@@ -192,7 +201,7 @@ def told(width: int, microbatches: int, trees: dict[str, Path], found: list[dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", default="224,304,1024")
+    parser.add_argument("--widths", default="224,352,1024")
     parser.add_argument("--microbatches", default="4,8,32")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tree", type=Path, default=Path(), help="the checkout to measure")

@@ -7,7 +7,7 @@ import importlib
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,6 +87,14 @@ class Root(nn.Module):
             module, name = self._holder(path)
             module._parameters[name] = param
 
+    def holders(self, paths: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+        """Where the parameters and buffers of these full names are found, whichever tensors they are then."""
+        found = []
+        for path in paths:
+            module, name = self._holder(path)
+            found.append((module._parameters if name in module._parameters else module._buffers, name))
+        return found
+
     def owned(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers, non-persistent ones too, tied ones once."""
         yield from self.named_parameters()
@@ -128,12 +136,11 @@ class Emitter:
         self.outer_mode: fx.Node | None = None
 
     def placeholder(self, name: str) -> None:
-        """Add an argument: a user input or a received tensor."""
-        self.values[name] = self.graph.placeholder(re.sub(r"\W", "_", name))
+        """Add an argument: a user input, a received tensor, a parameter, buffer or constant.
 
-    def attribute(self, node: Node) -> None:
-        """Add a parameter, buffer or constant."""
-        self.values[node.name] = self.graph.get_attr(node.target)
+        Parameters are arguments, because to find one by its path in a tree of modules takes 1 us a level, in every pass.
+        """
+        self.values[name] = self.graph.placeholder(re.sub(r"\W|^(?=\d)", "_", name))
 
     def skip(self, node: Node) -> None:
         """Leave an in-place update out: its value is the tensor that it would have written."""
@@ -160,6 +167,8 @@ class Emitter:
         kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
         if not self.training:
             args, kwargs = _for_evaluation(target, args, kwargs)
+        if not through and (function := python_function(target)):
+            target, args, kwargs = function, *every_argument(target, args, kwargs)
         self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)
 
     def finish(self, outputs: list[str]) -> Callable[..., tuple[Tensor, ...]]:
@@ -200,6 +209,30 @@ class Emitter:
             self.outer_mode = self.graph.call_function(torch.is_grad_enabled)
         self.graph.call_function(torch._C._set_grad_enabled, (False if no_grad else self.outer_mode,))
         self.no_grad = no_grad
+
+
+def python_function(target: Any) -> Callable[..., Any] | None:
+    """PyTorch's own Python function of an operator, if it has one for this operator alone.
+
+    Both end in the same kernel. But an operator that is called as such has its arguments boxed and matched with its schema: 2 to 5
+    us a call, three times that with cold caches.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return None
+    packet, arguments = target.overloadpacket, target._schema.arguments
+    # The schema of one that makes a tensor of nothing has a number as the default of a type, which no function takes.
+    if set(packet.overloads()) - {"out"} != {"default"} or not arguments or str(arguments[0].type) != "Tensor":
+        return None
+    bindings: Any = torch._C
+    name = packet.__name__
+    return getattr(bindings._nn, name, None) or getattr(bindings._VariableFunctions, name, None)
+
+
+def every_argument(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """All arguments of a call: the defaults of a Python function are not always its operator's (the reduction of a loss)."""
+    given = bound_arguments(target, args, kwargs)
+    named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
+    return [value for name, value in given.items() if name not in named], {name: given[name] for name in given if name in named}
 
 
 def _for_evaluation(target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

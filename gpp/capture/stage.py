@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,8 @@ from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, node_references
 
+LEAVES = ("param", "buffer", "constant")
+"""Kinds of nodes whose tensors a stage holds."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -68,7 +69,8 @@ class StageModule(nn.Module):
         self._cut = cut
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
         self.has_random = training and cut.has_random
-        self._run, self._reads, self.makes = cut.compile(root, training=training)
+        self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
+        self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
         self._blocks = tuple(root.block(name) for name in cut.blocks)
         self.training = training
@@ -89,8 +91,12 @@ class StageModule(nn.Module):
         """
         for block in self._blocks:
             block.train(self.training)
-        with torch.set_grad_enabled(torch.is_grad_enabled()) if self._keeps_mode else nullcontext():
-            made = self._run(self._root, batch, *[values[name] for name in self._reads])
+        arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
+        if self._keeps_mode:
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                made = self._run(self._root, batch, *arguments)
+        else:
+            made = self._run(self._root, batch, *arguments)
         return dict(zip(self.makes, made, strict=True))
 
     def eval_module(self) -> StageModule:
@@ -155,7 +161,7 @@ class _Cut:
         both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
         self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
         self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
-        self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in ("param", "buffer", "constant")]
+        self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in LEAVES]
         self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)
         touched = [self.node_of[name] for name in self.train_closure]
         running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
@@ -210,8 +216,8 @@ class _Cut:
             ]
         return seen
 
-    def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]:
-        """The generated function, the names of its arguments, and the names of its results."""
+    def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
+        """The generated function; names of its arguments from outside, those of the root, and its results."""
         closure = self.train_closure if training else self.eval_closure
         emitter = Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=self.captured.batch)
         reads, placed = [], set[str]()
@@ -221,11 +227,12 @@ class _Cut:
                 emitter.placeholder(node.name)
                 placed.add(node.name)
                 reads.append(node.target if node.kind == "input" else node.name)
+        leaves = [node for node in ordered if node.kind in LEAVES]
+        for node in leaves:
+            emitter.placeholder(node.name)
         sharded = ShardedCode(emitter, self.shards, frozenset(placed)) if self.shards else None
         for node in ordered:
-            if node.kind in ("param", "buffer", "constant"):
-                emitter.attribute(node)
-            elif node.kind in ("call", "block") and not self._foreign(node):
+            if node.kind in ("call", "block") and not self._foreign(node):
                 if not training and self.dropped(node):
                     emitter.skip(node)
                 else:
@@ -234,7 +241,7 @@ class _Cut:
             sharded.outputs(list(self.sends))
         results = [name for name in self.results if is_loss(name) or not training]
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
-        return run, tuple(reads), (*self.sends, *results)
+        return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
 
     def spec(self, name: str) -> TensorSpec:
         """See `StageModule.spec`."""

@@ -20,7 +20,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.graph.captured import LOSS
 
@@ -44,8 +44,7 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     return tuple(name for name, t in suspects if not t.isfinite().all())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A forward or a backward: the step, the samples [sample, end) of its mini-batch, and the micro-batch's number."""
 
     step: int

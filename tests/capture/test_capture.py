@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpp.capture.build import capture
+from gpp.capture.emit import every_argument, python_function
 from gpp.capture.stage import build_stage, initial_state
 from gpp.errors import CaptureError, InvalidConfig
 from gpp.graph.captured import Captured, capture_key, evaluate, load_cached, store
@@ -336,3 +337,15 @@ def test_a_large_model_on_the_meta_device_allocates_nothing():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kilobytes
     assert sum(param.num_bytes for param in captured.graph.params) > 3.2e9
     assert {"attention", "linear", "norm"} <= {op.kind for op in captured.graph.ops}
+
+
+def test_python_functions_of_operators_get_every_argument():
+    aten, tensors = torch.ops.aten, [floats(4, 3), floats(4, 3)]
+    found = python_function(aten.mse_loss.default)
+    assert found is not None
+    args, kwargs = every_argument(aten.mse_loss.default, tensors, {})
+    assert torch.equal(found(*args, **kwargs), aten.mse_loss.default(*tensors))
+    # The function's own default does not reduce.
+    assert found(*tensors).shape == (4, 3)
+    # Several overloads, and none that takes a tensor.
+    assert python_function(aten.add.Tensor) is None and python_function(aten.triu_indices.default) is None

@@ -76,6 +76,5 @@ def test_an_unknown_kind_is_refused_everywhere() -> None:
     ):
         with pytest.raises(MalformedProgram, match="'Q' is no kind of action"):
             call()
-    others = Interpreter((Action("I", 0, 0),), {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)
     with pytest.raises(MalformedProgram, match="no worker runs actions of kind I"):
-        others.run()
+        Interpreter((Action("I", 0, 0),), {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)

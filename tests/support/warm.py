@@ -36,7 +36,7 @@ IMPORTS = (
     "gpp.app.recording",
     "gpp.report",
     "gpp.runtime.controller.controller",
-    "gpp.runtime.worker.worker",
+    "gpp.runtime.worker.main",
 )
 
 

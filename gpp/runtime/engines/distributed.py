@@ -139,7 +139,7 @@ class Distributed(AbstractEngine):
         from gpp.runtime.controller.controller import collect, run_workers
 
         if self.launch == "local":
-            logs = run_workers("gpp.runtime.worker.worker", job, run_dir, job.plan.num_devices, progress)
+            logs = run_workers("gpp.runtime.worker.main", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":
             from gpp.runtime.controller.leader import Leader
 

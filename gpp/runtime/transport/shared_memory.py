@@ -151,7 +151,8 @@ class RingBuffer:
     """One end of a channel."""
 
     def __init__(self, memory: mmap.mmap, offset: int, size: RingSize) -> None:
-        self.size, n = size, size.slots
+        self.size, self._count = size, size.slots
+        n = self._count
         self.words = _Words(memory, offset, ORDER + 2 * n)
         self.full = ORDER + n
         self.lent: dict[int, int] = {}
@@ -179,7 +180,7 @@ class RingBuffer:
     def _free_slot(self) -> int | None:
         """The lowest free slot, not the next one: the slot used last is still in the cache."""
         values, full = self.words.values, self.full
-        for i in range(self.size.slots):
+        for i in range(self._count):
             if not values[full + i]:
                 return i
         return None
@@ -215,7 +216,7 @@ class RingBuffer:
     def _publish(self, slot: int) -> None:
         values = self.words.values
         count = values[PUBLISHED]
-        values[ORDER + count % self.size.slots] = slot
+        values[ORDER + count % self._count] = slot
         values[self.full + slot] = 1
         values[PUBLISHED] = (count + 1) & 0xFFFFFFFF
         self.words.wake(PUBLISHED)
@@ -226,10 +227,10 @@ class RingBuffer:
 
     def take(self, index: int, form: Form) -> torch.Tensor:
         """Message number `index`, which has arrived."""
-        slot = self.words.values[ORDER + index % self.size.slots]
+        slot = self.words.values[ORDER + index % self._count]
         self.collect()
         place = self._place(slot, form.shape, form.dtype)
-        if len(self.lent) >= self.size.slots - SPARE:
+        if len(self.lent) >= self._count - SPARE:
             found = place.clone()
             self._free(slot)
             return found
@@ -308,10 +309,12 @@ class SharedMemory:
 
     def waiting(self) -> int:
         """Number of messages that have found no slot yet."""
-        return sum(len(ring.waiting) for ring in self.outgoing.values())
+        return sum([len(ring.waiting) for ring in self.outgoing.values()])
 
     def flush(self, limit: int) -> None:
         """Wait until at most `limit` messages are without a slot."""
+        if self.waiting() <= limit:
+            return
         deadline = time.monotonic() + self.timeout_s
         while self.waiting() > limit and not self.push():
             full = next(ring for ring in self.outgoing.values() if ring.waiting)

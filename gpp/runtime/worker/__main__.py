@@ -12,4 +12,4 @@ from gpp.runtime.worker.parent import end_with_parent
 # Before torch is imported: that takes seconds, in which a parent may die.
 end_with_parent()
 _, run_dir, *module = sys.argv
-import_module(*module or ["gpp.runtime.worker.worker"]).main(Path(run_dir))
+import_module(*module or ["gpp.runtime.worker.main"]).main(Path(run_dir))

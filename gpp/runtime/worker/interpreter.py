@@ -105,10 +105,9 @@ class Interpreter(Generic[R]):
         self._timed: list[Timed] = []
         self._waits: list[tuple[Mark, Mark]] = []
         self.status = status or NoStatus()
-        self.actions = list(_flagged(actions))
-        self._arm = arm
-        self._summed = _summed([action for action, _ in self.actions]) if arm else {}
-        self.handlers = _Handlers(self._handler)
+        self.handlers, self._arm = _Handlers(self._handler), arm
+        self.actions = list(self._handled(actions))
+        self._summed = _summed([action for action, _, _ in self.actions]) if arm else {}
 
     def run(self, actions: Iterable[Action] | None = None) -> None:
         """Run the list once, or `actions` in its place: a stretch of another length.
@@ -116,12 +115,12 @@ class Interpreter(Generic[R]):
         `take` then gives what the device did.
         """
         self._timed, self._waits = [], []
-        now, finished, device, handlers, timed = self.clock.now, self.transport.finished, self.device_id, self.handlers, self._timed
+        now, finished, device, timed = self.clock.now, self.transport.finished, self.device_id, self._timed
         at, index = self.status.at, -1
-        for index, (action, last) in enumerate(self.actions if actions is None else _flagged(actions)):
+        for index, (action, last, handler) in enumerate(self.actions if actions is None else self._handled(actions)):
             at(index)
-            kind, stage, microbatch = action[:3]
-            call, passes, receives, travels, updates = handlers[kind]
+            kind, stage, microbatch, *_ = action
+            call, passes, receives, travels, updates = handler
             if passes:
                 span = call(action, last)
                 if isinstance(span, tuple):
@@ -140,6 +139,10 @@ class Interpreter(Generic[R]):
         if self.issued:
             self.issued()
         self._wait(self._end)
+
+    def _handled(self, actions: Iterable[Action]) -> Iterator[tuple[Action, bool, _Handler]]:
+        """Each action, whether it is the last send of a compute action's tensors, and who runs it."""
+        return ((action, last, self.handlers[action.kind]) for action, last in _flagged(actions))
 
     def _handler(self, kind: Kind) -> Callable[[Action, bool], int | Span | None]:
         """Who runs actions of a kind.

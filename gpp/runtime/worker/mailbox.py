@@ -143,31 +143,41 @@ class Mailbox(AbstractMailbox):
 
         Several neighbours may send gradients of one name. The batch dimension lies where the stage's module has it.
         """
-        lays, arrived = self._layouts_in[direction], self._arrived.pop((direction, microbatch), ())
-        if not arrived:
+        arrived = self._arrived.pop((direction, microbatch), None)
+        if arrived is None:
             return []
-        parts: dict[int, list[tuple[int, list[torch.Tensor]]]] = {}
-        for message in arrived:
-            peer = message.peer_stage
-            if message.buffer is None:
-                tensors = self.handover.pop((direction, peer, self.stage, message.lo))
-            else:
-                tensors = lays[peer].views(message.buffer, message.hi - message.lo) if lays[peer].names else []
-            parts.setdefault(peer, []).append((message.lo, tensors))
-        out: list[tuple[str, torch.Tensor]] = []
-        for peer, found in parts.items():
-            names = lays[peer].names
-            if len(found) == 1:
-                out += zip(names, found[0][1], strict=False)
-                continue
-            found.sort(key=lambda part: part[0])
-            columns = zip(*(tensors for _, tensors in found), strict=True)
-            out += [(name, torch.cat(column)) for name, column in zip(names, columns, strict=False)]
+        out = self._tensors(direction, arrived[0]) if len(arrived) == 1 else self._joined(direction, arrived)
         # Gradients meet the narrow tensors that were sent; what comes forward is wide inside the stage.
         if direction == FORWARD and (wide := self.boundary.wide):
             out = [(name, tensor.to(wide.get(name, tensor.dtype))) for name, tensor in out]
         if dims := self._batch_dims:
             return [(name, tensor.movedim(0, dims[name]) if name in dims else tensor) for name, tensor in out]
+        return out
+
+    def _tensors(self, direction: str, message: Posted) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors of a message."""
+        peer, buffer = message.peer_stage, message.buffer
+        lay = self._layouts_in[direction][peer]
+        if buffer is None:
+            tensors = self.handover.pop((direction, peer, self.stage, message.lo))
+        else:
+            tensors = lay.views(buffer, message.hi - message.lo) if lay.names else []
+        return list(zip(lay.names, tensors, strict=False))
+
+    def _joined(self, direction: str, messages: list[Posted]) -> list[tuple[str, torch.Tensor]]:
+        """Those of several messages; the ranges of samples that one neighbour's devices have sent are joined."""
+        parts: dict[int, list[Posted]] = {}
+        for message in messages:
+            parts.setdefault(message.peer_stage, []).append(message)
+        out: list[tuple[str, torch.Tensor]] = []
+        for found in parts.values():
+            found.sort(key=lambda message: message.lo)
+            first, *more = [self._tensors(direction, message) for message in found]
+            if more:
+                columns = zip(first, *more, strict=True)
+                out += [(column[0][0], torch.cat([tensor for _, tensor in column])) for column in columns]
+            else:
+                out += first
         return out
 
     def put(self, direction: str, microbatch: int, lo: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -211,7 +221,7 @@ class Mailbox(AbstractMailbox):
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
-        if lo == first and len(layout.names) == 1 and len(tensor := made[layout.names[0]]) == hi - lo:
+        if lo == first and len(layout.names) == 1 and (tensor := made[layout.names[0]]).shape[0] == hi - lo:
             return [tensor if tensor.dtype is layout.specs[0].dtype else tensor.to(layout.specs[0].dtype)]
         if self.boundary.wide:
             return [

@@ -1,4 +1,4 @@
-"""One worker = one device: `python -m gpp.runtime.worker RUN_DIR` under RANK and WORLD_SIZE.
+"""One worker = one device; `main.py` beside this is its process.
 
 A worker knows no Hydra and imports no user model: it reads the job, cuts its stage out of the captured
 graph, loads that stage's weights only, and walks its list of actions for every step.
@@ -19,11 +19,10 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.program.kinds import KINDS
+from gpp.program.kinds import KINDS, RECEIVES
 from gpp.program.program import Program, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.state import static_bytes
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
@@ -33,14 +32,14 @@ from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
-from gpp.runtime.worker.clock import AbstractClock, CardClock, CardStatus, HostClock
+from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.meter import MemoryMeter
-from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.runtime.worker.process import KEPT_STEPS, Lines
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
@@ -125,7 +124,7 @@ class Worker:
             issued=self.rows.ahead if card else None,
         )
         if card is None:
-            transport.idle = self.rows.ahead
+            transport.idle = self._idle
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
@@ -136,6 +135,7 @@ class Worker:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS + self._ahead)
         self.step, self._since, self._start, self._stop = settings.first_step, 0.0, 0, 0
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
+        self._lines: Lines | None = None
 
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
@@ -366,10 +366,21 @@ class Worker:
         Raises:
             NonFinite: a loss or the final weights are not finite, and the run is to stop then.
         """
-        with self.search:
-            self._run(out)
+        waits = (
+            self.card is None and not self.job.streams and any(a.kind in RECEIVES for a in self.job.program.actions[self.device_id])
+        )
+        lines = self._lines = Lines(out, holds=waits)
+        with self.search, ExitStack() as stack:
+            stack.callback(lines.flush)
+            self._run(lines)
 
-    def _run(self, out: TextIO) -> None:
+    def _idle(self) -> None:
+        """What is due, done while a message is waited for."""
+        self.rows.ahead()
+        if self._lines:
+            self._lines.flush()
+
+    def _run(self, lines: Lines) -> None:
         settings = self.job.settings
         tensors = list({id(t): t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())}.values())
         meter = None if self.card else MemoryMeter({t.untyped_storage().data_ptr() for t in tensors})
@@ -380,10 +391,10 @@ class Worker:
         step = settings.first_step
         while step < settings.steps:
             first, count = stretch_at(self.job, step)
-            self.train(first, count, partial(write_line, out))
+            self.train(first, count, lines.step)
             step = done = first + count
             if self.evaluation and (done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)):
-                write_line(out, {"evaluated": done, **self.evaluate()})
+                lines.write({"evaluated": done, **self.evaluate()})
             if self.checkpoints.due(done):
                 self.status.enter(CHECKPOINT)
                 self.checkpoints.save(done)
@@ -399,22 +410,3 @@ class Worker:
         }
         (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
         self.teams.save(self.run_dir, self.modules)
-
-
-def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
-    """Train as one worker of `job`, whose device in the plan follows from the rank."""
-    card = CudaCard(device) if device.type == "cuda" else None
-    device_id, transport, status = enter(job, run_dir, rank, world, card)
-    with ExitStack() as stack:
-        if card:
-            status = CardStatus(status, card)
-            stack.enter_context(status.followed())
-        worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
-        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-            worker.run(out)
-    disconnect(status)
-
-
-def main(run_dir: Path) -> None:
-    """The whole process; does not return."""
-    guarded(run_dir, run)

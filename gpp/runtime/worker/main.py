@@ -1,0 +1,33 @@
+"""The process of one worker: `python -m gpp.runtime.worker RUN_DIR` under RANK and WORLD_SIZE."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from gpp.runtime.cards.cuda import CudaCard
+from gpp.runtime.job import Job
+from gpp.runtime.worker.clock import CardStatus
+from gpp.runtime.worker.process import disconnect, enter, guarded
+from gpp.runtime.worker.worker import Worker
+
+
+def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
+    """Train as one worker of `job`, whose device in the plan follows from the rank."""
+    card = CudaCard(device) if device.type == "cuda" else None
+    device_id, transport, status = enter(job, run_dir, rank, world, card)
+    with ExitStack() as stack:
+        if card:
+            status = CardStatus(status, card)
+            stack.enter_context(status.followed())
+        worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+        with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
+            worker.run(out)
+    disconnect(status)
+
+
+def main(run_dir: Path) -> None:
+    """The whole process; does not return."""
+    guarded(run_dir, run)
