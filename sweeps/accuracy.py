@@ -75,13 +75,13 @@ GRIDS = {
     ),
     "translator": Grid(
         rates={"adamw": (0.001, 0.002, 0.004), "nadam": (0.001, 0.002, 0.004), "sgd": (0.02, 0.04, 0.08)},
-        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
+        methods={"adamw": TEXT, "nadam": (*NADAM, "pipeoptim"), "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
         tuning=(10,),
         words=("minibatch_size=32", "steps=200"),
     ),
     "lstm": Grid(
         rates={"adamw": (0.001, 0.002, 0.004), "nadam": (0.001, 0.002, 0.004), "sgd": (0.02, 0.04, 0.08)},
-        methods={"adamw": TEXT, "nadam": NADAM, "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
+        methods={"adamw": TEXT, "nadam": (*NADAM, "pipeoptim"), "sgd": ("stash", "sync", "pipeoptim", "stash_spike")},
         tuning=(10,),
         words=("minibatch_size=32", "steps=200"),
     ),
