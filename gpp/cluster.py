@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from operator import ne
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
@@ -56,7 +58,7 @@ class Link:
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
 
-@settings("cluster")
+@settings("cluster", slots=False)
 class Cluster:
     """Devices, the node each sits in, and the links inside and between nodes.
 
@@ -104,13 +106,19 @@ class Cluster:
         n = len(devices)
         if n < 2 or num_bytes <= 0:
             return 0.0
-        ring = [self.link(devices[i], devices[(i + 1) % n]) for i in range(n)]
+        ring = self._ring(devices)
         wire_s = max(num_bytes / n / self.collective_efficiency / link.bandwidth_bytes_per_s for link in ring)
         if self.collective_latency_s is not None:
             return 2 * (n - 1) * (self.collective_latency_s + wire_s)
         return max(2 * (n - 1) * link.transfer_s(num_bytes / n / self.collective_efficiency) for link in ring)
 
-    @property
+    def _ring(self, devices: tuple[int, ...]) -> list[Link]:
+        """The kinds of links in a ring over devices, in order."""
+        nodes = [self.nodes[device] for device in devices]
+        apart = sum(map(ne, nodes, (*nodes[1:], nodes[0])))
+        return [self.intra_node] * (apart < len(nodes)) + [self.inter_node] * (apart > 0)
+
+    @cached_property
     def homogeneous(self) -> bool:
         return self.devices.count(self.devices[0]) == len(self.devices)
 

@@ -42,10 +42,12 @@ def in_flight_samples(
         total: samples between two drains; None: any number.
         whole: all of them are in flight.
     """
-    out = [0] * len(shapes)
+    out, successors = [0] * len(shapes), [list[int]() for _ in shapes]
+    for s, t in edges:
+        successors[s].append(t)
     for s in reversed(range(len(shapes))):
         b, k, degree = shapes[s]
-        nexts = [(out[t], *shapes[t][:2]) for a, t in edges if a == s]
+        nexts = [(out[t], *shapes[t][:2]) for t in successors[s]]
         need = max((required_in_flight(b, k, after, degree) for after in nexts), default=required_in_flight(b, k, None, degree))
         most = need if total is None else -(-total // b) * b
         out[s] = most if whole else min(need, most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,11 +63,18 @@ class Plan:
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(b for a, b in self.edges if a == s) for s in range(len(self.stages)))
+        return self._neighbours(self.edges)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(a for a, b in self.edges if b == s) for s in range(len(self.stages)))
+        return self._neighbours((t, s) for s, t in self.edges)
+
+    def _neighbours(self, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+        """For each stage the other ends of the edges that begin there, in the edges' order."""
+        out: list[list[int]] = [[] for _ in self.stages]
+        for s, t in edges:
+            out[s].append(t)
+        return tuple(map(tuple, out))
 
     @cached_property
     def distance_to_sink(self) -> tuple[int, ...]:
@@ -77,7 +84,7 @@ class Plan:
             out[s] = 1 + max((out[t] for t in self.successors[s]), default=0)
         return tuple(out)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Stages on the longest path: the pipeline's depth."""
         return max(self.distance_to_sink)

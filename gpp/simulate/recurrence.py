@@ -222,14 +222,15 @@ def _run(
     n = len(stages)
     warmup = [min(w, count) for _, _, w, _ in stages]
     forwards, backwards, wires = _wires(incoming, held or [])
-    done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards
-    clock, last = start[:] if start else [0.0] * n, [0.0] * n
+    done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards, from micro-batch `base` on
+    clock, last, base = start[:] if start else [0.0] * n, [0.0] * n, 0
     for c in range(n):
         took, now, mine = stages[c][0], clock[c], done[c]
+        sources = [(channel, done[channel[0]]) for channel in forwards[c]]
         for m in range(warmup[c]):
-            for channel in forwards[c]:
-                left = done[channel[0]][m]
-                channel[3] = free = (left if left > channel[3] else channel[3]) + channel[1]
+            for channel, ends in sources:
+                left, free = ends[m], channel[3]
+                channel[3] = free = (left if left > free else free) + channel[1]
                 if free + channel[2] > now:
                     now = free + channel[2]
             now += took
@@ -237,50 +238,46 @@ def _run(
         clock[c] = now
     begun = [mine[0] for mine in done]
     returned = begun
-    longest = max(warmup)
-    window = longest - min(warmup) + 2  # of the forwards that later rounds may read
+    longest, shortest = max(warmup), min(warmup)
+    window = longest - shortest + 2  # of the forwards that later rounds may read
+    ahead = [(c, stages[c][0], warmup[c] - 1, forwards[c]) for c in range(n)]
+    back = [(c, stages[c][1], stages[c][3], backwards[c]) for c in reversed(range(n))]
     m, steady, length = 0, 0, 0.0
     while m < count:
         before, free_before = last[:], [channel[3] for channel in wires] if m + longest <= count else []
-        for c in range(n) if m else ():
-            x = m + warmup[c] - 1
+        for c, took, more, channels in ahead if m else ():
+            x = m + more
             if x < count:
-                now = clock[c]
-                for channel in forwards[c]:
-                    # Counted from the end: the source's newest forward is m + its warm-up - 1, or the mini-batch's last.
-                    left = done[channel[0]][x - min(m + warmup[channel[0]], count)]
-                    channel[3] = free = (left if left > channel[3] else channel[3]) + channel[1]
+                now, x = clock[c], x - base
+                for channel in channels:
+                    left, free = done[channel[0]][x], channel[3]
+                    channel[3] = free = (left if left > free else free) + channel[1]
                     if free + channel[2] > now:
                         now = free + channel[2]
-                clock[c] = now = now + stages[c][0]
+                clock[c] = now = now + took
                 done[c].append(now)
-        for c in range(n - 1, -1, -1):
+        for c, took, after, channels in back:
             now = clock[c]
-            for channel in backwards[c]:
-                left = last[channel[0]]
-                channel[3] = free = (left if left > channel[3] else channel[3]) + channel[1]
+            for channel in channels:
+                left, free = last[channel[0]], channel[3]
+                channel[3] = free = (left if left > free else free) + channel[1]
                 if free + channel[2] > now:
                     now = free + channel[2]
-            last[c] = now = now + stages[c][1]
-            clock[c] = now + stages[c][3]
+            last[c] = now = now + took
+            clock[c] = now + after
         if not m:
             returned = last[:]
         if m and free_before:
             step = last[0] - before[0]
-            near = STEADY * step
-            same = (
-                -near < step - length < near
-                and all(-near < a - b - step < near for a, b in zip(last, before, strict=True))
-                and all(-near < mine[-1] - mine[-2] - step < near for mine in done)
-                and all(-near < channel[3] - b - step < near for channel, b in zip(wires, free_before, strict=True))
-            )
+            same = _near(step, length) and _grew(step, last, before, done, wires, free_before)
             steady, length = steady + 1 if same else 0, step
             skip = count - longest - m
             if steady > window and skip > 0:
-                m += skip
+                oldest = m + shortest - base
+                m, base = m + skip, m + shortest + skip
                 clock = [t + skip * step for t in clock]
                 last = [t + skip * step for t in last]
-                done = [[t + skip * step for t in mine[-window:]] for mine in done]
+                done = [[t + skip * step for t in mine[oldest:]] for mine in done]
                 for channel in wires:
                     channel[3] += skip * step
         m += 1
@@ -288,6 +285,21 @@ def _run(
     sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
     first = [when - row[0] for when, row in zip(begun, stages, strict=True)]
     return _Step(clock, first, [channel[3] for channel in wires], sent)
+
+
+def _near(step: float, other: float) -> bool:
+    return abs(other - step) < STEADY * step
+
+
+def _grew(
+    step: float, last: list[float], before: list[float], done: list[list[float]], wires: list[Wire], free_before: list[float]
+) -> bool:
+    """Whether a round made the whole state later by one step."""
+    return (
+        all(_near(step, a - b) for a, b in zip(last, before, strict=True))
+        and all(_near(step, mine[-1] - mine[-2]) for mine in done)
+        and all(_near(step, channel[3] - b) for channel, b in zip(wires, free_before, strict=True))
+    )
 
 
 Wire = list[Any]

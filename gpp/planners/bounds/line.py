@@ -350,14 +350,18 @@ class Line:
         choices = np.zeros(len(self.samples), dtype=bool)
         choices[stages.choice] = True
         floor, busy = (table[:, choices].min(axis=1, initial=np.inf) for table in (self.message, self.channel))
-        ways = np.zeros((len(floor), self.n + 1, self.n + 1))
+        # A detour counts for every stage that it leaves, so for all that begin earlier, or that it enters, for all that end later.
+        leaves, enters = np.zeros((2, len(floor), self.n + 1, self.n + 1))
         for a, b, size in self.detours:
             took = 2 * self.latency_s + floor * (2 * size / self.bandwidth) + within[b]
             took[busy * (size / self.bandwidth) > limit] = np.inf
-            leaves, enters = ways[:, : a + 1, a + 1 : b + 1], ways[:, a + 1 : b + 1, b + 1 :]
-            np.maximum(leaves, took[:, None, None], out=leaves)
-            np.maximum(enters, np.where(np.isfinite(took), 0.0, np.inf)[:, None, None], out=enters)
-        return ways[stages.choice, stages.begin, stages.end]
+            left, entered = leaves[:, a, a + 1 : b + 1], enters[:, a + 1 : b + 1, b + 1]
+            np.maximum(left, took[:, None], out=left)
+            np.maximum(entered, np.where(np.isfinite(took), 0.0, np.inf)[:, None], out=entered)
+        np.maximum.accumulate(leaves[:, ::-1], axis=1, out=leaves[:, ::-1])
+        np.maximum.accumulate(enters, axis=2, out=enters)
+        index = stages.choice, stages.begin, stages.end
+        return np.maximum(leaves[index], enters[index])
 
     def _counted(self, stages: _Stages, cuts: list[_Cut], trip: np.ndarray, seconds: float, allowed: np.ndarray) -> str | None:
         """Argument 4."""

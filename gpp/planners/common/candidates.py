@@ -70,13 +70,13 @@ class Assessor:
         self.costs, self.problem, self.graph, self.cluster = costs, costs.problem, costs.graph, costs.cluster
         self._homogeneous = costs.cluster.homogeneous
         self._ops: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._edge_s: dict[tuple[int, tuple[int, ...], int, tuple[int, ...], int], tuple[float, float]] = {}
+        self._sent: dict[tuple[int, tuple[int, ...], int], tuple[list[tuple[int, tuple[int, ...]]], list[tuple[float, float]]]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
         self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
-        self._bytes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._bytes: dict[int, dict[int, tuple[float, float]]] = {}
         self._least: dict[tuple[int, int, int], float] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
-        self._routes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, list[tuple[float, float]]]] = {}
+        self._routes: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, list[tuple[float, float]]]]] = {}
         self.placer = Placer(costs.cluster)
 
     def assess(
@@ -218,7 +218,9 @@ class Assessor:
         position = [0] * len(parts)
         for s, p in enumerate(order):
             position[p] = s
-        nexts = [sorted(position[q] for q in succ[p]) for p in order]
+        nexts = [[position[q] for q in succ[p]] for p in order]
+        for each in nexts:
+            each.sort()
         depth = [1] * len(parts)
         for s in reversed(range(len(parts))):
             for t in nexts[s]:
@@ -312,44 +314,51 @@ class Assessor:
 
     def _crossing(self, first: int, second: int) -> tuple[float, float]:
         """Bytes per sample over an edge, forwards and backwards; what never comes back counts as minus infinity."""
-        key = (first, second)
-        if key not in self._bytes:
-            tensors = self.problem.crossing(*key)
+        known = self._bytes.setdefault(first, {})
+        if second not in known:
+            tensors = self.problem.crossing(first, second)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
-            self._bytes[key] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
-        return self._bytes[key]
+            known[second] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
+        return known[second]
 
     def transfers_s(
-        self, first: int, senders: tuple[int, ...], second: int, receivers: tuple[int, ...], microbatch_size: int
-    ) -> tuple[float, float]:
-        """Shortest times of a micro-batch's largest message over an edge, forwards and backwards.
+        self, mask: int, senders: tuple[int, ...], readers: list[tuple[int, tuple[int, ...]]], microbatch_size: int
+    ) -> list[tuple[float, float]]:
+        """Shortest times of a micro-batch's largest message from a stage to others, forwards and backwards.
 
         An edge of data without gradients has no way back: minus infinity.
+
+        Args:
+            readers: operators and devices of each of the others.
         """
-        edge = (first, senders, second, receivers, microbatch_size)
-        times = self._edge_s.get(edge)
-        if times is None:
-            forward, backward = self._crossing(first, second)
-            route = self._routes.get((senders, receivers))
-            if route is None:
-                route = self._routes[senders, receivers] = self._route(senders, receivers)
-            share, links = route
+        key = mask, senders, microbatch_size
+        before = self._sent.get(key)
+        if before is not None and before[0] == readers:
+            return before[1]  # Most stages of a plan are those of the plan judged before it.
+        known, routes, out = self._bytes.setdefault(mask, {}), self._routes.setdefault(senders, {}), []
+        for reader, receivers in readers:
+            forward, backward = known.get(reader) or self._crossing(mask, reader)
+            share, links = routes.get(receivers) or self._route(senders, receivers)
             samples = microbatch_size * share
-            times = self._edge_s[edge] = (
-                min(late + forward * samples * slow for late, slow in links),
-                min(late + backward * samples * slow for late, slow in links),
-            )
-        return times
+            late, slow = links[0]
+            ahead, back = late + forward * samples * slow, late + backward * samples * slow
+            if len(links) > 1:
+                late, slow = links[1]
+                ahead, back = min(ahead, late + forward * samples * slow), min(back, late + backward * samples * slow)
+            out.append((ahead, back))
+        self._sent[key] = readers, out
+        return out
 
     def _route(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, list[tuple[float, float]]]:
-        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the links that it may take."""
+        """The share of a micro-batch in the largest message, and (latency, seconds for a byte) of the one or two links for it."""
         few, many = sorted((len(a), len(b)))
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
         nodes = self.cluster.nodes
         links = [self.cluster.intra_node] if {nodes[i] for i in a} & {nodes[i] for i in b} else []
         links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
-        return share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        return found
 
     def _walk(
         self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int], below_s: float = math.inf
@@ -364,14 +373,17 @@ class Assessor:
         """
         regime, count, num_microbatches = self.problem.regime, len(parts), self.problem.minibatch_size // b
         times = [self.stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
-        trip, moves = [forward + backward for forward, backward in times], []
+        trip, moves, where = (
+            [forward + backward for forward, backward in times],
+            [],
+            [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)],
+        )
         for s in range(count - 1, -1, -1):
-            mask, own, longest, sent = parts[s][0], devices[s], 0.0, []
-            for t in nexts[s]:
-                ahead, back = self.transfers_s(mask, own, parts[t][0], devices[t], b)
-                sent.append((t, ahead, back))
-                if trip[t] + ahead + back > longest:
-                    longest = trip[t] + ahead + back
+            longest, sent = 0.0, self.transfers_s(*where[s], [where[t] for t in nexts[s]], b)
+            for t, (ahead, back) in zip(nexts[s], sent, strict=True):
+                around = trip[t] + ahead + back
+                if around > longest:
+                    longest = around
             trip[s] += longest
             moves.append(sent)
         moves.reverse()
@@ -387,8 +399,9 @@ class Assessor:
                 bounds.append(max(busy + regime.minibatches * update, num_microbatches / in_flight * trip[s]))
             if bounds[-1] >= below_s:
                 break
-            for t, ahead, back in moves[s]:
-                around = max(way[s], update) + forward + ahead + back + backward
+            begun = max(way[s], update) + forward
+            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
+                around = begun + ahead + back + backward
                 if around > way[t]:
                     way[t], came_from[t] = around, s
         return bounds, came_from

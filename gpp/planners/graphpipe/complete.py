@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpp.graph.series_parallel import Order
-from gpp.planners.common.candidates import Assessor, Candidate, Part, Parts, Shortage
+from gpp.planners.common.candidates import Assessor, Candidate, Parts, Shortage
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.placement import Placement
 from gpp.planners.graphpipe.sp_aligned import TooMany, partitions
 
-NOTHING = (None,)
-"""The verdict on a partition with a stage that alone takes too long."""
-
 LISTED = 5
 """Candidates for each partition that is listed, at least, or there is no hope to judge them all."""
+
+JUDGED = 20
+"""Listed ones for each that is judged: what could win is a small part of the space, or else the bound says too little of it."""
 
 
 def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tuple[int, ...]], max_candidates: int) -> bool:
@@ -23,7 +23,7 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
 
     Args:
         orders: series-parallel structures, whose aligned partitions are listed; lines: orders that are cut into intervals.
-        max_candidates: partitions that may be listed, and candidates judged.
+        max_candidates: partitions that may be listed, and `JUDGED` times the candidates that are judged.
 
     Returns:
         False if that was too much; what was judged until then is simulated, the best micro-batch sizes first.
@@ -38,9 +38,9 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
     linear = list(_intervals(lines[0]))
     for line in lines[1:]:
         aligned |= dict.fromkeys(frozenset(p) for p in _intervals(line))
-    left, best_first = max_candidates, [plan.stages[0].microbatch_size for plan, _ in incumbent.best_by_size()]
+    left, best_first = max_candidates // JUDGED, [plan.stages[0].microbatch_size for plan, _ in incumbent.best_by_size()]
     for b in dict.fromkeys((*best_first, *costs.microbatch_sizes)):
-        choices, hopeful = _choices(incumbent, itertools.chain.from_iterable((*aligned, *linear)), b)
+        choices = _choices(incumbent, itertools.chain.from_iterable((*aligned, *linear)), b)
         spaces: Iterator[tuple[tuple[int, ...], bool]] = itertools.chain(
             ((tuple(sorted(p)), False) for p in aligned if choices.keys() >= p),
             ((p, False) for p in linear if choices.keys() >= set(p) and frozenset(p) not in aligned),
@@ -49,11 +49,8 @@ def complete(incumbent: Incumbent, orders: Sequence[Order], lines: Sequence[tupl
         verdicts = (
             verdict
             for masks, chain in spaces
-            for counts in _device_splits([choices[mask] for mask in masks], costs.cluster.num_devices)
-            for parts in (tuple(zip(masks, counts, strict=True)),)
-            for verdict in (
-                everywhere(incumbent.assessor, parts, b, chain, incumbent.best_s) if hopeful.issuperset(parts) else NOTHING
-            )
+            for parts in _device_splits(incumbent, masks, choices, b, chain)
+            for verdict in everywhere(incumbent.assessor, parts, b, chain, incumbent.best_s)
         )
         pool = []
         for verdict in itertools.islice(verdicts, left + 1):
@@ -74,37 +71,65 @@ def _intervals(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(sum(1 << op for op in order[i:j]) for i, j in itertools.pairwise(ends))
 
 
-def _choices(incumbent: Incumbent, masks: Iterable[int], b: int) -> tuple[dict[int, list[int]], set[Part]]:
-    """For each stage whose passes leave time its numbers of replicas that do, ascending; and the parts whose updates do, too.
+def _choices(incumbent: Incumbent, masks: Iterable[int], b: int) -> dict[int, list[tuple[int, float]]]:
+    """For each stage that alone could win its numbers of replicas with which it could, ascending.
 
-    The others count as judged when they are listed.
+    With each the least seconds of both passes of a micro-batch; nothing is said of them on unequal devices.
     """
     assessor, stages = incumbent.assessor, dict.fromkeys(masks)
     costs = assessor.costs
     if not costs.cluster.homogeneous:
-        every = list(costs.replicas[b])
-        return dict.fromkeys(stages, every), set(itertools.product(stages, every))
+        every = [(r, 0.0) for r in costs.replicas[b]]
+        return dict.fromkeys(stages, every)
     num_microbatches = costs.problem.minibatch_size // b
     found = {
-        mask: [o.num_replicas for o in costs.options(mask, b) if incumbent.worth(num_microbatches * o.compute_s)] for mask in stages
+        mask: [
+            (o.num_replicas, o.compute_s)
+            for o in costs.options(mask, b)
+            if incumbent.worth(num_microbatches * o.compute_s) and incumbent.worth(assessor.least_s(mask, o.num_replicas, b))
+        ]
+        for mask in stages
     }
-    hopeful = {(mask, r) for mask, counts in found.items() for r in counts if incumbent.worth(assessor.least_s(mask, r, b))}
-    return {mask: counts for mask, counts in found.items() if counts}, hopeful
+    return {mask: counts for mask, counts in found.items() if counts}
 
 
-def _device_splits(choices: list[list[int]], num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of replicas of each stage that fit the cluster.
+def _device_splits(
+    incumbent: Incumbent, masks: Sequence[int], choices: dict[int, list[tuple[int, float]]], b: int, chain: bool
+) -> Iterator[Parts]:
+    """A partition with numbers of replicas of each stage that fit the cluster, and could win.
 
-    Args:
-        choices: of each stage, ascending.
+    They are chosen from the first stage on. No step is shorter than the way to a stage and all its micro-batches
+    (`Assessor.assess`, which counts messages and updates too), so a choice that cannot win ends all that begin like it.
     """
-    spare = num_devices - sum(c[0] for c in choices)
-    if spare < 0:
+    assessor, problem = incumbent.assessor, incumbent.assessor.problem
+    arranged = assessor.arranged([(mask, 1) for mask in masks], chain)
+    if arranged is None:
         return
-    limited = [[r for r in c if r - c[0] <= spare] for c in choices]
-    for counts in itertools.product(*limited):
-        if sum(counts) <= num_devices:
-            yield counts
+    ordered, nexts, _ = arranged
+    options, count = [choices[mask] for mask, _ in ordered], problem.minibatch_size // b
+    drains, place = problem.regime.minibatches == 1, {mask: s for s, (mask, _) in enumerate(ordered)}
+    rest = [0]  # devices that the stages behind need at least
+    for option in reversed(options):
+        rest.append(rest[-1] + option[0][0])
+    rest.reverse()
+
+    def choose(chosen: tuple[int, ...], left: int, ways: tuple[float, ...]) -> Iterator[tuple[int, ...]]:
+        s = len(chosen)
+        if s == len(options):
+            yield chosen
+            return
+        for r, took in options[s]:
+            if r > left - rest[s + 1]:
+                break
+            if not incumbent.worth(ways[s] + count * took):
+                continue
+            after = list(ways)
+            for t in nexts[s] if drains else ():
+                after[t] = max(after[t], ways[s] + took)
+            yield from choose((*chosen, r), left - r, tuple(after))
+
+    for counts in choose((), assessor.cluster.num_devices, (0.0,) * len(options)):
+        yield tuple((mask, counts[place[mask]]) for mask in masks)
 
 
 def everywhere(

@@ -31,7 +31,7 @@ step 4 the local search moves devices and boundaries of the best plans on the de
 
 Complexity: step 2 takes O(P R) array operations, P pieces to cut between and R numbers of replicas, of size limits x depths;
 branches of equal signature count once, and P is at most 256 however many operators there are. Step 4 see `local_search`;
-step 5 judges at most `max_candidates`.
+step 5 judges at most a twentieth of `max_candidates`, those that their first stages do not rule out.
 
 Departures from the paper:
 * the score is the prediction, not the bottleneck; the two agree when the bubble does not matter;
@@ -137,7 +137,7 @@ class GraphPipe(AbstractPlanner):
     Args:
         replication: whether a stage may be replicated.
         patience: simulations without a better plan after which a step of the search goes on to the next.
-        max_candidates: partitions that may be listed, and candidates judged, to complete the search; 0 leaves that out.
+        max_candidates: partitions that may be listed, and twenty times the candidates judged, to complete the search; 0: none.
         per_stage: whether stages may differ in micro-batch size and in k of kFkB; gains are rare, and every one simulated.
         colocate: whether devices may hold several stages (`colocate`): `auto` searches such plans within a budget, `always` however
             long it takes, `never` leaves every stage devices of its own, as in the paper.

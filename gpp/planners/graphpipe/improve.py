@@ -6,11 +6,14 @@ deals idle devices out, one stage at a time, as long as bounds fall.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 
 from gpp.cost.stage import stage_bytes
 from gpp.plan.plan import Plan
-from gpp.planners.common.candidates import Candidate, Part
+from gpp.planners.common.candidates import Candidate, Part, Parts
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.interval_program import LONGEST_LINE, POWER
 from gpp.planners.common.moves import halves
@@ -70,20 +73,21 @@ def spread(incumbent: Incumbent, plan: Plan) -> None:
     Often no single step lowers the largest bound (several towers are equally long), so the sum of powers decides here too.
     Each step is the best of its moment, so what comes out with replicas alone may be better than with cuts too: both are tried.
     """
+    b = plan.stages[0].microbatch_size
+    bounds_s = cache(lambda parts: incumbent.assessor.stage_bounds_s(parts, b))
     for cuts in (False, True):
-        _spread(incumbent, plan, cuts)
+        _spread(incumbent, plan, bounds_s, cuts)
 
 
-def _spread(incumbent: Incumbent, plan: Plan, cuts: bool) -> None:
+def _spread(incumbent: Incumbent, plan: Plan, bounds_s: Callable[[Parts], list[float] | None], cuts: bool) -> None:
     assessor = incumbent.assessor
     b, idle = plan.stages[0].microbatch_size, assessor.cluster.num_devices - plan.num_devices
-    parts = [(sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages]
-    bounds = assessor.stage_bounds_s(parts, b)
-    scale = max(bounds or [1.0])
+    parts = tuple((sum(1 << op for op in stage.ops), len(stage.devices)) for stage in plan.stages)
+    scale = max(bounds_s(parts) or [1.0])
 
-    def norm(parts: list[Part]) -> float:
+    def norm(parts: Parts) -> float:
         # The mean, not the sum: a stage that is cut must not count twice.
-        bounds = assessor.stage_bounds_s(parts, b)
+        bounds = bounds_s(parts)
         return sum((bound / scale) ** POWER for bound in bounds) / len(bounds) if bounds else float("inf")
 
     best, tried = norm(parts), []
@@ -92,14 +96,14 @@ def _spread(incumbent: Incumbent, plan: Plan, cuts: bool) -> None:
         if len(parts) > MANY_STAGES:
             if len(tried) == FEW_STEPS:
                 break
-            bounds = list(assessor.stage_bounds_s(parts, b) or ())
+            bounds = bounds_s(parts) or []
             looked_at = sorted(range(len(bounds)), key=lambda s, own=bounds: -own[s])[:SLOWEST]
         for s in looked_at:
             for pieces in _finer(assessor.costs, parts[s], b, cuts):
                 extra = sum(r for _, r in pieces) - parts[s][1]
                 if 0 < extra <= idle:
                     # What a device gains: large steps must not win only by being large.
-                    finer = [*parts[:s], *pieces, *parts[s + 1 :]]
+                    finer = (*parts[:s], *pieces, *parts[s + 1 :])
                     found = norm(finer)
                     moves.append(((best - found) / extra, -s, found, finer))
         gain, _, found, finer = max(moves, default=(0.0, 0, 0.0, parts))

@@ -85,7 +85,15 @@ class PartitionSearch:
 
     def stage_s(self, chain: Chain, microbatch_size: int, num_replicas: int) -> np.ndarray:
         """Seconds of every stage inside a chain, by its first and one-past-last piece."""
-        return self._stages(chain, (microbatch_size,), num_replicas)[0][0]
+        sizes = self._together(chain, microbatch_size)
+        return self._stages(chain, sizes, num_replicas)[0][sizes.index(microbatch_size)]
+
+    def _together(self, chain: Chain, microbatch_size: int) -> tuple[int, ...]:
+        """The micro-batch sizes whose tables are made with those of one.
+
+        Of a small chain all: the cost is in the calls. Of a large one no other: it is in the elements.
+        """
+        return self.costs.microbatch_sizes if len(chain.bounds) - 1 <= SMALL_CHAIN else (microbatch_size,)
 
     def _stages(self, chain: Chain, sizes: tuple[int, ...], r: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Seconds of the stages inside a chain, infinite where none is, and the longest pipeline that fits (None if all do).
@@ -125,13 +133,11 @@ class PartitionSearch:
         Where there is none, the piece itself.
         """
         k = len(chain.bounds) - 1
-        sizes = tuple(dict.fromkeys(lanes.sizes.tolist()))
         out: np.ndarray | None = None
-        # Large tables one micro-batch size at a time, small ones all together: the cost is in the elements or in the calls.
-        for group in (sizes,) if k <= SMALL_CHAIN else tuple((b,) for b in sizes):
+        for group in dict.fromkeys(self._together(chain, b) for b in dict.fromkeys(lanes.sizes.tolist())):
             seconds, depth = self._stages(chain, group, r)
-            mine = np.flatnonzero(np.isin(lanes.sizes, group))
-            which = np.array([group.index(b) for b in lanes.sizes[mine].tolist()])
+            mine = np.flatnonzero(np.isin(lanes.sizes, group)) if len(group) == 1 else np.arange(len(lanes))
+            which = np.searchsorted(group, lanes.sizes[mine])
             within = seconds[which, :k, :0:-1] <= lanes.limits_s[mine, None, None]
             ends, deep = _last(within, k), np.zeros(0, int)
             if depth is not None:
@@ -183,8 +189,8 @@ class PartitionSearch:
                 else:
                     found = np.take_along_axis(devices[:, :, :-1], end[None], axis=0)[0] + r
                 better = found < best[:, 1:]
-                best[:, 1:][better] = found[better]
-                chosen[:, 1:][better] = n
+                np.copyto(best[:, 1:], found, where=better)
+                np.copyto(chosen[:, 1:], n, where=better, casting="same_kind")
             if i in chain.blocks:
                 # A block that fits on one device as a whole needs no more of them; there is nothing to gain from its branches.
                 alone = ends[0][i] == i

@@ -96,8 +96,8 @@ Needs = list[list[list[tuple[int, float]]]]
 def _needs(assessor: Assessor, parts: Parts, placement: Placement, b: int, nexts: Sequence[Sequence[int]]) -> Needs:
     out: Needs = [[[] for _ in parts] for _ in (FORWARDS, BACKWARDS)]
     for s, (mask, _) in enumerate(parts):
-        for t in nexts[s]:
-            ahead, back = assessor.transfers_s(mask, placement[s], parts[t][0], placement[t], b)
+        readers = [(parts[t][0], placement[t]) for t in nexts[s]]
+        for t, (ahead, back) in zip(nexts[s], assessor.transfers_s(mask, placement[s], readers, b), strict=True):
             near = placement[s] == placement[t]
             out[FORWARDS][t].append((s, 0.0 if near else ahead))
             if back > float("-inf"):
