@@ -254,9 +254,9 @@ class Worker:
             return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
+        self._begin_weights(first)
         if self._listens and first == settings.first_step:
             self.memory.begin(held_by(self.modules.values(), self.optimizers.values(), self.weights.values()))
-        self._begin_weights(first)
         self.status.begin(TRAINING, first)
         self._since = time.perf_counter()
         if self.job.streams:
