@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,25 +42,24 @@ class Poison:
     def __init__(self, kind: str, stage: int, step: int, sample: int) -> None:
         self.kind, self.stage, self.step, self.sample = kind, stage, step, sample
 
-    def hook(self, step: Callable[[], int]) -> Callable[..., Any]:
-        """For the module of the stage, whose passes of a step come in the order of its samples."""
-        at = {"step": -1, "sample": 0}
+    def into(self, module: torch.nn.Module, step: Callable[[], int]) -> None:
+        """Spoil passes of the stage's module; those of a step come in the order of its samples."""
+        at, forward = {"step": -1, "sample": 0}, module.forward
 
-        def spoil(module: Any, args: tuple[int, dict[str, torch.Tensor]], outputs: dict[str, torch.Tensor]) -> Any:
+        def spoilt(num_samples: int, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            outputs = forward(num_samples, values)
             if at["step"] != step():
                 at.update(step=step(), sample=0)
-            first, at["sample"] = at["sample"], at["sample"] + args[0]
-            if (at["step"], first) != (self.step, self.sample):
-                return None
-            if self.kind == "none":
-                return None
+            first, at["sample"] = at["sample"], at["sample"] + num_samples
+            if (at["step"], first) != (self.step, self.sample) or self.kind == "none":
+                return outputs
             name = next(name for name, tensor in outputs.items() if tensor.requires_grad)
             if self.kind == "gradient":
                 outputs[name].register_hook(lambda grad: grad * NAN)
-                return None
+                return outputs
             return {**outputs, name: outputs[name] * NAN}
 
-        return spoil
+        module.forward = spoilt
 
 
 def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor], poison: Poison) -> list[str]:
@@ -75,7 +73,7 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
     ]
     for worker in workers:
         if poison.stage in worker.modules:
-            worker.modules[poison.stage].register_forward_hook(poison.hook(lambda w=worker: w.step))
+            poison.into(worker.modules[poison.stage], lambda w=worker: w.step)
     outs = [io.StringIO() for _ in workers]
     inprocess.in_threads([lambda w=w, out=out: w.run(out) for w, out in zip(workers, outs, strict=True)])
     records = [json.loads(line) for out in outs for line in out.getvalue().splitlines()]
@@ -85,7 +83,7 @@ def poisoned_by_workers(job: Job, run_dir: Path, weights: dict[str, torch.Tensor
 def poisoned_by_reference(job: Job, weights: dict[str, torch.Tensor], poison: Poison) -> list[str]:
     told: list[str] = []
     pipeline, step = Pipeline(job, weights, warn=told.append), 0
-    pipeline.stages[poison.stage].modules[0].register_forward_hook(poison.hook(lambda: step))
+    poison.into(pipeline.stages[poison.stage].modules[0], lambda: step)
     for first, count in pipeline.stretches():
         for _ in pipeline.train(first, count):
             step += 1

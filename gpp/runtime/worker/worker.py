@@ -371,6 +371,7 @@ class Worker:
         )
         lines = self._lines = Lines(out, holds=waits)
         with self.search, ExitStack() as stack:
+            stack.callback(self.memory.end)
             stack.callback(lines.flush)
             self._run(lines)
 
