@@ -129,6 +129,6 @@ def test_the_bytes_that_a_policy_moves_are_those_that_are_charged(
             assert charged == pytest.approx(seconds, rel=1e-9, abs=1e-15), s
             kept = policy.correction.cost.kept if policy.correction else 0.0
             assert bill.static_bytes == plain.static_bytes + (charging.prediction.kept + kept) * size
-            assert bill.version_bytes == held.scratch_bytes
+            assert bill.version_bytes == (held.copies - 1) * size
             whole += sum(amount for amount, _ in moved)
     assert (whole > 0) == (policy != Naive())

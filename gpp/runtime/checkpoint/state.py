@@ -39,15 +39,6 @@ def load_final(run_dir: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def static_bytes(tensors: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Bytes of parameters, buffers, a gradient for each trainable parameter, and optimizer state (no step counters)."""
-    held = sum(t.numel() * t.element_size() * (1 + t.requires_grad) for t in tensors)
-    entries = [entry for optimizer in optimizers for entry in optimizer.state.values()]
-    return held + sum(
-        t.numel() * t.element_size() for entry in entries for t in entry.values() if isinstance(t, torch.Tensor) and t.numel() > 1
-    )
-
-
 class Slices(Mapping[str, torch.Tensor]):
     """A safetensors file as a mapping: only the tensors that are asked for are read."""
 

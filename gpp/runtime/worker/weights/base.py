@@ -123,11 +123,6 @@ class AbstractStageWeights(ABC):
         """Copies of the weights held at most so far."""
         return 1 + self.most
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of the copies beside the optimizer's own."""
-        return self.most * sum(m.numel() * m.element_size() for m in self.masters)
-
     def rate(self, update: int) -> float:
         """The learning rate of an update of this stage."""
         return self._rate(update) * self._corrections.factor(update)
