@@ -168,9 +168,6 @@ class DeepSpeedPipeline(AbstractShare):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
 
-    def buffer_bytes(self) -> int:
-        return 0  # DeepSpeed makes them in the first step
-
     def train_step(self) -> dict[str, Tensor]:
         self.counts = dict.fromkeys(self.counts, 0)
         self.harness.set_rate(self.optimizer)

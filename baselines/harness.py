@@ -198,9 +198,9 @@ class AbstractShare(ABC):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizers whose state the worker holds; none where nothing is trained."""
 
-    @abstractmethod
     def buffer_bytes(self) -> int:
-        """Bytes of buffers that the engine has before its first step and keeps."""
+        """Bytes of buffers that the engine has before its first step and keeps; those made in it are seen by the allocator."""
+        return 0
 
     @abstractmethod
     def train_step(self) -> Mapping[str, float | torch.Tensor]:

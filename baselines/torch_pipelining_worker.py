@@ -117,9 +117,6 @@ class TorchPipeline(AbstractShare):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer] if self.optimizer else []
 
-    def buffer_bytes(self) -> int:
-        return 0  # torch makes them in the first step
-
     def train_step(self) -> dict[str, Tensor]:
         harness, first = self.harness, self.stages[0]
         names = {name for stage in self.stages for name in stage.part.inputs}
