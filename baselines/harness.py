@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -141,7 +141,9 @@ class Harness:
             owned=owned_names(self.job, self.device_id, share.named()),
         )
         checkpoints.restore()
-        with open(ranks / f"rank_{self.rank}.jsonl", "w") as out:
+        # However the steps end: a thread's later profilers must not find this one at work.
+        with open(ranks / f"rank_{self.rank}.jsonl", "w") as out, ExitStack() as stack:
+            stack.callback(memory.end)
             self._out = out
             for step in range(settings.first_step, settings.steps):
                 self.step, self.events = step, []
@@ -173,7 +175,6 @@ class Harness:
             trained = {name: tensor for name, tensor in share.named().items() if tensor.requires_grad}
             if lost := nonfinite(trained):
                 self._end(f"the weights {shown(lost)} are not finite after the last step, number {self.step}")
-        memory.end()
         on_cpu = self.device.type == "cpu"
         peak = memory.peak_bytes + share.buffer_bytes() if on_cpu else torch.cuda.max_memory_allocated(self.device)
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}

@@ -231,6 +231,7 @@ def test_an_engine_of_others_says_step_and_micro_batch(tmp_path: Path) -> None:
     harness = Harness(job, tmp_path, rank=0, device_id=0, device=torch.device("cpu"))
     with pytest.raises(NonFinite, match=r"the loss of micro-batch 0 of step 1, on stage 0, is not finite \((nan|inf)\)"):
         harness.run(WholeModel(harness, world=1))
+    assert not torch.autograd._profiler_enabled(), "nobody listens to the allocator any more"
 
 
 @pytest.mark.dist
