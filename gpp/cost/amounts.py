@@ -3,7 +3,8 @@
 Weights, their gradients, the optimizer's state and the rows of the user's inputs; copies of the weights beyond one; the
 activations of every micro-batch in flight (saved tensors and what crosses the stage's boundary); what the computation of one
 micro-batch takes beyond them: temporaries, gradients under way, a weight's gradient before it is added to the sum
-(`gpp.graph.transients`).
+(`gpp.graph.transients`). What is copied to the host between forward and backward is on the device for two micro-batches at
+most: for the one that goes, and for the one that comes or is in use.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+
+RESIDENT_COPIES = 2
+"""Micro-batches whose copied bytes a device holds at a time: of one that goes to the host, and of one that has come back."""
 
 
 class StageBytes(NamedTuple):
@@ -21,12 +25,14 @@ class StageBytes(NamedTuple):
         versions: copies of the weights beyond one.
         microbatch: of each micro-batch in flight.
         transient: held while one micro-batch is computed.
+        moved: of each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
     """
 
     static: Any
     versions: Any
     microbatch: Any
     transient: Any
+    moved: Any = 0.0
 
     @property
     def resident(self) -> Any:
@@ -35,7 +41,15 @@ class StageBytes(NamedTuple):
 
     def peak(self, in_flight: Any) -> Any:
         """Most bytes held at a time, with so many micro-batches in flight on the device."""
-        return self.resident + self.microbatch * in_flight
+        held = self.resident + self.microbatch * in_flight
+        if self._moves_nothing:
+            return held
+        return held + self.moved * np.minimum(in_flight, RESIDENT_COPIES)
+
+    @property
+    def _moves_nothing(self) -> bool:
+        """Whether nothing goes to the host, told without a walk over arrays."""
+        return isinstance(self.moved, float) and not self.moved
 
     def depth(self, limit_bytes: float, otherwise: Any) -> np.ndarray:
         """Micro-batches in flight that fit `limit_bytes`, as an array; 0 where not even the resident bytes do.
@@ -46,9 +60,18 @@ class StageBytes(NamedTuple):
             otherwise: what to say where a micro-batch in flight takes no memory.
         """
         room = limit_bytes - self.resident
+        if self._moves_nothing:
+            return np.where(room >= 0, self._times(room, otherwise), 0)
+        # With so many in flight all copies are resident; with fewer each micro-batch brings its own.
+        many = self._times(room - RESIDENT_COPIES * self.moved, otherwise)
+        few = self._replace(microbatch=self.microbatch + self.moved)._times(room, RESIDENT_COPIES)
+        return np.where(room >= 0, np.where(many >= RESIDENT_COPIES, many, np.minimum(few, RESIDENT_COPIES)), 0)
+
+    def _times(self, room: Any, otherwise: Any) -> np.ndarray:
+        """How often the bytes of a micro-batch go into so many bytes."""
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.floor(room / self.microbatch + 1e-9)
-        return np.where(room >= 0, np.where(self.microbatch > 0, fits, otherwise), 0)
+        return np.where(self.microbatch > 0, fits, otherwise)
 
 
 class Amounts(NamedTuple):
@@ -60,6 +83,7 @@ class Amounts(NamedTuple):
         kept: bytes for each sample in flight.
         once: bytes for each sample of one micro-batch.
         fixed: bytes while one micro-batch is computed, at any number of samples.
+        moved: bytes for each sample that go to the host and come back.
     """
 
     trainable: Any
@@ -67,16 +91,21 @@ class Amounts(NamedTuple):
     kept: Any
     once: Any
     fixed: Any
+    moved: Any = 0.0
 
     def held(self, samples: Any, copies: int) -> StageBytes:
         """The bytes with so many samples of a micro-batch on the device, and so many copies of the weights."""
         return StageBytes(
-            self.static, self.trainable * (copies - 1) if copies > 1 else 0.0, self.kept * samples, self.once * samples + self.fixed
+            self.static,
+            self.trainable * (copies - 1) if copies > 1 else 0.0,
+            self.kept * samples,
+            self.once * samples + self.fixed,
+            self.moved * samples,
         )
 
     def take(self, index: Any) -> Amounts:
         """Those of some stages, where the amounts are arrays."""
-        return Amounts(*(amount[index] for amount in self))
+        return Amounts(*(amount[index] if np.ndim(amount) else amount for amount in self))
 
 
 MINIBATCHES = 2

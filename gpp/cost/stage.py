@@ -28,6 +28,8 @@ class StageCost:
         version_bytes: copies of the weights beyond one.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
         transient_bytes: memory while one micro-batch is computed.
+        moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
+            and of the last one.
     """
 
     forward_s: float
@@ -39,6 +41,8 @@ class StageCost:
     version_bytes: float
     microbatch_bytes: float
     transient_bytes: float
+    moved_bytes: float = 0.0
+    last_moved_bytes: float = 0.0
 
     @classmethod
     def of(cls, problem: Problem, stage: Stage, depth: int | None = None) -> StageCost:
@@ -65,6 +69,8 @@ class StageCost:
             version_bytes=memory.versions,
             microbatch_bytes=memory.microbatch,
             transient_bytes=memory.transient,
+            moved_bytes=memory.moved,
+            last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
         return bill
 
@@ -85,7 +91,7 @@ class StageCost:
 
     @property
     def memory(self) -> StageBytes:
-        return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes)
+        return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes, self.moved_bytes)
 
 
 def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:
@@ -96,17 +102,19 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
-    """`Problem.amounts` of a stage whose operators may be recomputed or split over several devices."""
+    """`Problem.amounts` of a stage whose operators may be recomputed, on the host, or split over several devices."""
     whole = problem.amounts(mask_of(stage.ops))
-    if not stage.recompute and stage.tensor_parallel == 1:
+    if not stage.recompute and not stage.offload and stage.tensor_parallel == 1:
         return whole
     own, sums = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel), problem.sums(mask_of(stage.ops))
+    moved = held(problem.graph, stage.offload, (), stage.tensor_parallel).kept
     return Amounts(
         trainable=own.trainable,
         static=static_bytes(own.trainable, own.frozen, problem.state_factor) + rows_bytes(sums.rows, problem.minibatch_size),
-        kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
+        kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops) - moved,
         once=whole.once + own.extra,
         fixed=whole.fixed,
+        moved=moved,
     )
 
 

@@ -206,6 +206,7 @@ class Plan:
                     f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
                     f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
                 )
+            self._check_marks(s, graph)
             self._check_sizes(s)
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
         for tensor in graph.tensors:
@@ -224,15 +225,32 @@ class Plan:
                 owner[op] = s
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
-            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute)):
+            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.offload)):
                 raise InvalidPlan(
-                    f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {stage.recompute[:8]}"
+                    f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {list(stage.recompute[:8])}, on "
+                    f"the host {list(stage.offload[:8])}"
                 )
             used = stage.devices
             if len(set(used)) != len(used) or any(not 0 <= d < num_devices for d in used):
                 raise InvalidPlan(f"stage {s} must hold different devices out of 0..{num_devices - 1}, got {list(used[:8])}")
         if set(owner) != set(range(graph.num_ops)):
             raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
+
+    def _check_marks(self, s: int, graph: OpGraph) -> None:
+        """What is not kept is of the stage, in one way only, and there is a backward that needs it."""
+        stage = self.stages[s]
+        if foreign := sorted(set(stage.offload) - set(stage.ops)):
+            raise InvalidPlan(f"stage {s} can keep its own operators on the host only, not {foreign[:8]}")
+        if both := sorted(set(stage.recompute) & set(stage.offload)):
+            raise InvalidPlan(
+                f"stage {s}: operators {both[:8]} are in recompute and in offload; each is kept in one way. Fix: take them out "
+                "of one of the two"
+            )
+        if (stage.recompute or stage.offload) and not self.runs_backward(s, graph):
+            raise InvalidPlan(
+                f"stage {s} has no backward pass, so it keeps nothing: recompute={list(stage.recompute[:8])} and "
+                f"offload={list(stage.offload[:8])} must be empty. Fix: leave them out"
+            )
 
     def _check_sizes(self, s: int) -> None:
         """Micro-batch and samples in flight fit the mini-batch and the replicas."""

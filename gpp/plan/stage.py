@@ -19,7 +19,9 @@ class Stage:
         k: the k of kFkB.
         in_flight: samples whose activations the stage may hold at a time (i), over all replicas: a multiple of b, and with
             `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
-        recompute: operators whose activations are computed again in the backward pass, ascending.
+        recompute: operators of which nothing is held from forward to backward, ascending: what they make is computed again when
+            the backward needs it.
+        offload: operators whose activations are on the host meanwhile, ascending; none of `recompute`.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
@@ -31,6 +33,7 @@ class Stage:
     in_flight: Count
     k: Count = 1
     recompute: tuple[Natural, ...] = ()
+    offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
 
@@ -53,7 +56,11 @@ class Stage:
     @property
     def samples(self) -> int:
         """Samples of a micro-batch on each device: its share of them, all of them where replicas take whole ones in turn."""
-        return -(-self.microbatch_size * self.tensor_parallel * self.round_robin_degree // len(self.devices))
+        return self.share(self.microbatch_size)
+
+    def share(self, num_samples: int) -> int:
+        """Samples on each device of a micro-batch of so many, at most."""
+        return -(-num_samples * self.tensor_parallel * self.round_robin_degree // len(self.devices))
 
     @property
     def ahead(self) -> int:

@@ -15,6 +15,7 @@ def peak_bytes(
     in_flight: int,
     recompute: tuple[int, ...] = (),
     tensor_parallel: int = 1,
+    offload: tuple[int, ...] = (),
 ) -> float:
     """Most bytes on one of `num_devices` devices that split every micro-batch, with `in_flight` samples in flight."""
     stage = Stage(
@@ -24,5 +25,6 @@ def peak_bytes(
         in_flight=in_flight,
         recompute=recompute,
         tensor_parallel=tensor_parallel,
+        offload=offload,
     )
     return stage_bytes(problem, stage).peak(stage.ahead)
