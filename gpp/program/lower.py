@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
 from gpp.program.program import Program, Task, reduce_groups
 from gpp.routing import copies, messages
 
@@ -58,7 +60,9 @@ def lower(
         for t in range(minibatches if trains else 0):
             last = _last_of(order, plan, minibatches - 1 - t)
             updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
-        actions[device] = tuple(_interleave(order, device, before, after, updates))
+        copying = {s for s in stages if trains and plan.stages[s].offload}
+        copies = _copies(order, copying) if copying else {}
+        actions[device] = tuple(_interleave(order, device, before, after, updates, copies))
     return Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
 
 
@@ -92,8 +96,55 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
+class _Around(NamedTuple):
+    """The copies beside a pass: fetches that are issued before it, a copy out behind it, fetches behind that."""
+
+    before: list[Action]
+    after: list[Action]
+
+
+def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, _Around]:
+    """Where the copies of a device stand.
+
+    What a forward made goes at once. It comes back while the pass in front of its backward runs, and no sooner than what came
+    before it is used up: a fetch stands behind the last backward of its stage, or, where there is none, before the pass in front.
+
+    Args:
+        order: the passes of a device.
+        copying: the stages whose copies are meant.
+    """
+    out: dict[Task, _Around] = defaultdict(lambda: _Around([], []))
+    used: dict[int, Task] = {}
+    for place, task in enumerate(order):
+        row = KINDS[task.kind]
+        if task.stage not in copying:
+            continue
+        if row.holds:
+            out[task].after.append(Action(COPY_OUT, task.stage, task.microbatch))
+        if row.frees:
+            fetch = Action(COPY_IN, task.stage, task.microbatch)
+            if task.stage in used:
+                out[used[task.stage]].after.append(fetch)
+            else:
+                out[order[_issued(order, place)]].before.append(fetch)
+            used[task.stage] = task
+    return out
+
+
+def _issued(order: Sequence[Task], place: int) -> int:
+    """The pass before which the first fetch of a stage is issued: the one in front of its backward, unless that is its forward."""
+    task = order[place]
+    ahead = max(place - 1, 0)
+    return place if order[ahead][::2] == task[::2] else ahead
+
+
 def _interleave(
-    order: Sequence[Task], device: int, before: Slots, after: Slots, updates: Mapping[Task, list[Action]]
+    order: Sequence[Task],
+    device: int,
+    before: Slots,
+    after: Slots,
+    updates: Mapping[Task, list[Action]],
+    copies: Mapping[Task, _Around],
 ) -> list[Action]:
     """Post every receive some passes ahead, so that it overlaps with them.
 
@@ -106,7 +157,12 @@ def _interleave(
     for i, task in enumerate(order):
         if i + POSTED_AHEAD < len(order):
             out += before.get((device, order[i + POSTED_AHEAD]), ())
+        around = copies.get(task)
+        if around:
+            out += around.before
         out.append(Action(task.kind, task.stage, task.microbatch))
         out += after.get((device, task), ())
+        if around:
+            out += around.after
         out += updates.get(task, ())
     return out
