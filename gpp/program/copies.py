@@ -43,11 +43,11 @@ class Copies:
         for need in KINDS[kind].needs:
             of = self._latest.get((kind, stage)) if need.previous else microbatch
             if of is not None:
-                node = self._nodes.get((need.kind, stage, of))
-                if node is None:
+                found = self._nodes.get((need.kind, stage, of))
+                if found is None:
                     return None
                 if need.kind in COPIES:
-                    out.append(node)
+                    out.append(found)
         self._nodes[kind, stage, microbatch] = node
         self._latest[kind, stage] = microbatch
         return tuple(out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -96,46 +95,32 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
-class _Around(NamedTuple):
-    """The copies beside a pass: fetches that are issued before it, a copy out behind it, fetches behind that."""
+def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list[Action]]:
+    """The copies behind each pass.
 
-    before: list[Action]
-    after: list[Action]
-
-
-def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, _Around]:
-    """Where the copies of a device stand.
-
-    What a forward made goes at once. It comes back while the pass in front of its backward runs, and no sooner than what came
-    before it is used up: a fetch stands behind the last backward of its stage, or, where there is none, before the pass in front.
+    What a forward made goes at once. It comes back while the pass in front of its backward runs, but neither before it has gone nor
+    before what came last is used up: a fetch stands behind the last backward of its stage and behind its own copy out, or, for the
+    first backward, in front of the pass before it.
 
     Args:
         order: the passes of a device.
         copying: the stages whose copies are meant.
     """
-    out: dict[Task, _Around] = defaultdict(lambda: _Around([], []))
-    used: dict[int, Task] = {}
+    out: dict[Task, list[Action]] = defaultdict(list)
+    gone: dict[tuple[int, int], int] = {}
+    """Stage and micro-batch -> the place of the forward."""
+    used: dict[int, int] = {}
+    """Stage -> the place of its last backward."""
     for place, task in enumerate(order):
-        row = KINDS[task.kind]
-        if task.stage not in copying:
-            continue
-        if row.holds:
-            out[task].after.append(Action(COPY_OUT, task.stage, task.microbatch))
-        if row.frees:
-            fetch = Action(COPY_IN, task.stage, task.microbatch)
-            if task.stage in used:
-                out[used[task.stage]].after.append(fetch)
-            else:
-                out[order[_issued(order, place)]].before.append(fetch)
-            used[task.stage] = task
+        stage, kind, microbatch = task
+        if stage in copying and KINDS[kind].holds:
+            out[task].append(Action(COPY_OUT, stage, microbatch))
+            gone[stage, microbatch] = place
+        if stage in copying and KINDS[kind].frees:
+            free = max(used.get(stage, place - 2), gone[stage, microbatch])
+            out[order[free]].append(Action(COPY_IN, stage, microbatch))
+            used[stage] = place
     return out
-
-
-def _issued(order: Sequence[Task], place: int) -> int:
-    """The pass before which the first fetch of a stage is issued: the one in front of its backward, unless that is its forward."""
-    task = order[place]
-    ahead = max(place - 1, 0)
-    return place if order[ahead][::2] == task[::2] else ahead
 
 
 def _interleave(
@@ -144,12 +129,13 @@ def _interleave(
     before: Slots,
     after: Slots,
     updates: Mapping[Task, list[Action]],
-    copies: Mapping[Task, _Around],
+    copies: Mapping[Task, Sequence[Action]],
 ) -> list[Action]:
     """Post every receive some passes ahead, so that it overlaps with them.
 
     Args:
         updates: what ends a mini-batch, by the pass that it follows.
+        copies: what goes to the host and comes back, by the pass that it follows.
     """
     out: list[Action] = []
     for task in order[:POSTED_AHEAD]:
@@ -157,12 +143,8 @@ def _interleave(
     for i, task in enumerate(order):
         if i + POSTED_AHEAD < len(order):
             out += before.get((device, order[i + POSTED_AHEAD]), ())
-        around = copies.get(task)
-        if around:
-            out += around.before
         out.append(Action(task.kind, task.stage, task.microbatch))
         out += after.get((device, task), ())
-        if around:
-            out += around.after
+        out += copies.get(task, ())
         out += updates.get(task, ())
     return out
