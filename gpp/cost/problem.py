@@ -18,7 +18,7 @@ from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
-from gpp.cost.runs import Discarded, StageTensors
+from gpp.cost.runs import StageTensors
 from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
@@ -156,7 +156,7 @@ class Problem:
             times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
                 alone = discarded(self.graph, recompute, tensor_parallel)
-                again = self.discarded(ops, recompute, tensor_parallel).again if alone else ()
+                again = self.tensors_of(ops).again(alone) if alone else ()
                 forward, backward = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
                 pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue
@@ -182,21 +182,12 @@ class Problem:
         )
         return boundary_s + forward, boundary_s + backward
 
-    def discarded(self, ops: tuple[int, ...], recompute: tuple[int, ...], tensor_parallel: int = 1) -> Discarded:
-        """What follows for a stage from the operators whose activations are discarded."""
-        key = "discarded", ops, recompute, tensor_parallel
-        if key not in self.bills:
-            alone = discarded(self.graph, recompute, tensor_parallel)
-            declared = tuple(op for op in recompute if op not in alone)
-            self.bills[key] = self.tensors_of(ops, declared, tensor_parallel).discard(alone)
-        return self.bills[key]
-
     def tensors_of(self, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> StageTensors:
         """A stage's operators and the tensors between them; some are recomputed as they declare."""
         key = "tensors", ops, declared, tensor_parallel
         if key not in self.bills:
             saved = {op: running(self.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
-            self.bills[key] = StageTensors(self.graph, ops, saved)
+            self.bills[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
         return self.bills[key]
 
     @cached_property

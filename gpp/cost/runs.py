@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.graph.sums import SetSums
 from gpp.graph.transients import Line
 
 
@@ -42,21 +43,23 @@ class Run(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """What it means for a stage that some of its operators are discarded.
+    """What it means for a stage that some of its operators are discarded, and some on the host; bytes per sample.
 
     Args:
         runs: those that are computed again at all.
         again: operators that are computed again, ascending.
-        inputs: operator -> bytes per sample of its tensors that are held for runs alone.
-        line: transient bytes beyond what is kept, without the gradients at the boundary.
-        sent: bytes per sample of what leaves the stage and is not held: it is there until it is sent, for one micro-batch.
+        kept: for each sample in flight, what came in included.
+        moved: for each sample on the host.
+        once, fixed: transient, as in `gpp.cost.amounts.Amounts`. What leaves the stage and is not held is there until it is
+            sent: for one micro-batch.
     """
 
     runs: tuple[Run, ...]
     again: tuple[int, ...]
-    inputs: dict[int, float]
-    line: Line
-    sent: float
+    kept: float
+    moved: float
+    once: float
+    fixed: float
 
 
 class StageTensors:
@@ -65,12 +68,14 @@ class StageTensors:
     Args:
         ops: ascending.
         saved: operator -> bytes per sample that it makes and holds if it is not discarded.
+        sums: of the stage.
     """
 
-    def __init__(self, graph: OpGraph, ops: Sequence[int], saved: Mapping[int, float]) -> None:
+    def __init__(self, graph: OpGraph, ops: Sequence[int], saved: Mapping[int, float], sums: SetSums) -> None:
         self.ops = tuple(ops)
         self.at = {op: i for i, op in enumerate(self.ops)}
         n, at, inside = len(self.ops), self.at, mask_of(self.ops)
+        self.incoming, self.incoming_back, self.outgoing_back = sums.incoming, sums.incoming_back, sums.outgoing_back
         self.saved = np.array([saved[op] for op in self.ops])
         self.transient = np.array([graph.ops[op].transient_bytes for op in self.ops])
         self.fixed = np.array([graph.ops[op].fixed_bytes for op in self.ops])
@@ -93,24 +98,20 @@ class StageTensors:
             if leaves and tensor.differentiable and not tensor.saved:
                 self.leaving[made] += size
 
-    def discard(self, discarded: Sequence[int]) -> Discarded:
-        """The runs of some operators of the stage, and what follows from them."""
+    def discard(self, discarded: Sequence[int], offload: Sequence[int] = ()) -> Discarded:
+        """The runs of some operators of the stage, and what follows from them with some others on the host."""
         gone = {self.at[op] for op in discarded}
         runs = self.runs(gone)
         again = {i for run in runs for i in run.again}
-        inputs: dict[int, float] = {}
-        sent = 0.0
+        held_of, sent = self.saved.copy(), 0.0
+        held_of[list(gone)] = 0.0
         for made, readers, size, saved, leaves in self.tensors:
             held = made not in gone and (saved or any(reader in again for reader in readers))
-            if made not in gone and not saved and held:
-                inputs[made] = inputs.get(made, 0.0) + size
+            if held and not saved:
+                held_of[made] += size
             if leaves and not held:
                 sent += size
-        kept = self.saved.copy()
-        kept[list(gone)] = 0.0
-        for i, size in inputs.items():
-            kept[i] += size
-        slopes = self.transient - self.leaving - self.follows @ kept
+        slopes = self.transient - self.leaving - self.follows @ held_of
         alive, beyond = np.zeros(len(self.ops)), np.zeros(len(self.ops))
         for run in runs:
             storages, most = self._computing(run)
@@ -118,8 +119,15 @@ class StageTensors:
             beyond[run.trigger] = max(beyond[run.trigger], most - storages[-1])
         slopes += self.pending + alive + beyond
         line = Line(max(0.0, float(slopes.max())), max(0.0, float((slopes + self.fixed).max())))
-        named = {self.ops[i]: size for i, size in inputs.items()}
-        return Discarded(tuple(runs), tuple(self.ops[i] for i in sorted(again)), named, line, sent)
+        line = line.within(self.incoming_back, self.outgoing_back)
+        moved = float(held_of[[self.at[op] for op in offload]].sum())
+        kept = self.incoming + float(held_of.sum()) - moved
+        named = tuple(self.ops[i] for i in sorted(again))
+        return Discarded(tuple(runs), named, kept, moved, float(line.slope) + sent, float(line.fixed))
+
+    def again(self, discarded: Sequence[int]) -> tuple[int, ...]:
+        """The discarded operators that are computed again."""
+        return tuple(sorted(self.ops[i] for run in self.runs({self.at[op] for op in discarded}) for i in run.again))
 
     def runs(self, gone: set[int]) -> list[Run]:
         """The runs of the operators at some positions, without those that nobody needs."""

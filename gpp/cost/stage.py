@@ -120,12 +120,8 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    found = problem.discarded(stage.ops, stage.recompute, t)
-    inputs, saved = found.inputs, dict(zip(stage.ops, problem.tensors_of(stage.ops, declared, t).saved.tolist(), strict=True))
-    moved = sum((saved[op] + inputs.get(op, 0.0) for op in stage.offload), 0.0)
-    kept = sums.incoming + sum(saved[op] + inputs.get(op, 0.0) for op in stage.ops if op not in {*alone, *stage.offload})
-    line = found.line.within(sums.incoming_back, sums.outgoing_back)
-    return split._replace(kept=kept, once=float(line.slope) + own.extra + found.sent, fixed=float(line.fixed), moved=moved)
+    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload)
+    return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
