@@ -18,7 +18,8 @@ from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
-from gpp.cost.variants import boundary_bytes, held, passes, sums_inside, sums_s
+from gpp.cost.runs import StageTensors
+from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
@@ -157,7 +158,9 @@ class Problem:
         for device in {self.type_of_device[d] for d in devices}:
             times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
-                forward, backward = passes(self.graph, times, ops, recompute, tensor_parallel)
+                alone = discarded(self.graph, recompute, tensor_parallel)
+                again = self.tensors_of(ops).again(alone) if alone else ()
+                forward, backward = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
                 pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
@@ -181,6 +184,14 @@ class Problem:
             for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)
         )
         return boundary_s + forward, boundary_s + backward
+
+    def tensors_of(self, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> StageTensors:
+        """A stage's operators and the tensors between them; some are recomputed as they declare."""
+        key = "tensors", ops, declared, tensor_parallel
+        if key not in self.bills:
+            saved = {op: running(self.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
+            self.bills[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
+        return self.bills[key]
 
     @cached_property
     def _sums(self) -> Sums:

@@ -115,8 +115,9 @@ def run(
     for worker in workers:
         for runner in worker.training.runners.values():
             if runner.module.has_random:
-                # All threads share one generator: nobody may draw between another's seeding and its draws.
-                runner.forward = _alone(runner.forward, lock)
+                # All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws
+                # again what its forward has drawn, where that was discarded.
+                runner.forward, runner.backward = _alone(runner.forward, lock), _alone(runner.backward, lock)
 
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:

@@ -1,0 +1,84 @@
+"""Which actions of a device stand before which, where its stages copy to the host: the needs of `gpp.program.kinds`.
+
+A stage that has a copy on a device copies every micro-batch there and back. At most two micro-batches' copies are then in the
+memory of the device: a forward needs the copy of the micro-batch before, so one goes; a fetch needs the backward of what was
+fetched before, so one comes or is in use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Set as AbstractSet
+from typing import final
+
+from gpp.errors import MalformedProgram
+from gpp.program.action import Action
+from gpp.program.kinds import COPIES, KINDS
+
+_FOLLOWED = frozenset(row.text for row in KINDS.values() if row.own and row.needs)
+"""Kinds of which a stage that copies has one for each micro-batch."""
+
+
+@final
+class Copies:
+    """The copies of a device, and all that they need or that needs them.
+
+    Args:
+        device: whose actions they are.
+        stages: those that copy.
+    """
+
+    def __init__(self, device: int, stages: AbstractSet[int]) -> None:
+        self.device, self.stages = device, stages
+        self.steps: dict[tuple[str, int, int], int] = {}
+        """(kind, stage, micro-batch) of a copy -> its place in the order of all actions."""
+        self._nodes: dict[tuple[str, int, int], int] = {}
+        self._latest: dict[tuple[str, int], int] = {}
+
+    def take(self, kind: str, stage: int, microbatch: int, node: int) -> tuple[int, ...] | None:
+        """The copies that the device's next action waits for; None if it has run, or if what it needs has not come before it."""
+        if (kind, stage, microbatch) in self._nodes:
+            return None
+        out: list[int] = []
+        for need in KINDS[kind].needs:
+            of = self._latest.get((kind, stage)) if need.previous else microbatch
+            if of is not None:
+                found = self._nodes.get((need.kind, stage, of))
+                if found is None:
+                    return None
+                if need.kind in COPIES:
+                    out.append(found)
+        self._nodes[kind, stage, microbatch] = node
+        self._latest[kind, stage] = microbatch
+        return tuple(out)
+
+    def why(self, action: Action) -> str | None:
+        """What an action lacks, in words; None if that is no copy's business."""
+        kind, stage, microbatch = action[:3]
+        if stage not in self.stages or kind not in _FOLLOWED:
+            return None
+        for need in KINDS[kind].needs:
+            of = self._latest.get((kind, stage)) if need.previous else microbatch
+            if of is not None and (need.kind, stage, of) not in self._nodes:
+                wanted = Action(need.kind, stage, of).text(self.device)
+                return f"{action.text(self.device)} needs {wanted} ({KINDS[need.kind].meaning}) before it on its device"
+        return None
+
+    def check(self) -> None:
+        """Refuse what was copied and is not used, or the other way round.
+
+        Raises:
+            MalformedProgram: a micro-batch lacks an action of some kind; names it.
+        """
+        found: dict[int, dict[str, set[int]]] = {stage: defaultdict(set) for stage in self.stages}
+        for kind, stage, microbatch in self._nodes:
+            found[stage][kind].add(microbatch)
+        for stage, kinds in found.items():
+            everything = set().union(*kinds.values())
+            for kind in sorted(_FOLLOWED):
+                if missing := everything - kinds[kind]:
+                    what = Action(kind, stage, min(missing)).text(self.device)
+                    raise MalformedProgram(
+                        f"{what} ({KINDS[kind].meaning}) is missing: a stage that copies to the host copies every micro-batch "
+                        "there and back, between its forward and its backward"
+                    )

@@ -1,0 +1,124 @@
+"""Storages of a micro-batch on their way to the host and back.
+
+On a processor the host's memory is the device's own, so a copy saves nothing but what the allocator counts: it shows on
+one machine what offload does on cards. A thread a direction makes the copies, as a card's two copy engines do.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Storage = torch.UntypedStorage
+
+
+class AbstractCopies(ABC):
+    """The copies of a device, one after the other in each direction."""
+
+    @abstractmethod
+    def out(self, storages: Sequence[Storage]) -> Parcel:
+        """Begin to copy storages to the host; they must stay as they are until the parcel has left."""
+
+    @abstractmethod
+    def back(self, parcel: Parcel) -> None:
+        """Begin to copy them back, into new storages, once they have left."""
+
+
+class Parcel(ABC):
+    """The storages of one micro-batch.
+
+    Args:
+        num_bytes: of all of them.
+    """
+
+    num_bytes: int
+
+    @property
+    @abstractmethod
+    def gone(self) -> bool:
+        """Whether they are on the host, so that the device's own can be let go of."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Wait until they are there, and let go of the device's."""
+
+    @abstractmethod
+    def arrive(self) -> list[Storage]:
+        """Wait until they are back; the new storages in the same order."""
+
+
+@final
+class HostCopies(AbstractCopies):
+    """Copies by threads, between PyTorch's memory and other memory of the same machine.
+
+    The other memory is numpy's, which PyTorch's allocator does not count, and is used again for storages of the same size.
+    """
+
+    def __init__(self) -> None:
+        self._out = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
+        self._in = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
+
+    def out(self, storages: Sequence[Storage]) -> HostParcel:
+        parcel = HostParcel(storages, [self._buffer(storage.nbytes()) for storage in storages])
+        parcel.way = self._out.submit(_copy, parcel.buffers, _bytes(storages))
+        return parcel
+
+    def back(self, parcel: Parcel) -> None:
+        assert isinstance(parcel, HostParcel)
+        parcel.leave()
+        # Made here: the allocator's account of a worker is that of its own thread.
+        parcel.storages = [torch.empty(len(buffer), dtype=torch.uint8).untyped_storage() for buffer in parcel.buffers]
+        parcel.way = self._in.submit(_copy, _bytes(parcel.storages), parcel.buffers)
+        parcel.back_to = self._free
+
+    def _buffer(self, num_bytes: int) -> Tensor:
+        free = self._free[num_bytes]
+        return free.pop() if free else torch.from_numpy(np.empty(num_bytes, np.uint8))
+
+
+@final
+class HostParcel(Parcel):
+    """Of `HostCopies`; `buffers` are on the host, `storages` the device's."""
+
+    def __init__(self, storages: Sequence[Storage], buffers: list[Tensor]) -> None:
+        self.storages, self.buffers, self.num_bytes = list(storages), buffers, sum(map(len, buffers))
+        self.way: Future[tuple[float, float]]
+        self.back_to: dict[int, list[Tensor]] = {}
+
+    @property
+    def gone(self) -> bool:
+        return self.way.done()
+
+    def leave(self) -> None:
+        self.way.result()
+        self.storages = []
+
+    def arrive(self) -> list[Storage]:
+        self.way.result()
+        found, self.storages = self.storages, []
+        for buffer in self.buffers:
+            self.back_to[len(buffer)].append(buffer)
+        self.buffers = []
+        return found
+
+
+def _bytes(storages: Sequence[Storage]) -> list[Tensor]:
+    return [torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages]
+
+
+def _copy(into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
+    """Copy tensors; when it began and ended."""
+    start = time.perf_counter()
+    with torch.no_grad():
+        for target, source in zip(into, of, strict=True):
+            target.copy_(source)
+    return start, time.perf_counter()
