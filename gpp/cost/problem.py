@@ -120,6 +120,10 @@ class Problem:
         devices = self.cluster.devices
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
+    def first_of_each_type(self, devices: tuple[int, ...]) -> list[int]:
+        """One device for each type among some, ascending."""
+        return sorted({self.type_of_device[d] for d in devices})
+
     def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated.
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
-from gpp.memory.fit import Fit, fit
+from gpp.memory.fit import Fit, Selection, fit
 from gpp.memory.priced import Way
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -31,12 +31,15 @@ class AbstractMemory(ABC):
     """How operators may spare memory; empty for a policy under which plans are as planners make them."""
 
     @abstractmethod
-    def fit(self, problem: Problem, stage: Stage, held: int, limit_bytes: float, again: Collection[int]) -> Fit | None:
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
         """How a stage's operators run, so that it fits; None if it does not, however they run.
 
         Args:
             held: micro-batches in flight on a device.
             limit_bytes: memory of the device for this stage.
+            depth: of the pipeline, where the versions of the weights depend on it.
             again: operators that may be computed again.
         """
 
@@ -60,10 +63,8 @@ class AbstractMemory(ABC):
             return stage
         if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
             return None
-        # Versions of the weights depend on the place in the pipeline, which a stage by itself does not know.
-        versions = plan.bills(problem)[s].version_bytes - StageCost.of(problem, stage).version_bytes
-        plain = replace(stage, recompute=(), offload=())
-        found = self.fit(problem, plain, held(stage), limit - versions, repeatable(plan, problem, s))
+        depth = None if problem.regime.weights.flushes else plan.position(s).depth
+        found = self.fit(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s))
         return None if found is None else replace(stage, recompute=found.recompute, offload=found.offload)
 
 
@@ -74,7 +75,9 @@ class Keep(AbstractMemory):
 
     name: ClassVar[str] = "keep"
 
-    def fit(self, problem: Problem, stage: Stage, held: int, limit_bytes: float, again: Collection[int]) -> Fit | None:
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
         return None
 
 
@@ -82,13 +85,15 @@ class _Sparing(AbstractMemory):
     """Policies under which stages that lack memory spare some of it.
 
     Args:
-        selection: which operators: `exact`, those that cost least time (`gpp.memory.fit`), or `capuchin`, the published greedy.
+        selection: which operators: `least`, those that cost least time (`gpp.memory.fit`), or `capuchin`, the published greedy.
     """
 
-    selection: str
+    selection: Selection
 
-    def fit(self, problem: Problem, stage: Stage, held: int, limit_bytes: float, again: Collection[int]) -> Fit | None:
-        return fit(problem, stage, held, limit_bytes, ways=self.ways, selection=self.selection, again=again)
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
+        return fit(problem, stage, held, limit_bytes, ways=self.ways, selection=self.selection, depth=depth, again=again)
 
 
 @final
@@ -97,21 +102,23 @@ class Recompute(_Sparing):
     """Operators are computed again where a stage lacks memory.
 
     Args:
-        selection: which: `exact`, those that cost least time (`gpp.memory.fit`); `capuchin`, the published greedy; `all` of the
+        selection: which: `least`, those that cost least time (`gpp.memory.fit`); `capuchin`, the published greedy; `all` of the
             stage, as PipeDream-2BW and GPipe have it.
     """
 
     name: ClassVar[str] = "recompute"
     ways: ClassVar[Collection[Way]] = ("recompute",)
-    selection: Literal["exact", "capuchin", "all"] = "exact"
+    selection: Selection | Literal["all"] = "least"
 
-    def fit(self, problem: Problem, stage: Stage, held: int, limit_bytes: float, again: Collection[int]) -> Fit | None:
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
         if self.selection != "all":
-            return _Sparing.fit(self, problem, stage, held, limit_bytes, again)
-        marked = replace(stage, recompute=tuple(op for op in stage.ops if op in again))
-        bill = StageCost.of(problem, marked)
-        added_s = bill.backward_s - StageCost.of(problem, stage).backward_s
-        return Fit(recompute=marked.recompute, offload=(), added_s=added_s) if bill.memory.peak(held) <= limit_bytes else None
+            return _Sparing.fit(self, problem, stage, held, limit_bytes, depth, again)
+        marked = tuple(op for op in stage.ops if op in again)
+        kept, bill = (StageCost.of(problem, replace(stage, recompute=ops, offload=()), depth) for ops in ((), marked))
+        fits = bill.memory.peak(held) <= limit_bytes
+        return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
 
 
 @final
@@ -121,7 +128,7 @@ class Offload(_Sparing):
 
     name: ClassVar[str] = "offload"
     ways: ClassVar[Collection[Way]] = ("offload",)
-    selection: Literal["exact", "capuchin"] = "exact"
+    selection: Selection = "least"
 
 
 @final
@@ -131,7 +138,7 @@ class Auto(_Sparing):
 
     name: ClassVar[str] = "auto"
     ways: ClassVar[Collection[Way]] = ("recompute", "offload")
-    selection: Literal["exact", "capuchin"] = "exact"
+    selection: Selection = "least"
 
 
 def held(stage: Stage) -> int:
