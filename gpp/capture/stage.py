@@ -100,7 +100,9 @@ class StageModule(nn.Module):
         """
         self._watched = self._cut.compile(self._root, training=True, draws=draws)[0]
 
-    def part(self, nodes: Iterable[str], draws: frozenset[str]) -> tuple[Callable[[int, Watcher, Iterable[Tensor]], None], tuple[str, ...]]:
+    def part(
+        self, nodes: Iterable[str], draws: frozenset[str]
+    ) -> tuple[Callable[[int, Watcher, Iterable[Tensor]], None], tuple[str, ...]]:
         """Code that calls some nodes of the training pass again.
 
         Args:
@@ -267,11 +269,7 @@ class _Cut:
     def compile(
         self, root: Root, *, training: bool, draws: frozenset[str] | None = None
     ) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
-        """The generated function; names of its arguments from outside, those of the root, and its results.
-
-        Args:
-            draws: see `StageModule.watch`; None for code that tells nobody.
-        """
+        """The generated function; names of its arguments from outside, those of the root, and results; `draws` as in `watch`."""
         closure = self.train_closure if training else self.eval_closure
         emitter = self._emitter(root, training=training, watched=draws is not None)
         reads, placed = [], set[str]()
@@ -303,9 +301,7 @@ class _Cut:
         batch = self.captured.batch
         return Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched)
 
-    def _tell(
-        self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]
-    ) -> None:
+    def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
         """Call a node, and tell the watcher of it."""
         if name in draws:
             emitter.tell_draws(self.place[name])

@@ -206,9 +206,7 @@ def _runs(
     )
 
 
-def _random(
-    captured: Captured, calls: tuple[str, ...], way: tuple[int, ...]
-) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+def _random(captured: Captured, calls: tuple[str, ...], way: tuple[int, ...]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
     """`Marks.draws`; and node that draws -> those that have drawn before it since the state was kept."""
     draws, segments, last, drawn = set[str](), dict[str, tuple[str, ...]](), KEPT, list[str]()
     for name, own in zip(calls, way, strict=True):
