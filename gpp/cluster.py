@@ -30,6 +30,10 @@ class Device:
         memory_bandwidth_bytes_per_s: bandwidth of the device's own memory.
         kernel_latency_s: fixed cost of one kernel, which makes small micro-batches inefficient.
         speed_factor: 1 for the device as described, 0.5 for one that takes twice as long.
+        host_bandwidth_bytes_per_s: of the link to the host's memory, in either direction; None: nothing can be kept on the host.
+        host_latency_s: fixed cost of one copy over it.
+        host_memory_bytes: memory of the host that this device may use; None: as much as is asked for.
+        host_sharers: devices behind one such link, this one included; each is given an equal part.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -39,19 +43,43 @@ class Device:
     efficiency: Positive = 1.0
     kernel_latency_s: NotNegative = 0.0
     speed_factor: Positive = 1.0
+    host_bandwidth_bytes_per_s: Positive | None = None
+    host_latency_s: NotNegative = 0.0
+    host_memory_bytes: Positive | None = None
+    host_sharers: Count = 1
 
     def flop_per_s(self, dtype: str) -> float:
         """Sustained FLOP/s for `dtype`; a dtype that the table lacks runs at the slowest listed rate."""
         peak = self.peak_flop_per_s.get(dtype, min(self.peak_flop_per_s.values()))
         return peak * self.efficiency * self.speed_factor
 
+    def host_copy_s(self, num_bytes: float) -> float:
+        """Seconds of a copy to the host's memory, or back, while all that share the link copy too.
+
+        Raises:
+            InvalidConfig: the device has no link to the host.
+        """
+        if self.host_bandwidth_bytes_per_s is None:
+            raise InvalidConfig(
+                "cluster.device.host_bandwidth_bytes_per_s",
+                None,
+                "the plan keeps activations on the host, and this device has no link to it",
+                "give its bandwidth, or plan without offload (strategy/memory=keep or recompute)",
+            )
+        return self.host_latency_s + num_bytes * self.host_sharers / self.host_bandwidth_bytes_per_s
+
 
 @settings("cluster.link")
 class Link:
-    """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`."""
+    """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`.
+
+    Args:
+        over_host: whether its messages go over the links of both devices to their hosts, where copies of activations go, too.
+    """
 
     latency_s: NotNegative
     bandwidth_bytes_per_s: Positive
+    over_host: bool = False
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds from the start of a send to the arrival of its last byte."""

@@ -28,10 +28,10 @@ from gpp.errors import MalformedProgram
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import COMPUTE, KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
+from gpp.program.kinds import COMPUTE, COPIES, KINDS, RECEIVES, REDUCE, SENDS, SUMS, UPDATES
 from gpp.program.program import Program, ReduceGroup, adding_stages, channel_of
 from gpp.program.steady_state import accumulation, of_length
-from gpp.program.waits import MEET, TRANSFER, Waits
+from gpp.program.waits import MEET, OCCUPY, Waits
 
 TICK_S = 1e-9
 """Times are whole numbers of these, so that rounding cannot order two actions differently in another mini-batch."""
@@ -48,7 +48,7 @@ _LAST = 1 << 60
 
 
 class _Block(NamedTuple):
-    """A pass, a sum or an update, and the sends that follow it."""
+    """A pass, a sum, an update or a copy to or from the host, and the sends that follow it."""
 
     node: int
     sends: list[int]
@@ -166,7 +166,7 @@ def _ticks(waits: Waits, seconds: Sequence[float]) -> list[int]:
     ticks = [round(took / TICK_S) for took in seconds]
     took = [1] * waits.num_nodes
     for does, node, _, label, needs, _ in waits.order:
-        if does != TRANSFER:
+        if does in (OCCUPY, MEET):
             for member in needs if does == MEET else (node,):
                 took[member] += ticks[label]
     return took
@@ -207,9 +207,9 @@ def _classes(program: Program, plan: Plan, blocks: dict[int, list[_Block]]) -> t
             elif streams and kind in UPDATES:
                 what, minibatch_of[block.node] = (device, kind, stage), microbatch
                 updates = microbatch + 1
-            elif (streams or first_of) and kind in COMPUTE:
+            elif (streams or first_of) and (kind in COMPUTE or kind in COPIES):
                 minibatch_of[block.node], rest = divmod(microbatch, counts[stage])
-                what = first_of.get((stage, device), device), kind, stage, rest
+                what = first_of.get((stage, device), device) if kind in COMPUTE else device, kind, stage, rest
             class_of[block.node] = numbers.setdefault(what, len(numbers))
     return class_of, minibatch_of
 

@@ -9,9 +9,11 @@
     s2.R0@d1                 all-reduce of gradient group 0 (`gpp.program.program.reduce_groups`)
     s2.N0@d1                 sum of the squared gradients of all devices (clipping by the global norm)
     s2.U0@d1                 optimizer step of mini-batch 0
+    s2.O0@d1                 copy of what micro-batch 0 keeps on the host: there, after its forward
+    s2.P0@d1                 and back, before its backward
 
-Nobody else reads or writes these letters: the row of a kind answers every question about it. What a kind occupies and waits for
-follows from its role, in `gpp.program.waits`.
+Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
+of waits (`gpp.program.waits`) is derived from what a row occupies and needs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpp.errors import MalformedProgram
 
@@ -30,19 +32,49 @@ FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
 
 
+class Resource(Enum):
+    """What an action occupies while it runs. What occupies a resource waits for what occupied it before."""
+
+    DEVICE = "device"
+    CHANNEL = "channel"
+    """That of its messages: direction, both stages, both devices."""
+    MEMBERS = "members"
+    """The devices of all members of a sum. Each waits until all have come to it."""
+    COPY_OUT = "copy out"
+    """The device's channel to the host. It runs beside the device, and beside the channel back."""
+    COPY_IN = "copy in"
+    """The device's channel from the host."""
+    NOTHING = "nothing"
+    """It is over at once."""
+
+
 class Role(Enum):
-    """What an action does, occupies and waits for."""
+    """How an action is carried out: who runs it, what takes its time, and which messages it has to do with."""
 
     COMPUTE = "compute"
-    """Occupies its device; waits for the messages whose receives were posted for it; makes the messages of its direction."""
+    """A pass of a stage: waits for the messages whose receives were posted for it, and makes the messages of its direction."""
     SEND = "send"
-    """Occupies its channel, not its device; waits for the pass that makes the message, and for the channel's earlier messages."""
+    """One end of a message: waits for the pass that makes it, and for nobody after."""
     RECEIVE = "receive"
-    """Occupies nothing: it is posted, and the pass that needs the message waits for it."""
+    """The other end: it is posted, and the pass that needs the message waits for it."""
     SUM = "sum"
-    """Occupies the devices of all its members; waits until all of them have come to it."""
+    """A sum of gradients over devices."""
     UPDATE = "update"
-    """Occupies its device; waits for nothing but the device's own order."""
+    """A step of the optimizer."""
+    COPY = "copy"
+    """Bytes of a micro-batch on their way to the host or back. Begins when its device comes to it, which goes on meanwhile."""
+
+
+class Need(NamedTuple):
+    """What an action waits for on its device, of its stage.
+
+    Args:
+        kind: text of the kind. A copy is needed only in a stage that has copies, and there by every micro-batch.
+        previous: whether it is that of the micro-batch before, by the order of the device; else it is that of its own.
+    """
+
+    kind: str
+    previous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +84,9 @@ class Kind:
     Args:
         text: how it is written, in programs and in events.
         meaning: what it does, for readers of traces and reports.
-        role: what it does, occupies and waits for.
+        role: how it is carried out.
+        occupies: what it occupies.
+        needs: what it waits for, beside what its role says of messages.
         direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
         holds: whether a micro-batch's activations are held from its end on.
         frees: whether they are freed at its end.
@@ -65,6 +99,8 @@ class Kind:
     text: str
     meaning: str
     role: Role
+    occupies: Resource
+    needs: tuple[Need, ...] = ()
     direction: Direction = ""
     holds: bool = False
     frees: bool = False
@@ -97,17 +133,55 @@ class _Table(dict[str, Kind]):
 KINDS: Final = _Table(
     (kind.text, kind)
     for kind in (
-        Kind(text="F", meaning="forward", role=Role.COMPUTE, direction=FORWARD, holds=True),
-        Kind(text="B", meaning="backward", role=Role.COMPUTE, direction=BACKWARD, frees=True, returns=True, finishes=True),
-        Kind(text="I", meaning="input gradients", role=Role.COMPUTE, direction=BACKWARD, returns=True, own=False),
-        Kind(text="W", meaning="weight gradients", role=Role.COMPUTE, frees=True, finishes=True, own=False),
-        Kind(text="SF", meaning="send outputs", role=Role.SEND, direction=FORWARD),
-        Kind(text="SB", meaning="send gradients", role=Role.SEND, direction=BACKWARD),
-        Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, direction=FORWARD),
-        Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, direction=BACKWARD),
-        Kind(text="R", meaning="reduce gradients", role=Role.SUM),
-        Kind(text="N", meaning="sum the norm", role=Role.SUM, everyone=True),
-        Kind(text="U", meaning="update", role=Role.UPDATE),
+        Kind(
+            text="F",
+            meaning="forward",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            needs=(Need("O", previous=True),),
+            direction=FORWARD,
+            holds=True,
+        ),
+        Kind(
+            text="B",
+            meaning="backward",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            needs=(Need("F"), Need("P")),
+            direction=BACKWARD,
+            frees=True,
+            returns=True,
+            finishes=True,
+        ),
+        Kind(
+            text="I",
+            meaning="input gradients",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            needs=(Need("F"), Need("P")),
+            direction=BACKWARD,
+            returns=True,
+            own=False,
+        ),
+        Kind(
+            text="W",
+            meaning="weight gradients",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            needs=(Need("I"),),
+            frees=True,
+            finishes=True,
+            own=False,
+        ),
+        Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
+        Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
+        Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
+        Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
+        Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
+        Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
+        Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
+        Kind(text="O", meaning="copy to the host", role=Role.COPY, occupies=Resource.COPY_OUT, needs=(Need("F"),)),
+        Kind(text="P", meaning="fetch from the host", role=Role.COPY, occupies=Resource.COPY_IN, needs=(Need("O"),)),
     )
 )
 
@@ -117,11 +191,13 @@ def _texts(role: Role) -> frozenset[str]:
 
 
 def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
-    (found,) = [
-        kind.text
-        for kind in KINDS.values()
-        if kind.own and kind.role is role and kind.direction == direction and kind.everyone == everyone
-    ]
+    own = (kind for kind in KINDS.values() if kind.own and kind.role is role)
+    (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
+    return found
+
+
+def _occupying(resource: Resource) -> str:
+    (found,) = [kind.text for kind in KINDS.values() if kind.occupies is resource]
     return found
 
 
@@ -130,6 +206,7 @@ SENDS: Final = _texts(Role.SEND)
 RECEIVES: Final = _texts(Role.RECEIVE)
 SUMS: Final = _texts(Role.SUM)
 UPDATES: Final = _texts(Role.UPDATE)
+COPIES: Final = _texts(Role.COPY)
 TRANSFERS: Final = SENDS | RECEIVES
 
 PASS: Final = {direction: _only(Role.COMPUTE, direction) for direction in (FORWARD, BACKWARD)}
@@ -139,6 +216,8 @@ RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FO
 REDUCE: Final = _only(Role.SUM)
 NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)
+COPY_OUT: Final = _occupying(Resource.COPY_OUT)
+COPY_IN: Final = _occupying(Resource.COPY_IN)
 
 _OWN = sorted((kind.text for kind in KINDS.values() if kind.own), key=len, reverse=True)
 NUMBER: Final = "([0-9]{1,18})"

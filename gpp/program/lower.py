@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
 from gpp.program.program import Program, Task, reduce_groups
 from gpp.routing import copies, messages
 
@@ -58,7 +59,9 @@ def lower(
         for t in range(minibatches if trains else 0):
             last = _last_of(order, plan, minibatches - 1 - t)
             updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
-        actions[device] = tuple(_interleave(order, device, before, after, updates))
+        copying = {s for s in stages if trains and plan.stages[s].offload}
+        copies = _copies(order, copying) if copying else {}
+        actions[device] = tuple(_interleave(order, device, before, after, updates, copies))
     return Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
 
 
@@ -92,13 +95,51 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
+def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list[Action]]:
+    """The copies behind each pass.
+
+    What a forward made goes at once. It comes back while the pass in front of its backward runs, as far as two micro-batches'
+    copies at a time allow it (`gpp.program.copies`): a fetch stands behind the last backward of its stage and behind its own copy
+    out, or, for the first backward, in front of the pass before it. Where backwards follow each other nothing goes, so from the
+    third on a fetch stands in front of the backward before its own.
+
+    Args:
+        order: the passes of a device.
+        copying: the stages whose copies are meant.
+    """
+    out: dict[Task, list[Action]] = defaultdict(list)
+    gone: dict[tuple[int, int], int] = {}
+    """Stage and micro-batch -> the place of its forward."""
+    latest: dict[int, int] = {}
+    """Stage -> the place of its last forward."""
+    used: dict[int, list[int]] = defaultdict(list)
+    """Stage -> the places of its backwards."""
+    for place, task in enumerate(order):
+        stage, kind, microbatch = task
+        if stage in copying and KINDS[kind].holds:
+            out[task].append(Action(COPY_OUT, stage, microbatch))
+            gone[stage, microbatch] = latest[stage] = place
+        if stage in copying and KINDS[kind].frees:
+            before = used[stage][-2:] or [place - 2]
+            free = before[0] if latest[stage] < before[0] else before[-1]
+            out[order[max(free, gone[stage, microbatch])]].append(Action(COPY_IN, stage, microbatch))
+            used[stage].append(place)
+    return out
+
+
 def _interleave(
-    order: Sequence[Task], device: int, before: Slots, after: Slots, updates: Mapping[Task, list[Action]]
+    order: Sequence[Task],
+    device: int,
+    before: Slots,
+    after: Slots,
+    updates: Mapping[Task, list[Action]],
+    copies: Mapping[Task, Sequence[Action]],
 ) -> list[Action]:
     """Post every receive some passes ahead, so that it overlaps with them.
 
     Args:
         updates: what ends a mini-batch, by the pass that it follows.
+        copies: what goes to the host and comes back, by the pass that it follows.
     """
     out: list[Action] = []
     for task in order[:POSTED_AHEAD]:
@@ -108,5 +149,6 @@ def _interleave(
             out += before.get((device, order[i + POSTED_AHEAD]), ())
         out.append(Action(task.kind, task.stage, task.microbatch))
         out += after.get((device, task), ())
+        out += copies.get(task, ())
         out += updates.get(task, ())
     return out

@@ -19,8 +19,9 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.action import Action
+from gpp.program.channels import Channel
 from gpp.program.kinds import KINDS, NUMBER, REDUCE, SENDS, read
-from gpp.program.waits import Channel, Waits
+from gpp.program.waits import Waits
 
 NORM_BYTES = 8
 """The payload of the sum over all devices that clipping needs: one float64."""

@@ -1,14 +1,14 @@
 """The graph of waits: who waits for whom in a program.
 
-Nodes are actions, numbered device by device. What follows from a kind's role (`gpp.program.kinds.Role`) is said here and nowhere
-else:
+Nodes are actions, numbered device by device. What a row of the table of kinds says is turned into waits here and nowhere else:
 
-* What occupies a device waits for what occupied it before.
+* What occupies a resource waits for what occupied it before (`gpp.program.kinds.Resource`).
 * A pass waits for the messages whose receives were posted for it. Receives pair with sends in the order of their channel, first
   in, first out.
-* A send waits for the pass before it on its device, which has made the message or runs after the one that did, and for the
-  messages before it on its channel.
-* A backward waits for the forward of its micro-batch, which stands before it on its device, like the receives that it needs.
+* A send waits for the pass before it on its device, which has made the message or runs after the one that did.
+* An action waits for what its kind needs of the same stage, which stands before it on its device (`gpp.program.kinds.Need`): so a
+  backward waits for its forward, like the receives that it needs, and a pass for copies (`gpp.program.copies`).
+* A copy begins no sooner than the device has come to it, and the device goes on at once.
 * A sum is a meeting: it waits for all its members, and they for it.
 
 So a program runs to its end if and only if the graph has a topological order, and its times are a longest path in that order:
@@ -26,24 +26,22 @@ from typing import NamedTuple, final
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Role
-
-Channel = tuple[Direction, int, int, int, int]
-"""Direction, source stage, destination stage, source device, destination device."""
-
+from gpp.program.channels import Channel, Ends, both_ends, check_channels
+from gpp.program.copies import Copies
+from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Resource, Role
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
 
-OCCUPY, TRANSFER, MEET = 0, 1, 2
-"""What a step does: it occupies its device, a channel, or the devices of all members of a sum."""
+OCCUPY, TRANSFER, MEET, COPY = 0, 1, 2, 3
+"""What a step does: it occupies its device, a channel, the devices of all members of a sum, or a channel to or from the host."""
 
 Step = tuple[int, int, int, int, tuple[int, ...], int]
 """An action in the topological order; a meeting has one step for all its members.
 
-What it does; its node; the resource of its device; its place in `Waits.labels`; the sends that a pass waits for, or the nodes of
-all members of a meeting; the resource that it occupies, which is a channel's for a send. A bare tuple: the simulator's loop takes
-it apart.
+What it does; its node; the resource of its device; its place in `Waits.labels`; the sends and copies that it waits for, or the
+nodes of all members of a meeting; the resource that it occupies, which is a channel's for a send or a copy. A bare tuple: the
+simulator's loop takes it apart.
 """
 
 _Pass = tuple[Direction, int, int]
@@ -66,20 +64,6 @@ class Times(NamedTuple):
 
 
 @final
-class _Ends:
-    """Both ends of a channel: the nodes that send, and the samples of every message at either end."""
-
-    __slots__ = ("received", "resource", "sends", "sent", "waiting")
-
-    def __init__(self, resource: int) -> None:
-        self.resource = resource
-        self.sends: list[int] = []
-        self.sent: list[tuple[int, int]] = []
-        self.received: list[tuple[int, int]] = []
-        self.waiting: int | None = None  # the resource of the device that waits for the channel's next message
-
-
-@final
 class Waits:
     """The graph of a program, in an order in which it can run.
 
@@ -94,12 +78,14 @@ class Waits:
     def __init__(self, actions: Mapping[int, Sequence[Action]]) -> None:
         self.actions = actions
         self.devices: tuple[int, ...] = tuple(sorted(actions))
-        """Resources 0, 1, ... are these devices; the channels follow."""
+        """Resources 0, 1, ... are these devices; the channels follow, to other devices and to the host."""
         self._firsts = [0, *accumulate(len(actions[device]) for device in self.devices)]
         self.first: dict[int, int] = dict(zip(self.devices, self._firsts, strict=False))
         """Device -> the number of its first action; the node of an action is `first[device]` and its position."""
-        self.channels: dict[Channel, _Ends] = {}
+        self.channels: dict[Channel, Ends] = {}
         """What is sent and received over each channel, and its resource."""
+        self.to_host: dict[tuple[Resource, int], Ends] = {}
+        """Channel to or from the host, and device -> its copies, and its resource."""
         self.labels: list[tuple[int, Action]] = []
         """A device and an action for each group of actions that take equally long, whatever the costs: of one kind and stage, or of
         one channel and number of samples. The last micro-batch of a stage, which may be smaller, has groups of its own."""
@@ -107,17 +93,18 @@ class Waits:
         """Node, stage and device of every update."""
         self.order: list[Step] = []
         """A topological order; receives, which take no time, are left out."""
-        self.meetings: dict[int, tuple[int, ...]] = self._meet()
+        self._copies: list[Copies | None] = []
+        self.meetings: dict[int, tuple[int, ...]] = self._survey()
         """Node of a sum -> the nodes of its meeting, in the order of their devices: the n-th of every member."""
         self._label_of: dict[tuple[object, ...], int] = {}
-        self._posted: list[dict[_Pass, list[tuple[_Ends, int]]]] = [{} for _ in self.devices]
+        self._posted: list[dict[_Pass, list[tuple[Ends, int]]]] = [{} for _ in self.devices]
         self._passes: list[dict[_Pass, int]] = [{} for _ in self.devices]  # -> place in `order`
         self._run()
         self._label_last()
 
     @property
     def num_resources(self) -> int:
-        return len(self.devices) + len(self.channels)
+        return len(self.devices) + len(self.channels) + len(self.to_host)
 
     @property
     def num_nodes(self) -> int:
@@ -143,12 +130,12 @@ class Waits:
 
     @cached_property
     def needs(self) -> dict[int, tuple[int, ...]]:
-        """Node of a pass -> the sends that it waits for; passes that wait for none are left out."""
-        return {node: needs for does, node, _, _, needs, _ in self.order if does == OCCUPY and needs}
+        """Node of a pass or a copy -> the sends and copies that it waits for; those that wait for none are left out."""
+        return {node: needs for does, node, _, _, needs, _ in self.order if needs and does != MEET}
 
     @cached_property
     def reader(self) -> dict[int, int]:
-        """Node of a send -> the pass that waits for it."""
+        """Node of a send -> the pass that waits for it; of a copy, the last that does."""
         return {send: node for node, sends in self.needs.items() for send in sends}
 
     def place(self, node: int) -> tuple[int, int]:
@@ -169,7 +156,8 @@ class Waits:
 
         Args:
             seconds: for which each action of a label occupies its resource.
-            late: by resource of a channel, less the number of devices: seconds from the wire to the arrival.
+            late: by resource of a channel, less the number of devices: seconds from the wire to the arrival; 0 for a copy, whose
+                seconds are all its own.
             start: by resource, when it is free at first; None: at 0.
         """
         num, firsts = len(self.devices), self._firsts
@@ -189,6 +177,14 @@ class Waits:
                 begin[node] = now
                 free[occupied] = now = now + seconds[label]
                 end[node] = now + late[occupied - num]
+            elif does == 3:
+                for need in needs:
+                    if end[need] > now:
+                        now = end[need]
+                if free[occupied] > now:
+                    now = free[occupied]
+                begin[node] = now
+                free[occupied] = end[node] = now + seconds[label]
             else:
                 members = [bisect_right(firsts, member) - 1 for member in needs]
                 done = max(free[member] for member in members) + seconds[label]
@@ -202,16 +198,23 @@ class Waits:
         out: list[int | None] = []
         for device in self.devices:
             begin = enumerate(self.actions[device], start=self.first[device])
-            out.append(next((node for node, action in begin if action.kind not in TRANSFERS), None))
-        return out + [ends.sends[0] for ends in self.channels.values()]
+            out.append(next((node for node, action in begin if action.kind not in _BESIDE), None))
+        ends = sorted([*self.channels.values(), *self.to_host.values()], key=lambda ends: ends.resource)
+        return out + [own.sends[0] for own in ends]
 
-    def _meet(self) -> dict[int, tuple[int, ...]]:
+    def _survey(self) -> dict[int, tuple[int, ...]]:
+        """Find who copies, and the meetings."""
         meetings: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(dict)
         for device in self.devices:
+            copied: list[Action] = []
             for node, action in enumerate(self.actions[device], start=self.first[device]):
-                if action[0] in SUMS:
+                if action[0] in _SUMS_AND_COPIES:
+                    if action[0] in COPIES:
+                        copied.append(action)
+                        continue
                     group = EVERYONE if KINDS[action.kind].everyone else action.microbatch
                     meetings[action.kind, group].setdefault(device, []).append(node)
+            self._copies.append(Copies(device, {action.stage for action in copied}) if copied else None)
         out: dict[int, tuple[int, ...]] = {}
         for (_, group), nodes in meetings.items():
             members = self.devices if group == EVERYONE else tuple(nodes)
@@ -246,9 +249,9 @@ class Waits:
                         at[other] = member + 1
                         ready.append(other)
         if any(node < end for node, end in zip(at, self._firsts[1:], strict=True)):
-            self._check_channels(*self._both_ends())
+            check_channels(*both_ends(self.actions))
             raise MalformedProgram(self._blocked(at))
-        self._check_channels(
+        check_channels(
             {channel: ends.sent for channel, ends in self.channels.items()},
             {channel: ends.received for channel, ends in self.channels.items()},
         )
@@ -257,6 +260,8 @@ class Waits:
                 direction, stage, microbatch = next(iter(posted))
                 found = next(a for a in self.actions[device] if _is_receive(a, direction, stage, microbatch))
                 raise MalformedProgram(f"{found.text(device)} is posted for a pass that does not come after it on its device")
+        for copies in filter(None, self._copies):
+            copies.check()
 
     def _advance(self, resource: int, node: int, ready: list[int]) -> int:
         """Run one device until it waits; returns the node where it does, or its end.
@@ -266,12 +271,12 @@ class Waits:
         """
         device = self.devices[resource]
         passes, posted, channels, order = self._passes[resource], self._posted[resource], self.channels, self.order
-        rows, labels, base = _ROWS, self._label_of, self.first[device]
+        rows, labels, base, copies = _ROWS, self._label_of, self.first[device], self._copies[resource]
         actions, end = self.actions[device], self._firsts[resource + 1]
         latest: _Pass | None = None
         while node < end:
             kind, stage, microbatch, peer_stage, peer_device, lo, hi = actions[node - base]
-            role, direction = rows[kind]
+            role, direction, needed = rows[kind]
             what = (direction, stage, microbatch)
             if role == _RECEIVE:
                 channel = (direction, peer_stage, stage, peer_device, device)
@@ -292,8 +297,13 @@ class Waits:
                             return node
                     needs = tuple([ends.sends[place] for ends, place in wanted])
                     del posted[what]
-                if direction == BACKWARD and (FORWARD, stage, microbatch) not in passes:
+                if needed is not None and (needed, stage, microbatch) not in passes:
                     return node
+                if copies is not None and stage in copies.stages:
+                    copied = copies.take(kind, stage, microbatch, node)
+                    if copied is None:
+                        return node
+                    needs += copied
                 if passes.setdefault(what, len(order)) != len(order):
                     return node  # it has run already
                 latest = what
@@ -319,14 +329,29 @@ class Waits:
             elif role == _UPDATE:
                 self.updates.append((node, stage, device))
                 order.append((OCCUPY, node, resource, self._label((kind, stage), device, node - base), (), resource))
+            elif role == _COPY and copies is not None:
+                needs = copies.take(kind, stage, microbatch, node)
+                if needs is None:
+                    return node
+                copies.steps[kind, stage, microbatch] = len(order)
+                at = self._to_host(KINDS[kind].occupies, device, node)
+                order.append((COPY, node, resource, self._label((kind, stage), device, node - base), needs, at))
             else:
                 return node  # a sum: everybody meets in `_run`
             node += 1
         return node
 
-    def _open(self, channel: Channel) -> _Ends:
-        ends = self.channels[channel] = _Ends(len(self.devices) + len(self.channels))
+    def _open(self, channel: Channel) -> Ends:
+        ends = self.channels[channel] = Ends(self.num_resources)
         return ends
+
+    def _to_host(self, resource: Resource, device: int, node: int) -> int:
+        """The resource of a copy's channel."""
+        ends = self.to_host.get((resource, device))
+        if ends is None:
+            ends = self.to_host[resource, device] = Ends(self.num_resources)
+        ends.sends.append(node)
+        return ends.resource
 
     def _label(self, key: tuple[object, ...], device: int, position: int) -> int:
         label = self._label_of.setdefault(key, len(self.labels))
@@ -341,40 +366,17 @@ class Waits:
             for _, stage, microbatch in own:
                 if microbatch > last.get(stage, -1):
                     last[stage] = microbatch
-        for own in self._passes:
-            for stage, direction in product({stage for _, stage, _ in own}, (FORWARD, BACKWARD, "")):
-                at = own.get((direction, stage, last[stage]))
+        for own, copies in zip(self._passes, self._copies, strict=True):
+            stages = {stage for _, stage, _ in own}
+            places = [own.get((direction, s, last[s])) for s, direction in product(stages, (FORWARD, BACKWARD, ""))]
+            if copies is not None:
+                places += [copies.steps.get((kind, s, last[s])) for s, kind in product(sorted(copies.stages), sorted(COPIES))]
+            for at in places:
                 if at is not None:
                     does, node, resource, _, needs, occupied = self.order[at]
-                    label = self._label(("last", self.action(node).kind, stage), *self.place(node))
+                    action = self.action(node)
+                    label = self._label(("last", action.kind, action.stage), *self.place(node))
                     self.order[at] = (does, node, resource, label, needs, occupied)
-
-    def _both_ends(self) -> tuple[dict[Channel, list[tuple[int, int]]], dict[Channel, list[tuple[int, int]]]]:
-        """The samples of the messages that every channel sends and receives, by the lists alone."""
-        sent, received = defaultdict(list), defaultdict(list)
-        for device in self.devices:
-            for kind, stage, _, peer_stage, peer_device, lo, hi in self.actions[device]:
-                role, direction = _ROWS[kind]
-                if role == _SEND:
-                    sent[direction, stage, peer_stage, device, peer_device].append((lo, hi))
-                elif role == _RECEIVE:
-                    received[direction, peer_stage, stage, peer_device, device].append((lo, hi))
-        return sent, received
-
-    @staticmethod
-    def _check_channels(sent: Mapping[Channel, list[tuple[int, int]]], received: Mapping[Channel, list[tuple[int, int]]]) -> None:
-        for channel in sorted(sent.keys() | received.keys(), key=str):
-            sends, receives = sent.get(channel, []), received.get(channel, [])
-            if sends != receives:
-                direction, src, dst, src_device, dst_device = channel
-                bad = next(
-                    ((a, b) for a, b in zip(sends, receives, strict=False) if a != b),
-                    (sends[len(receives) :][:1], receives[len(sends) :][:1]),
-                )
-                raise MalformedProgram(
-                    f"channel {direction} s{src}.d{src_device} > s{dst}.d{dst_device}: sender and receiver disagree, "
-                    f"{len(sends)} sends against {len(receives)} receives, first difference {bad[0]} against {bad[1]}"
-                )
 
     def _blocked(self, at: Sequence[int]) -> str:
         """The blocked actions, and the grid around them."""
@@ -382,6 +384,8 @@ class Waits:
         lines = ["the program cannot run to its end; blocked: " + ", ".join(map(self.text, stuck))]
         met = [self.place(node)[0] for node in stuck if node in self.meetings]
         lines += [f"device {device} waits in a reduction that others never reach" for device in met]
+        copies = [self._copies[bisect_right(self._firsts, node) - 1] for node in stuck]
+        lines += [why for own, node in zip(copies, stuck, strict=True) if own and (why := own.why(self.action(node)))]
         for node in stuck:
             device, position = self.place(node)
             around = [action.text(device) for action in self.actions[device][max(0, position - 3) : position + 3]]
@@ -395,15 +399,19 @@ def _is_receive(action: Action, direction: Direction, stage: int, microbatch: in
     return row.role is Role.RECEIVE and (row.direction, action.stage, action.microbatch) == (direction, stage, microbatch)
 
 
-class _Rows(dict[str, tuple[int, Direction]]):
-    """Role, as a small number, and direction of each kind; an unknown one is refused."""
+class _Rows(dict[str, tuple[int, Direction, Direction | None]]):
+    """Role, as a small number, direction, and the direction of the pass that it needs, of each kind; an unknown one is refused."""
 
-    def __missing__(self, kind: str) -> tuple[int, Direction]:
+    def __missing__(self, kind: str) -> tuple[int, Direction, Direction | None]:
         row = KINDS[kind]
-        self[kind] = _CODES[row.role], row.direction
+        passes = [KINDS[need.kind].direction for need in row.needs if need.kind in COMPUTE and not need.previous]
+        self[kind] = _CODES[row.role], row.direction, next(iter(passes), None)
         return self[kind]
 
 
-_COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE = range(5)
-_CODES = {Role.COMPUTE: _COMPUTE, Role.SEND: _SEND, Role.RECEIVE: _RECEIVE, Role.SUM: _SUM, Role.UPDATE: _UPDATE}
+_CODES = {role: code for code, role in enumerate(Role)}
+_COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE, _COPY = range(len(Role))
 _ROWS = _Rows()
+_SUMS_AND_COPIES = SUMS | COPIES
+_BESIDE = TRANSFERS | COPIES
+"""Kinds that do not occupy their device."""

@@ -17,7 +17,7 @@ from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups
 
@@ -130,6 +130,7 @@ def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, tra
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
         kinds = [PASS[FORWARD]] + [PASS[BACKWARD]] * (trains and plan.runs_backward(s, graph))
+        kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
         for m in range(-(-num_samples // stage.microbatch_size)):
             # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.
             turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices

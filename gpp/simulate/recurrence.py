@@ -21,8 +21,8 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
 from gpp.program.program import NORM_BYTES, ReduceGroup, reduce_groups
 from gpp.routing import copies, messages
+from gpp.simulate.messages import ORDER_BYTES
 from gpp.simulate.period import Period, spans
-from gpp.simulate.simulator import ORDER_BYTES
 from gpp.timeline import Metrics, Timeline
 
 STEADY = 1e-9
@@ -34,7 +34,8 @@ STREAM = 8
 
 
 def can_score(plan: Plan, warmups: list[int | None]) -> bool:
-    """Whether all stages have devices of their own, one micro-batch size that divides the mini-batch, and a covering warm-up.
+    """Whether all stages have devices of their own, no copies to the host, one micro-batch size that divides the mini-batch, and a
+    covering warm-up.
 
     A warm-up covers if it is at least as long as those of the successors. Replicas that take turns are at different
     micro-batches at a time, so there are no rounds that all stages share.
@@ -45,7 +46,7 @@ def can_score(plan: Plan, warmups: list[int | None]) -> bool:
     sizes = {stage.microbatch_size for stage in plan.stages}
     if plan.shares_devices or len(sizes) > 1 or plan.minibatch_size % sizes.pop() or any(w is None for w in warmups):
         return False
-    if any(stage.round_robin_degree > 1 for stage in plan.stages):
+    if any(stage.round_robin_degree > 1 or stage.offload for stage in plan.stages):
         return False
     return all((warmups[s] or 0) >= (warmups[t] or 0) for s, t in plan.edges)
 

@@ -3,7 +3,7 @@
 Devices that compute at a time get equal shares of the processors, at most one each (egalitarian processor sharing, as
 the kernel's fair scheduler has it over a few milliseconds). So what an action takes depends on who else computes, and
 times are no longer a longest path: events are worked off in their order. Messages and sums take no processor beside
-what a pass is charged for them.
+what a pass is charged for them, and copies to the host take none.
 
 Source: Kleinrock, "Time-shared systems: a theoretical treatment", 1967, for the sharing.
 """
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpp.program.waits import MEET, OCCUPY, Step, Times, Waits
+from gpp.program.waits import COPY, MEET, OCCUPY, Step, Times, Waits
 
 STEPS = 8
 """Steps that a program is repeated for."""
@@ -39,7 +39,7 @@ def shared_times(
     first = [min((run.begin[step[1]] for step in own), default=0.0) for own in run.lists]
     counted = repeats - 2 - FILLING
     period = (run.done[-2] - run.done[FILLING]) / counted if counted > 0 else run.done[0]
-    return Times(run.begin, run.end, first + [float("inf")] * len(waits.channels), run.free), period
+    return Times(run.begin, run.end, first + [float("inf")] * (waits.num_resources - len(waits.devices)), run.free), period
 
 
 class _Run:
@@ -130,6 +130,8 @@ class _Run:
                         self._next_at(member, over)
                 return
             start = max(self.free[occupied], self.now)
+            if does == COPY:  # what it needs has been issued before it
+                start = max([start, *(self.arrivals[step, need] for need in needs)])
             self.begin[node] = start
             self.free[occupied] = start + self.seconds[label]
             self.end[node] = self.arrivals[step, node] = self.free[occupied] + self.late[occupied - self.num]

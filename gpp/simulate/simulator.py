@@ -1,9 +1,10 @@
 """Discrete-event run of a program on a cost model.
 
 Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
-its own first-in first-out channel and overlaps with compute; a reduction starts when all its devices have reached it. Channels do
-not contend with each other. The order of every device is static, so the times are a longest path in the graph of waits
-(`gpp.program.waits`): no event queue is needed, unless devices share processors (`gpp.simulate.sharing`).
+its own first-in first-out channel and overlaps with compute; a copy to the host or back goes on a channel of its device, one for
+each way (`gpp.simulate.copies`); a reduction starts when all its devices have reached it. Channels do not contend with each other.
+The order of every device is static, so the times are a longest path in the graph of waits (`gpp.program.waits`): no event queue is
+needed, unless devices share processors (`gpp.simulate.sharing`).
 """
 
 from __future__ import annotations
@@ -14,19 +15,16 @@ from typing import NamedTuple
 
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
-from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Direction, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Role
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
+from gpp.simulate.copies import copy_costs
+from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, Timeline
-
-ORDER_BYTES = 1
-"""Payload of an order-only edge: one byte, whatever the number of samples."""
-
 
 SHOWN = 3
 """Mini-batches that the timeline of a pipeline which does not drain shows: its pattern may take more than one to repeat."""
@@ -157,24 +155,14 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
     return out
 
 
-def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
-    """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
-    out = {}
-    for (s, t), tensors in plan.edge_tensors(graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        out[FORWARD, s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        out[BACKWARD, t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
-    return out
-
-
 class Costs(NamedTuple):
     """What the actions of a program take.
 
     Args:
         seconds: of each label of its waits.
-        num_bytes: of its message, or of what it sums.
+        num_bytes: of its message, of what it sums, or of what it copies.
         moved: bytes that it puts on links; a ring moves 2(n-1)/n of a sum's over each of the n members' links.
-        late: by channel, seconds from the wire to the arrival.
+        late: by channel, seconds from the wire to the arrival; 0 for copies.
     """
 
     seconds: list[float]
@@ -195,6 +183,7 @@ class Costs(NamedTuple):
         num_bytes: list[float] = []
         moved: list[float] = []
         bills = plan.bills(problem)
+        copies = copy_costs(plan, problem.graph, problem.cluster, bills)
         for device, action in waits.labels:
             row, s = KINDS[action.kind], action.stage
             size, share = 0.0, 1.0
@@ -212,12 +201,18 @@ class Costs(NamedTuple):
                 took, share = problem.cluster.allreduce_s(size, members), 2 * (len(members) - 1) / len(members)
             elif row.role is Role.UPDATE:
                 took = bills[s].update_s
+            elif row.role is Role.COPY and (action.kind, s) in copies:
+                b = plan.stages[s].microbatch_size
+                took, size = copies[action.kind, s].of(last=(action.microbatch + 1) * b > program.num_samples)
+                share = 0.0  # the host is none of the devices that communicate
             else:
                 raise MalformedProgram(f"{action.text(device)} takes no time that a simulation could know")
             seconds.append(took)
             num_bytes.append(size)
             moved.append(size * share)
-        late = [0.0 if src == dst else problem.cluster.link(src, dst).latency_s for _, _, _, src, dst in waits.channels]
+        late = [0.0] * (waits.num_resources - len(waits.devices))
+        for (_, _, _, src, dst), ends in waits.channels.items():
+            late[ends.resource - len(waits.devices)] = 0.0 if src == dst else problem.cluster.link(src, dst).latency_s
         return cls(seconds, num_bytes, moved, late)
 
 

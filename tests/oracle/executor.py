@@ -17,6 +17,8 @@ def runs(program: Program, members: dict[int, set[int]]) -> bool:
     done: dict[int, set] = defaultdict(set)
     meets: dict[tuple, set[int]] = defaultdict(set)
     seen: Counter = Counter()
+    copying = {(device, a.stage) for device, own in program.actions.items() for a in own if a.kind in "OP"}
+    passed: dict[tuple, list] = defaultdict(list)  # (device, stage) that copies -> its passes and copies so far
     moved = True
     while moved:
         moved = False
@@ -42,6 +44,8 @@ def runs(program: Program, members: dict[int, set[int]]) -> bool:
                         break
                     if any(queues[channel][place] != samples for channel, place, samples in wanted):
                         return False  # other samples than it has room for
+                    if (device, a.stage) in copying and not follows(passed[device, a.stage], a.kind, a.microbatch):
+                        return False
                     del expected[device, *what]
                     done[device].add(what)
                 elif a.kind in ("R", "N"):
@@ -52,8 +56,26 @@ def runs(program: Program, members: dict[int, set[int]]) -> bool:
                     meets[key].add(device)
                     if meets[key] != members[group]:
                         break
+                elif a.kind in ("O", "P") and not follows(passed[device, a.stage], a.kind, a.microbatch):
+                    return False
                 at[device] += 1
                 moved = True
     ended = all(at[device] == len(actions) for device, actions in program.actions.items())
     read = all(len(queue) == seen[channel] for channel, queue in queues.items())
-    return ended and read and not any(expected.values())
+    paired = all(Counter(m for _, m in own) == {m: 4 for _, m in own} for own in passed.values())
+    return ended and read and paired and not any(expected.values())
+
+
+def follows(before: list[tuple[str, int]], kind: str, microbatch: int) -> bool:
+    """Whether a pass or a copy may come now, in a stage that copies: a pair of slots, one for what goes, one for what comes.
+
+    Args:
+        before: (kind, micro-batch) of the stage's passes and copies so far; the new one is added.
+    """
+    own = [k for k, m in before if m == microbatch]
+    going = sum(k == "F" for k, _ in before) - sum(k == "O" for k, _ in before)
+    coming = sum(k == "P" for k, _ in before) - sum(k == "B" for k, _ in before)
+    before.append((kind, microbatch))
+    if own != ["F", "O", "P", "B"][: len(own)] or "FOPB"[len(own) : len(own) + 1] != kind:
+        return False
+    return not going and coming < 2 if kind == "F" else coming < 2 if kind == "P" else True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -24,6 +25,7 @@ from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
 from tests.simulate.test_recurrence import random_dag
 from tests.support.graphs import DEVICE, chain, problem
+from tests.support.host import on_host
 from tests.support.programs import lower
 
 NODES = uniform(
@@ -36,6 +38,9 @@ NODES = uniform(
 )
 
 
+Case = tuple[Program, Plan, Problem]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates(Constant):
     """Updates take time too, other ones on every stage."""
@@ -44,8 +49,12 @@ class Updates(Constant):
         return 0.05 * num_bytes
 
 
-def random_case(seed: int) -> tuple[Program, Plan, Problem]:
-    """A small program: branches, replicas, unequal micro-batches, sometimes stages that share a device."""
+def random_case(seed: int, host: Callable[[random.Random, Problem, Plan], tuple[Problem, Plan]] | None = None) -> Case:
+    """A small program: branches, replicas, unequal micro-batches, sometimes stages that share a device.
+
+    Args:
+        host: puts operators of a plan on the host.
+    """
     rng = random.Random(seed)
     n = rng.randint(2, 6)
     graph = random_dag(rng, n)
@@ -58,6 +67,7 @@ def random_case(seed: int) -> tuple[Program, Plan, Problem]:
         plan = make_plan(prob, "test", parts, sizes, placement=where, ordered=True)
     else:
         plan = make_plan(prob, "test", parts, sizes)
+    prob, plan = host(rng, prob, plan) if host else (prob, plan)
     return lower(plan, graph, schedule, global_norm=prob.global_norm), plan, prob
 
 
@@ -80,14 +90,17 @@ def mutated(program: Program, rng: random.Random) -> Program:
                 field = rng.choice(["microbatch", "stage", "lo", "peer_device"])
                 own[i] = own[i]._replace(**{field: getattr(own[i], field) + rng.choice([-1, 1])})
             case _:
-                own[i] = own[i]._replace(kind=rng.choice(["F", "B", "U", "R", "N"]))
+                own[i] = own[i]._replace(
+                    kind=rng.choice(["F", "B", "U", "R", "N", "O", "P"][: 7 if any(a.kind == "O" for a in own) else 5])
+                )
     return replace(program, actions={device: tuple(own) for device, own in actions.items()})
 
 
-def test_what_is_accepted_runs_and_what_runs_is_accepted() -> None:
+@pytest.mark.parametrize("host", [None, on_host])
+def test_what_is_accepted_runs_and_what_runs_is_accepted(host) -> None:
     accepted = refused = 0
     for seed in range(60):
-        program, plan, prob = random_case(seed)
+        program, plan, prob = random_case(seed, host)
         groups = reduce_groups(plan, prob.graph)
         members = {g: set(group.devices) for g, group in enumerate(groups)} | {-1: set(program.actions)}
         check_program(program, groups)

@@ -17,7 +17,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.program.kinds import COMPUTE, KINDS
 from gpp.program.lower import communication
-from gpp.simulate.simulator import message_rates
+from gpp.simulate.messages import message_rates
 from gpp.strategy import Strategy
 from gpp.timeline import Timeline
 

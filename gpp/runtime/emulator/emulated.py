@@ -88,7 +88,7 @@ class EmulatedMailbox(AbstractMailbox):
     """Messages that say when they arrive. A hand-over between stages of this device takes no time.
 
     Args:
-        rates: bytes of messages, see `gpp.simulate.simulator.message_rates`.
+        rates: bytes of messages, see `gpp.simulate.messages.message_rates`.
     """
 
     def __init__(

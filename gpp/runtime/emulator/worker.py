@@ -34,8 +34,8 @@ from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
-from gpp.simulate.simulator import message_rates
 
 Agree = Callable[[list[float]], list[float]]
 """Function that gives every worker the largest value at each place over all workers."""
