@@ -25,6 +25,7 @@ from gpp.capture.stage import StageModule
 from gpp.runtime.memory.copies import AbstractCopies
 from gpp.runtime.memory.marks import KEPT, MOVED, Marks
 from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, given, held, plain
+from gpp.runtime.transport.channels import Mark
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
@@ -262,17 +263,26 @@ class Keeper:
             self._codes[key] = _Code(call, reads, min(self.marks.place[name] for name in nodes))
         return self._codes[key]
 
-    def copy_out(self, microbatch: int) -> None:
-        """Begin to move what the forward of a micro-batch has left for the host."""
+    def copy_out(self, microbatch: int) -> tuple[Mark, Mark] | None:
+        """Begin to move what the forward of a micro-batch has left for the host; when that begins and ends, if it left anything."""
         slots = [slot for reference in self._moved.pop(microbatch, ()) if (slot := reference()) is not None]
-        if slots:
-            assert self._copies is not None
-            self._under_way[microbatch] = _Moving(slots, self._copies)
+        if not slots:
+            return None
+        assert self._copies is not None
+        moving = self._under_way[microbatch] = _Moving(slots, self._copies)
+        return moving.span
 
-    def fetch(self, microbatch: int) -> None:
-        """Begin to bring it back."""
-        if microbatch in self._under_way:
-            self._under_way[microbatch].turn()
+    def fetch(self, microbatch: int) -> tuple[Mark, Mark] | None:
+        """Begin to bring it back.
+
+        If another micro-batch is back and has not been used, all that goes must have gone before: two are on the device at most.
+        """
+        moving = self._under_way.get(microbatch)
+        if moving is None:
+            return None
+        if any(other.turned for other in self._under_way.values()):
+            self._leave()
+        return moving.turn()
 
     def arrive(self, microbatch: int) -> None:
         """Before a backward: wait until all of its micro-batch is there."""
@@ -294,7 +304,12 @@ class _Moving:
     def __init__(self, slots: Sequence[Slot], copies: AbstractCopies) -> None:
         self._slots, self._copies = [weakref.ref(slot) for slot in slots], copies
         self._parcel = copies.out([slot.storage for slot in slots if slot.storage is not None])
-        self._turned = self._left = False
+        self.turned = self._left = False
+
+    @property
+    def span(self) -> tuple[Mark, Mark]:
+        """Of the copy that was begun last."""
+        return self._parcel.span
 
     def look(self) -> None:
         """Let go of the device's storages if they have been copied."""
@@ -311,12 +326,13 @@ class _Moving:
             if (slot := reference()) is not None:
                 slot.storage = None
 
-    def turn(self) -> None:
+    def turn(self) -> tuple[Mark, Mark]:
         """Begin to bring them back, once."""
-        if not self._turned:
+        if not self.turned:
             self.leave()
-            self._turned = True
+            self.turned = True
             self._copies.back(self._parcel)
+        return self.span
 
     def arrive(self) -> None:
         """Wait until they are back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.memory.copies import HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
-from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
@@ -57,11 +57,15 @@ def build_optimizers(
 
 
 def build_keepers(
-    job: Job, modules: Mapping[int, StageModule], device: torch.device, autocast: torch.dtype | None
+    job: Job,
+    modules: Mapping[int, StageModule],
+    device: torch.device,
+    autocast: torch.dtype | None,
+    now: Callable[[], Mark],
 ) -> dict[int, Keeper]:
-    """What carries out the plan's policy for the memory of each stage that has one."""
+    """What carries out the plan's policy for the memory of each stage that has one; `now` as of `StageRunner`."""
     marked = {s: stage for s in modules if (stage := job.plan.stages[s]).recompute or stage.offload}
-    copies = HostCopies() if any(stage.offload for stage in marked.values()) else None
+    copies = HostCopies(now) if any(stage.offload for stage in marked.values()) else None
     return {
         s: Keeper(
             modules[s],
