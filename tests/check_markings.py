@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpp.errors import InvalidConfig
-from tests.support.markings import NAMED, POLICIES, SMALL, marked, random_job, train
+from tests.support.markings import NAMED, POLICIES, SMALL, keep, random_case, random_ways, train
 
 
 def main(count: int, first: int, models: list[str]) -> int:
@@ -28,13 +28,13 @@ def main(count: int, first: int, models: list[str]) -> int:
         policy = POLICIES[seed // len(names) % len(POLICIES)] if seed % 2 else rng.choice(POLICIES)
         try:
             try:
-                job, weights = random_job(name, policy, rng, steps=3)
+                case = random_case(name, policy, rng)
             except InvalidConfig:  # stages that share a weight need a policy that keeps it one
-                job, weights = random_job(name, policy := POLICIES[0], rng, steps=3)
-            other = marked(job, rng)
+                case = random_case(name, policy := POLICIES[0], rng)
+            kept, job = case.job(keep), case.job(random_ways(rng))
+            ways = [(stage.recompute, stage.offload) for stage in job.plan.stages]
             with tempfile.TemporaryDirectory() as folder:
-                wrong = train(job, weights, Path(folder, "a")).differences(train(other, weights, Path(folder, "b")))
-            ways = [(stage.recompute, stage.offload) for stage in other.plan.stages]
+                wrong = train(kept, case.weights, Path(folder, "a")).differences(train(job, case.weights, Path(folder, "b")))
         except Exception:
             wrong, ways = [traceback.format_exc()], []
         done[policy.name] += 1

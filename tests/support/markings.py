@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractModel
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
-from gpp.runtime.worker.stage import StageRunner
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -73,64 +73,87 @@ class Training:
     def differences(self, other: Training) -> list[str]:
         """What is not equal bit for bit."""
         found = ["losses"] if self.losses != other.losses else []
-        found += [name for name in self.state if not torch.equal(self.state[name], other.state[name])]
+        found += [name for name in self.state if _bits(self.state[name]) != _bits(other.state[name])]
         for key, mine in self.gradients.items():
             theirs = other.gradients[key]
-            if len(mine) != len(theirs) or not all(map(torch.equal, mine, theirs)):
+            if list(map(_bits, mine)) != list(map(_bits, theirs)):
                 found.append(f"gradients of device {key[0]}, stage {key[1]}")
         return found
 
 
-def random_job(name: str, policy: AbstractWeights, rng: random.Random, *, steps: int) -> tuple[Job, dict[str, torch.Tensor]]:
-    """A job of a random plan that keeps everything."""
+def _bits(tensor: torch.Tensor) -> bytes:
+    # A running variance over one value is not a number, and as such equal to none.
+    return tensor.detach().numpy().tobytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A training of a plan, of which the marks are still open."""
+
+    model: AbstractModel
+    found: Captured
+    weights: dict[str, torch.Tensor]
+    problem: Problem
+    strategy: Strategy
+    plan: Plan
+
+    def job(self, ways: Callable[[int], str], *, dtype: str = "float64", steps: int = 3, **settings: Any) -> Job:
+        """The job whose operators are (k)ept, (r)ecomputed or (m)oved; stages without a backward keep theirs."""
+        stages = []
+        for s, stage in enumerate(self.plan.stages):
+            own = {op: ways(op) if self.plan.runs_backward(s, self.problem.graph) else "k" for op in stage.ops}
+            again, moved = (tuple(op for op in stage.ops if own[op] == way) for way in "rm")
+            stages.append(replace(stage, recompute=again, offload=moved))
+        data = inprocess.data_of(self.model)
+        return assemble(
+            *(self.found, self.problem, replace(self.plan, stages=tuple(stages)), self.strategy),
+            optimizer=SGD(lr=0.05, momentum=0.9),
+            data=data,
+            model=self.model,
+            steps=steps,
+            dtype=dtype,
+            seed=0,
+            train_samples=len(data.load("train", self.model, seed=0, dtype=dtype)),
+            **settings,
+        )
+
+
+def with_host(problem: Problem) -> Problem:
+    """The same with a link from every device to the host."""
+    devices = tuple(replace(device, host_bandwidth_bytes_per_s=1e9) for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def random_case(name: str, policy: AbstractWeights, rng: random.Random) -> Case:
+    """A random plan of a model: stages, replicas, sizes of micro-batches, schedule."""
     model, found, weights = model_of(name)
-    data = inprocess.data_of(model)
     schedule = rng.choice([OneFOneB(), GPipe()]) if policy.flushes else NoFlush()
-    problem = inprocess.problem_of(
-        found, 8, MINIBATCH, max_ops=rng.choice([8, 16, 32]), regime=Regime(in_flight=schedule.in_flight)
-    )
+    regime = Regime(in_flight=schedule.in_flight)
+    problem = with_host(inprocess.problem_of(found, 8, MINIBATCH, max_ops=rng.choice([8, 16, 32]), regime=regime))
     strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=policy)
     count = problem.graph.num_ops
-    parts = [
-        (mask, rng.choice([1, 1, 2])) for mask in random_partition(problem.graph, rng.randint(min(2, count), min(4, count)), rng)
-    ]
+    masks = random_partition(problem.graph, rng.randint(min(2, count), min(4, count)), rng)
     # As strategies ask planners: one with a very large mini-batch is a pipeline that does not drain.
     asked = problem if policy.flushes else replace(problem, minibatch_size=64 * MINIBATCH)
-    sizes: int | list[int] = [rng.choice([2, 4]) for _ in parts]
+    sizes: int | list[int] = [rng.choice([2, 4]) for _ in masks]
     if not policy.flushes:
-        # Double buffering needs as many micro-batches as there are stages in flight.
+        # Double buffering needs as many micro-batches in a mini-batch as are in flight.
         sizes = 2 if isinstance(policy, DoubleBuffer) else rng.choice([2, 4, 8])
+    parts = [(mask, rng.choice([1, 1, 2])) for mask in masks]
     plan = replace(make_plan(asked, "test", parts, sizes, chain=rng.random() < 0.3), minibatch_size=MINIBATCH)
     strategy.check(plan, strategy.posed(problem))
-    train_samples = len(data.load("train", model, seed=0, dtype="float64"))
-    job = assemble(
-        *(found, problem, plan, strategy),
-        optimizer=SGD(lr=0.05, momentum=0.9),
-        data=data,
-        model=model,
-        steps=steps,
-        dtype="float64",
-        seed=0,
-        train_samples=train_samples,
-    )
-    return job, weights
+    return Case(model=model, found=found, weights=weights, problem=problem, strategy=strategy, plan=plan)
 
 
-def marked(job: Job, rng: random.Random, *, ways: str | None = None) -> Job:
-    """The same job with operators discarded and moved at random."""
-    shares = ways or rng.choice(["krm", "kr", "rrrm", "r", "m", "km"])
-    return with_ways(job, lambda op: rng.choice(shares))
+def random_ways(rng: random.Random) -> Callable[[int], str]:
+    """A way for each operator, at random."""
+    ways = rng.choice(["krm", "kr", "rrrm", "r", "m", "km"])
+    return lambda op: rng.choice(ways)
 
 
-def with_ways(job: Job, way: Any) -> Job:
-    """The same job with operators (k)ept, (r)ecomputed or (m)oved as `way` says."""
-    stages = []
-    for s, stage in enumerate(job.plan.stages):
-        ways = {op: way(op) if job.plan.runs_backward(s, job.graph) else "k" for op in stage.ops}
-        again, moved = ([op for op in stage.ops if ways[op] == kind] for kind in "rm")
-        stages.append(replace(stage, recompute=tuple(again), offload=tuple(moved)))
-    plan = replace(job.plan, stages=tuple(stages))
-    return replace(job, plan=plan)
+def keep(op: int) -> str:
+    """The way of every operator without a policy."""
+    return "k"
 
 
 def train(job: Job, weights: dict[str, torch.Tensor], folder: Path) -> Training:
@@ -142,30 +165,8 @@ def train(job: Job, weights: dict[str, torch.Tensor], folder: Path) -> Training:
 
     hook = register_optimizer_step_pre_hook(note)
     try:
-        with moving():
-            losses, state, workers = inprocess.run(job, folder, weights)
+        losses, state, workers = inprocess.run(job, folder, weights)
     finally:
         hook.remove()
     of = {(w.device_id, s): seen[id(optimizer)] for w in workers for s, optimizer in w.optimizers.items()}
     return Training(losses=losses, state={name: t.clone() for name, t in state.items()}, gradients=of)
-
-
-@contextmanager
-def moving() -> Iterator[None]:
-    """Until programs say it: a copy begins right after its forward, and comes back right before the backward."""
-    forward, backward = StageRunner.forward, StageRunner.backward
-
-    def out(self: StageRunner, microbatch: int) -> Any:
-        span = forward(self, microbatch)
-        self.copy_out(microbatch)
-        return span
-
-    def back(self: StageRunner, microbatch: int) -> Any:
-        self.fetch(microbatch)
-        return backward(self, microbatch)
-
-    StageRunner.forward, StageRunner.backward = out, back
-    try:
-        yield
-    finally:
-        StageRunner.forward, StageRunner.backward = forward, backward
