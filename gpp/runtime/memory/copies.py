@@ -92,7 +92,7 @@ class HostCopies(AbstractCopies):
 
     def out(self, storages: Sequence[Storage]) -> HostParcel:
         parcel = HostParcel(storages, [self._buffer(storage.nbytes()) for storage in storages])
-        parcel.way = self._out.submit(_copy, self._now, parcel.buffers, _bytes(storages))
+        parcel.way = self._out.submit(_copy, self._now, [*parcel.buffers], _bytes(storages))
         return parcel
 
     def back(self, parcel: Parcel) -> None:
@@ -100,7 +100,7 @@ class HostCopies(AbstractCopies):
         parcel.leave()
         # Made here: the allocator's account of a worker is that of its own thread.
         parcel.storages = [torch.empty(len(buffer), dtype=torch.uint8).untyped_storage() for buffer in parcel.buffers]
-        parcel.way = self._in.submit(_copy, self._now, _bytes(parcel.storages), parcel.buffers)
+        parcel.way = self._in.submit(_copy, self._now, _bytes(parcel.storages), [*parcel.buffers])
         parcel.back_to = self._free
 
     def _buffer(self, num_bytes: int) -> Tensor:
@@ -143,9 +143,12 @@ def _bytes(storages: Sequence[Storage]) -> list[Tensor]:
 
 
 def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
-    """Copy tensors; when it began and ended."""
+    """Copy tensors, and forget them; when it began and ended.
+
+    The last to let go of a storage must be the worker's own thread, whose allocator's account it is in.
+    """
     start = now()
     with torch.no_grad():
-        for target, source in zip(into, of, strict=True):
-            target.copy_(source)
+        while of:
+            into.pop().copy_(of.pop())
     return start, now()
