@@ -31,6 +31,9 @@ CHAIN = 64
 SMALL = 10
 """Operators of a stage of any form that is solved exactly."""
 
+NEARLY = 0.05
+"""Share by which the seconds of a stage that is only taken for a chain may be above its bound."""
+
 TIGHTER = 0.98
 """What the room of a stage that is solved as if it were a chain shrinks to, at most, where the true bill says that it overflows."""
 
@@ -59,6 +62,7 @@ def fit(
     selection: Selection = "least",
     depth: int | None = None,
     period_s: float | None = None,
+    within: float = 0.0,
 ) -> Fit | None:
     """The marks of least added seconds with which a stage fits; None if it fits with none.
 
@@ -70,37 +74,41 @@ def fit(
         selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.memory.capuchin`).
         depth: of the pipeline, for weight policies whose versions depend on it.
         period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
+        within: share by which the seconds of a long chain may be above a proven bound, for which it is solved sooner. Infinite for the
+            first choice that fits.
 
     Raises:
         InvalidConfig: `ways` or `selection` is unknown.
     """
     if unknown := sorted({*ways} - {*WAYS}):
         raise InvalidConfig("ways", unknown[0], f"must be of {', '.join(WAYS)}", "leave it out")
+    if selection not in ("least", "capuchin"):
+        raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
     key = "fit", stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
-    key += held, limit, frozenset(ways), selection, depth, period_s
+    key += held, limit, frozenset(ways), selection, depth, period_s, within
     if key not in problem.bills:
-        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s), limit, selection)
+        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s), limit, selection, within)
     return problem.bills[key]
 
 
-def _fit(choices: Choices, limit: float, selection: Selection) -> Fit | None:
+def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Fit | None:
     as_it_is = choices.judge(Marking())
     if as_it_is.peak <= limit * (1 + HAIR):
         return Fit((), (), 0.0)
     if not choices.recomputes and not choices.offloads:
         return None
-    found = {"least": _least, "capuchin": capuchin}[selection](choices, limit)
+    found = capuchin(choices, limit) if selection == "capuchin" else _least(choices, limit, within)
     return None if found is None else Fit(*found.marking, found.added_s)
 
 
-def _least(choices: Choices, limit: float) -> Judged | None:
+def _least(choices: Choices, limit: float, within: float) -> Judged | None:
     n = len(choices.stage.ops)
     if not choices.in_runs:
         start = capuchin(choices, limit)
         return branch_and_bound(choices, limit, start) if n <= SMALL else exchanged(choices, limit, start)
     program = ChainProgram(choices, limit)
     if program.parts.exact and n <= CHAIN:
-        marking = program.solve()
+        marking = program.solve(within)
         return None if marking is None else choices.judge(marking)
     start = min((one for one in (_as_chain(choices, limit), capuchin(choices, limit)) if one is not None), default=None)
     return branch_and_bound(choices, limit, start) if n <= SMALL else exchanged(choices, limit, start)
@@ -110,7 +118,7 @@ def _as_chain(choices: Choices, limit: float) -> Judged | None:
     """The choice of a chain in the stage's order, with less room until it fits in truth."""
     room = limit
     for _ in range(8):
-        marking = ChainProgram(choices, room).solve()
+        marking = ChainProgram(choices, room).solve(NEARLY)
         if marking is None:
             return None
         judged = choices.judge(marking)
