@@ -269,11 +269,7 @@ class _Cut:
     def compile(
         self, root: Root, *, training: bool, draws: frozenset[str] | None = None
     ) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
-        """The generated function; names of its arguments from outside, those of the root, and its results.
-
-        Args:
-            draws: see `StageModule.watch`; None for code that tells nobody.
-        """
+        """The generated function; names of its arguments from outside, those of the root, and results; `draws` as in `watch`."""
         closure = self.train_closure if training else self.eval_closure
         emitter = self._emitter(root, training=training, watched=draws is not None)
         reads, placed = [], set[str]()

@@ -25,6 +25,9 @@ from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
 from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
 
+ENDLESS = 1e18
+"""Bytes of memory that nothing fills."""
+
 
 def divisors(number: int) -> list[int]:
     """Those of a positive integer, ascending."""
@@ -252,6 +255,12 @@ class Problem:
     def memory_limit_bytes(self) -> float:
         """Of the smallest device: what a plan that may land anywhere can rely on."""
         return min(device.memory_bytes for device in self.cluster.devices)
+
+    @cached_property
+    def with_endless_memory(self) -> Problem:
+        """The same problem on devices that everything fits on."""
+        devices = tuple(replace(device, memory_bytes=ENDLESS) for device in self.cluster.devices)
+        return replace(self, cluster=replace(self.cluster, devices=devices))
 
     def total_s(self, microbatch_size: int) -> float:
         """Forward plus backward of the whole graph for one micro-batch on the fastest device."""

@@ -187,7 +187,7 @@ class ChainProgram:
         return labels._replace(
             most=np.maximum(np.maximum(labels.most, own), peaks) + sent,
             later=labels.later + sent,
-            seconds=labels.seconds + np.where(needed, self.prices.again_s[parts.again[a, b]] - self.prices.again_s[a], 0.0),
+            seconds=labels.seconds + self.prices.run_s[i + 1, j],
             marked=labels.marked | ~empty,
             size=needed.astype(float),
         )

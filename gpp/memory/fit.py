@@ -62,6 +62,7 @@ def fit(
     selection: Selection = "least",
     depth: int | None = None,
     period_s: float | None = None,
+    again: Collection[int] | None = None,
     within: float = 0.0,
 ) -> Fit | None:
     """The marks of least added seconds with which a stage fits; None if it fits with none.
@@ -74,7 +75,8 @@ def fit(
         selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.memory.capuchin`).
         depth: of the pipeline, for weight policies whose versions depend on it.
         period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
-        within: share by which the seconds of a long chain may be above a proven bound, for which it is solved sooner. Infinite for the
+        again: operators that may be computed again; None for all.
+        within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. Infinite for the
             first choice that fits.
 
     Raises:
@@ -85,9 +87,9 @@ def fit(
     if selection not in ("least", "capuchin"):
         raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
     key = "fit", stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
-    key += held, limit, frozenset(ways), selection, depth, period_s, within
+    key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
     if key not in problem.bills:
-        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s), limit, selection, within)
+        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s, again), limit, selection, within)
     return problem.bills[key]
 
 

@@ -70,6 +70,8 @@ class Prices:
         self.run_bytes = np.where(run, self.gone[behind] - self.gone[before + 1], 0.0) + links
         if not self.choices.recomputes:
             self.run_s[run] = np.inf
+        never = np.concatenate([[0], np.cumsum(~self.choices.able)])
+        self.run_s[run & (never[behind] > never[before + 1])] = np.inf
         self.kept_bytes = np.concatenate([parts.saved * self.h + parts.sent_kept, [0.0]])
         self.host_bytes = np.concatenate([parts.saved * self.copies + parts.sent_kept, [0.0]])
         self.saved = np.concatenate([parts.saved, [0.0]])

@@ -1,8 +1,9 @@
 """Which actions of a device stand before which, where its stages copy to the host: the needs of `gpp.program.kinds`.
 
-A stage that has a copy on a device copies every micro-batch there and back. At most two micro-batches' copies are then in the
-memory of the device: a forward needs the copy of the micro-batch before, so one goes; a fetch needs the backward of what was
-fetched before, so one comes or is in use.
+A stage that has a copy on a device copies every micro-batch there and back. At most `RESIDENT_COPIES` micro-batches' copies are
+then in the memory of the device. A forward needs the copy out of the micro-batch before, so one goes at most. Beside it one comes
+or is in use; a second may come only while none goes: its fetch waits for the last copy out, and no forward follows before a
+backward has made room.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from typing import final
 
+from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import COPIES, KINDS
+from gpp.program.kinds import COPIES, COPY_OUT, KINDS, Kind, Resource
 
 _FOLLOWED = frozenset(row.text for row in KINDS.values() if row.own and row.needs)
 """Kinds of which a stage that copies has one for each micro-batch."""
@@ -34,13 +36,18 @@ class Copies:
         """(kind, stage, micro-batch) of a copy -> its place in the order of all actions."""
         self._nodes: dict[tuple[str, int, int], int] = {}
         self._latest: dict[tuple[str, int], int] = {}
+        self._here: dict[int, int] = dict.fromkeys(stages, 0)
+        """Stage -> micro-batches that were fetched and are not used up."""
 
     def take(self, kind: str, stage: int, microbatch: int, node: int) -> tuple[int, ...] | None:
         """The copies that the device's next action waits for; None if it has run, or if what it needs has not come before it."""
         if (kind, stage, microbatch) in self._nodes:
             return None
         out: list[int] = []
-        for need in KINDS[kind].needs:
+        row, here = KINDS[kind], self._here[stage]
+        if self._is_third(row, stage):
+            return None
+        for need in row.needs:
             of = self._latest.get((kind, stage)) if need.previous else microbatch
             if of is not None:
                 found = self._nodes.get((need.kind, stage, of))
@@ -48,15 +55,24 @@ class Copies:
                     return None
                 if need.kind in COPIES:
                     out.append(found)
+        if row.occupies is Resource.COPY_IN and here:
+            out.append(self._nodes[COPY_OUT, stage, self._latest[COPY_OUT, stage]])
+        self._here[stage] = here + (row.occupies is Resource.COPY_IN) - row.frees
         self._nodes[kind, stage, microbatch] = node
         self._latest[kind, stage] = microbatch
         return tuple(out)
+
+    def _is_third(self, row: Kind, stage: int) -> bool:
+        """Whether an action would bring the copies of one micro-batch too many into the memory of the device."""
+        return self._here[stage] >= RESIDENT_COPIES and (row.holds or row.occupies is Resource.COPY_IN)
 
     def why(self, action: Action) -> str | None:
         """What an action lacks, in words; None if that is no copy's business."""
         kind, stage, microbatch = action[:3]
         if stage not in self.stages or kind not in _FOLLOWED:
             return None
+        if self._is_third(KINDS[kind], stage):
+            return f"{action.text(self.device)} comes before a backward of stage {stage} has made room for its copies"
         for need in KINDS[kind].needs:
             of = self._latest.get((kind, stage)) if need.previous else microbatch
             if of is not None and (need.kind, stage, of) not in self._nodes:

@@ -181,13 +181,7 @@ KINDS: Final = _Table(
         Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
         Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
         Kind(text="O", meaning="copy to the host", role=Role.COPY, occupies=Resource.COPY_OUT, needs=(Need("F"),)),
-        Kind(
-            text="P",
-            meaning="fetch from the host",
-            role=Role.COPY,
-            occupies=Resource.COPY_IN,
-            needs=(Need("O"), Need("B", previous=True)),
-        ),
+        Kind(text="P", meaning="fetch from the host", role=Role.COPY, occupies=Resource.COPY_IN, needs=(Need("O"),)),
     )
 )
 

@@ -98,9 +98,10 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
 def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list[Action]]:
     """The copies behind each pass.
 
-    What a forward made goes at once. It comes back while the pass in front of its backward runs, but neither before it has gone nor
-    before what came last is used up: a fetch stands behind the last backward of its stage and behind its own copy out, or, for the
-    first backward, in front of the pass before it.
+    What a forward made goes at once. It comes back while the pass in front of its backward runs, as far as two micro-batches'
+    copies at a time allow it (`gpp.program.copies`): a fetch stands behind the last backward of its stage and behind its own copy
+    out, or, for the first backward, in front of the pass before it. Where backwards follow each other nothing goes, so from the
+    third on a fetch stands in front of the backward before its own.
 
     Args:
         order: the passes of a device.
@@ -108,18 +109,21 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list
     """
     out: dict[Task, list[Action]] = defaultdict(list)
     gone: dict[tuple[int, int], int] = {}
-    """Stage and micro-batch -> the place of the forward."""
-    used: dict[int, int] = {}
-    """Stage -> the place of its last backward."""
+    """Stage and micro-batch -> the place of its forward."""
+    latest: dict[int, int] = {}
+    """Stage -> the place of its last forward."""
+    used: dict[int, list[int]] = defaultdict(list)
+    """Stage -> the places of its backwards."""
     for place, task in enumerate(order):
         stage, kind, microbatch = task
         if stage in copying and KINDS[kind].holds:
             out[task].append(Action(COPY_OUT, stage, microbatch))
-            gone[stage, microbatch] = place
+            gone[stage, microbatch] = latest[stage] = place
         if stage in copying and KINDS[kind].frees:
-            free = max(used.get(stage, place - 2), gone[stage, microbatch])
-            out[order[free]].append(Action(COPY_IN, stage, microbatch))
-            used[stage] = place
+            before = used[stage][-2:] or [place - 2]
+            free = before[0] if latest[stage] < before[0] else before[-1]
+            out[order[max(free, gone[stage, microbatch])]].append(Action(COPY_IN, stage, microbatch))
+            used[stage].append(place)
     return out
 
 

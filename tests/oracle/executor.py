@@ -78,4 +78,4 @@ def follows(before: list[tuple[str, int]], kind: str, microbatch: int) -> bool:
     before.append((kind, microbatch))
     if own != ["F", "O", "P", "B"][: len(own)] or "FOPB"[len(own) : len(own) + 1] != kind:
         return False
-    return not going if kind == "F" else not coming if kind == "P" else True
+    return not going and coming < 2 if kind == "F" else coming < 2 if kind == "P" else True

@@ -45,6 +45,7 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.support import inprocess
 from tests.support.cli import run, start
+from tests.support.host import on_host
 from tests.support.problems import random_partition, random_problem, split_plan, split_problem, uneven
 from tests.support.published import GIB, profile
 
@@ -61,7 +62,7 @@ def frozen(graph: OpGraph, count: int, rng: random.Random) -> OpGraph:
 
 
 def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
-    """Stages on unequal devices with replicas, of unequal micro-batches; some recompute, some share a device."""
+    """Stages on unequal devices with replicas, of unequal micro-batches; some recompute, copy to the host, or share a device."""
     rng = random.Random(seed)
     schedule = rng.choice([OneFOneB(), GPipe()])
     problem = replace(random_problem(seed, max_ops=12, max_devices=6), regime=Regime(in_flight=schedule.in_flight))
@@ -81,10 +82,14 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
         k=rng.choice([1, 1, 2]),
         chain=rng.random() < 0.3,
     )
-    stages = [replace(s, recompute=s.ops) if rng.random() < 0.2 else s for s in plan.stages]
+    trains = [plan.runs_backward(s, problem.graph) for s in range(count)]
+    stages = [replace(s, recompute=s.ops) if t and rng.random() < 0.2 else s for s, t in zip(plan.stages, trains, strict=True)]
     if count > 1 and rng.random() < 0.3:
         stages[-1] = replace(stages[-1], devices=stages[0].devices[: len(stages[-1].devices)])
-    return problem, replace(plan, stages=tuple(stages)), schedule
+    plan = replace(plan, stages=tuple(stages))
+    if seed % 2:
+        problem, plan = on_host(rng, problem, plan)
+    return problem, plan, schedule
 
 
 def job_of(
@@ -161,8 +166,8 @@ def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> 
     last = {d: max(e.end_s for e in predicted.events if e.device == d and e.kind in "FBRNU") for d in ends}
     zero = max(ends.values()) - max(last.values())
     assert {d: end - zero for d, end in ends.items()} == pytest.approx(last, rel=1e-11)
-    kinds = [(e.kind, e.stage, e.microbatch) for record in done for e in record["events"] if e.kind in "FBRNU"]
-    assert sorted(kinds) == sorted((e.kind, e.stage, e.microbatch) for e in predicted.events if e.kind in "FBRNU")
+    kinds = [(e.kind, e.stage, e.microbatch) for record in done for e in record["events"] if e.kind in "FBOPRNU"]
+    assert sorted(kinds) == sorted((e.kind, e.stage, e.microbatch) for e in predicted.events if e.kind in "FBOPRNU")
     peaks = {w.device_id: round(sum(r.peak_memory_bytes for r in w.runners.values())) for w in workers}
     assert peaks == pytest.approx(predicted.metrics.peak_memory_bytes, abs=1)
     sent = sum(e.num_bytes for record in done for e in record["events"] if e.kind in ("SF", "SB", "R"))
@@ -176,6 +181,7 @@ def test_the_random_plans_cover_what_can_be_planned() -> None:
     assert any(len({stage.microbatch_size for stage in plan.stages}) > 1 for plan in plans)
     assert any(plan.shares_devices for plan in plans)
     assert any(stage.recompute for plan in plans for stage in plan.stages)
+    assert any(stage.offload for plan in plans for stage in plan.stages)
     assert any(not problem.cluster.homogeneous for problem, _ in found)
     assert any(problem.global_norm for problem, _ in found)
     assert any(plan.minibatch_size % stage.microbatch_size for plan in plans for stage in plan.stages)
@@ -196,7 +202,7 @@ def test_pipers_plan_of_bert_with_split_operators_runs_as_predicted() -> None:
     flat_cluster = flat(num_devices=8, bandwidth_bytes_per_s=25 * GIB, memory_bytes=8 * GIB)
     graph = profile("piper_bert32a100.json")
     problem = Problem(graph=graph, cluster=flat_cluster, cost=Tabulated(), minibatch_size=16)
-    plan = Strategy(name="piper", planner=Piper(recompute=False), schedule=OneFOneB()).plan(problem)
+    plan = Strategy(name="piper", planner=Piper(), schedule=OneFOneB()).plan(problem)
     assert {stage.tensor_parallel for stage in plan.stages} == {4} and plan.num_devices == 8
     job, predicted = job_of(problem, plan, OneFOneB())
     _, period = rehearse(workers_of(job))

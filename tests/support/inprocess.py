@@ -110,7 +110,8 @@ def run(
     """
     job.save(run_dir, weights)
     workers = workers_of(job, run_dir, device)
-    losses = [0.0] * (job.settings.steps - first)
+    # Summed in the order of the devices, not in that of their arrival.
+    parts: dict[int, dict[int, float]] = defaultdict(dict)
     lock = threading.Lock()
     for worker in workers:
         for runner in worker.training.runners.values():
@@ -122,7 +123,7 @@ def run(
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:
             with lock:
-                losses[record["step"] - first] += sum(value for name, value in record.items() if is_loss(name))
+                parts[record["step"]][worker.device_id] = sum(value for name, value in record.items() if is_loss(name))
 
         step = first
         while step < job.settings.steps:
@@ -137,6 +138,7 @@ def run(
     for worker in workers:
         for module in worker.modules.values():
             state.update(module.state_dict())
+    losses = [sum(own[device] for device in sorted(own)) for own in (parts[step] for step in range(first, job.settings.steps))]
     return losses, state, workers
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import torch
@@ -21,7 +21,7 @@ from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import TRANSFERS
+from gpp.program.kinds import COPY_IN, COPY_OUT, TRANSFERS
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -29,6 +29,7 @@ from gpp.runtime.transport.form import Form
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.mailbox import AbstractMailbox, Posted
 from gpp.runtime.worker.stage import Span
+from gpp.simulate.copies import CopyCost
 
 CLOCKS = 2
 _CLOCKS = Form((CLOCKS,), torch.float64)
@@ -155,6 +156,47 @@ class EmulatedMailbox(AbstractMailbox):
         return None
 
 
+When = tuple[float, float]
+"""A time by the virtual clock and by this machine's."""
+
+_LONG_AGO: When = (0.0, 0.0)
+
+
+@final
+class EmulatedHost:
+    """A device's channels to its host and back, which all its stages use.
+
+    Args:
+        costs: (kind of a copy, stage) -> what it takes (`gpp.simulate.copies.copy_costs`).
+    """
+
+    def __init__(self, costs: Mapping[tuple[str, int], CopyCost], clock: Clock) -> None:
+        self.costs, self.clock = costs, clock
+        self._free: dict[str, When] = {}
+        self._opened: dict[str, tuple[float, float]] = {}
+
+    def begin(self, *, anew: bool) -> None:
+        """Start to follow the clock; `anew`: no copy is under way."""
+        self._free = {} if anew else {kind: (free, self.clock.real_s(free)) for kind, (free, _) in self._free.items()}
+        self._opened.clear()
+
+    def channels(self) -> list[tuple[float, float, float]]:
+        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
+        out = [(*opened, self._free[kind][0]) for kind, opened in self._opened.items()]
+        self._opened.clear()
+        return out
+
+    def copy(self, kind: str, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
+        """When a copy is over that begins now, or later; and when it runs, by this machine's clock."""
+        seconds, _ = self.costs[kind, stage].of(last=last)
+        free, scale = self._free.get(kind, _LONG_AGO), self.clock.time_scale
+        begin_s = max(self.clock.virtual_s, free[0], after[0])
+        real_s = max(time.perf_counter(), free[1], after[1])
+        self._opened.setdefault(kind, (free[0], begin_s))
+        over = self._free[kind] = begin_s + seconds, real_s + seconds * scale
+        return over, (real_s, over[1])
+
+
 @final
 class EmulatedRunner:
     """A stage on an emulated device: it occupies the device for as long as its cost says.
@@ -164,29 +206,55 @@ class EmulatedRunner:
         last: the stage's last micro-batch of a step.
     """
 
-    def __init__(self, *, cost: StageCost, last: int, mailbox: EmulatedMailbox, clock: Clock) -> None:
-        self.cost, self.last, self.mailbox, self.clock = cost, last, mailbox, clock
+    def __init__(
+        self, *, stage: int, cost: StageCost, last: int, mailbox: EmulatedMailbox, host: EmulatedHost, clock: Clock
+    ) -> None:
+        self.stage, self.cost, self.last, self.mailbox, self.host, self.clock = stage, cost, last, mailbox, host, clock
         self.in_flight = self.most_in_flight = 0
         self.keeps = False
+        self._going = _LONG_AGO
+        """When the last copy to the host is over."""
+        self._gone: dict[int, When] = {}
+        self._coming: dict[int, When] = {}
 
     def begin(self, *, anew: bool) -> None:
         """Start to follow the clock; `anew`: nothing is in flight, and no transfer under way."""
         if anew:
-            self.in_flight = 0
+            self.in_flight, self._going = 0, _LONG_AGO
+            self._gone.clear()
+            self._coming.clear()
+        self._going = self._going[0], self.clock.real_s(self._going[0])
         self.mailbox.begin(anew=anew)
 
     def forward(self, microbatch: int) -> Span:
         """Occupy the device for a forward; the micro-batch is in flight from then on."""
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        return self.clock.occupy(self.mailbox.ready_s, self.cost.last_forward_s if microbatch == self.last else self.cost.forward_s)
+        return self._pass(self._going, self.cost.last_forward_s if microbatch == self.last else self.cost.forward_s)
 
     def backward(self, microbatch: int) -> Span:
         """Occupy the device for a backward."""
         self.in_flight, self.keeps = self.in_flight - 1, True
-        return self.clock.occupy(
-            self.mailbox.ready_s, self.cost.last_backward_s if microbatch == self.last else self.cost.backward_s
-        )
+        there = self._coming.pop(microbatch, _LONG_AGO)
+        return self._pass(there, self.cost.last_backward_s if microbatch == self.last else self.cost.backward_s)
+
+    def _pass(self, copied: When, seconds: float) -> Span:
+        """Occupy the device when the messages are there, and a copy is over."""
+        sleep_until(copied[1])
+        return self.clock.occupy(max(self.mailbox.ready_s, copied[0]), seconds)
+
+    def copy_out(self, microbatch: int) -> Span:
+        """Occupy the channel to the host."""
+        self._going, span = self.host.copy(COPY_OUT, self.stage, last=microbatch == self.last, after=_LONG_AGO)
+        self._gone[microbatch] = self._going
+        return span
+
+    def fetch(self, microbatch: int) -> Span:
+        """Occupy the channel from the host, once the micro-batch is there; while another is in use, once nothing goes there."""
+        gone = self._gone.pop(microbatch)
+        after = max(gone, self._going) if self._coming else gone
+        self._coming[microbatch], span = self.host.copy(COPY_IN, self.stage, last=microbatch == self.last, after=after)
+        return span
 
     def update(self) -> None:
         """Occupy the device for the optimizer's step."""

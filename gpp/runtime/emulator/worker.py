@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from gpp.runtime.emulator.emulated import (
     Clock,
+    EmulatedHost,
     EmulatedMailbox,
     EmulatedRunner,
     EmulatedSums,
@@ -34,6 +35,7 @@ from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.forked import fork_workers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.process import KEPT_STEPS, disconnect, enter, guarded, write_line
+from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, Spans, spans
 
@@ -69,11 +71,14 @@ class EmulatedWorker:
             s: EmulatedMailbox(stage=s, device_id=device_id, transport=transport, rates=rates, cluster=cluster, clock=self.clock)
             for s in plan.stages_of_device[device_id]
         }
+        self.host = EmulatedHost(copy_costs(plan, graph, cluster, job.costs), self.clock)
         self.runners = {
             s: EmulatedRunner(
+                stage=s,
                 cost=job.costs[s],
                 last=-(-job.program.num_samples // plan.stages[s].microbatch_size) - 1,
                 mailbox=mailbox,
+                host=self.host,
                 clock=self.clock,
             )
             for s, mailbox in mailboxes.items()
@@ -109,6 +114,7 @@ class EmulatedWorker:
         start, earliest, latest = self.agree([time.perf_counter() + SETTLE_S, -self.clock.virtual_s, self.clock.virtual_s])
         self.status.waiting(False)
         self.clock.time_scale, self.clock.zero_s = time_scale, start + earliest * time_scale
+        self.host.begin(anew=self.job.streams)
         for runner in self.runners.values():
             runner.begin(anew=self.job.streams)
         sleep_until(max(start, self.clock.real_s(self.clock.virtual_s)))
@@ -141,6 +147,7 @@ class EmulatedWorker:
             own = [
                 (before, opened, self.clock.virtual_s),
                 *(c for runner in self.runners.values() for c in runner.mailbox.channels()),
+                *self.host.channels(),
             ]
             free, first, after = zip(*own, strict=True)
             found = spans(free, first, after, self.clock.virtual_s)

@@ -6,16 +6,17 @@ one machine what offload does on cards. A thread a direction makes the copies, a
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gpp.runtime.transport.channels import Mark
 
 Storage = torch.UntypedStorage
 
@@ -43,6 +44,11 @@ class Parcel(ABC):
 
     @property
     @abstractmethod
+    def span(self) -> tuple[Mark, Mark]:
+        """When the copy that was begun last begins and ends, by the clock of the device."""
+
+    @property
+    @abstractmethod
     def gone(self) -> bool:
         """Whether they are on the host, so that the device's own can be let go of."""
 
@@ -56,20 +62,37 @@ class Parcel(ABC):
 
 
 @final
+class CopyMark:
+    """The beginning (0) or the end (1) of a copy that a thread makes."""
+
+    def __init__(self, way: Future[tuple[float, float]], end: int) -> None:
+        self._way, self._end = way, end
+
+    @property
+    def time_s(self) -> float | None:
+        """By the clock of the thread that made it; None before it is over."""
+        return self._way.result()[self._end] if self._way.done() else None
+
+
+@final
 class HostCopies(AbstractCopies):
     """Copies by threads, between PyTorch's memory and other memory of the same machine.
 
     The other memory is numpy's, which PyTorch's allocator does not count, and is used again for storages of the same size.
+
+    Args:
+        now: the clock of the device, asked in the threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._out = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
         self._in = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def out(self, storages: Sequence[Storage]) -> HostParcel:
         parcel = HostParcel(storages, [self._buffer(storage.nbytes()) for storage in storages])
-        parcel.way = self._out.submit(_copy, parcel.buffers, _bytes(storages))
+        parcel.way = self._out.submit(_copy, self._now, [*parcel.buffers], _bytes(storages))
         return parcel
 
     def back(self, parcel: Parcel) -> None:
@@ -77,7 +100,7 @@ class HostCopies(AbstractCopies):
         parcel.leave()
         # Made here: the allocator's account of a worker is that of its own thread.
         parcel.storages = [torch.empty(len(buffer), dtype=torch.uint8).untyped_storage() for buffer in parcel.buffers]
-        parcel.way = self._in.submit(_copy, _bytes(parcel.storages), parcel.buffers)
+        parcel.way = self._in.submit(_copy, self._now, _bytes(parcel.storages), [*parcel.buffers])
         parcel.back_to = self._free
 
     def _buffer(self, num_bytes: int) -> Tensor:
@@ -93,6 +116,10 @@ class HostParcel(Parcel):
         self.storages, self.buffers, self.num_bytes = list(storages), buffers, sum(map(len, buffers))
         self.way: Future[tuple[float, float]]
         self.back_to: dict[int, list[Tensor]] = {}
+
+    @property
+    def span(self) -> tuple[Mark, Mark]:
+        return CopyMark(self.way, 0), CopyMark(self.way, 1)
 
     @property
     def gone(self) -> bool:
@@ -115,10 +142,13 @@ def _bytes(storages: Sequence[Storage]) -> list[Tensor]:
     return [torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages]
 
 
-def _copy(into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
-    """Copy tensors; when it began and ended."""
-    start = time.perf_counter()
+def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
+    """Copy tensors, and forget them; when it began and ended.
+
+    The last to let go of a storage must be the worker's own thread, whose allocator's account it is in.
+    """
+    start = now()
     with torch.no_grad():
-        for target, source in zip(into, of, strict=True):
-            target.copy_(source)
-    return start, time.perf_counter()
+        while of:
+            into.pop().copy_(of.pop())
+    return start, now()

@@ -4,7 +4,7 @@ One pair of saved-tensor hooks does all of it, because only the innermost pair a
 hooks come first inside it. A storage belongs to the operator that makes it, and is known by a weak reference, since
 addresses return. The stage's code tells which node it calls (`gpp.capture.emit.Watcher`): a storage that autograd saves
 and that nobody has seen before is made inside that node. A tensor on a storage of a discarded operator is saved as a
-`_View` of a `_Slot`, which is empty. The first one that the backward asks for has the slot's run called again, by
+`View` of a `Slot`, which is empty. The first one that the backward asks for has the slot's run called again, by
 generated code; every slot of the run that is still wanted is filled, and empties as autograd lets go of the views on it.
 So the run is found again by the order of its nodes and of the storages within a node, which is the same both times.
 """
@@ -19,86 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
 from gpp.runtime.memory.copies import AbstractCopies
 from gpp.runtime.memory.marks import KEPT, MOVED, Marks
+from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, given, held, plain
+from gpp.runtime.transport.channels import Mark
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
-
-Key = tuple[int, int]
-"""Place of the node that makes a storage, and the storage's number among those of that node."""
-
-
-class _Slot:
-    """The place of a storage between forward and backward; `run` makes it again where it is empty."""
-
-    __slots__ = ("__weakref__", "run", "storage")
-
-    def __init__(self, storage: torch.UntypedStorage | None, run: _Discarded | None) -> None:
-        self.storage, self.run = storage, run
-
-
-class _View:
-    """In place of a tensor on a slot's storage."""
-
-    __slots__ = ("dtype", "offset", "size", "slot", "stride")
-
-    def __init__(self, slot: _Slot, tensor: Tensor) -> None:
-        self.slot, self.dtype, self.size, self.stride = slot, tensor.dtype, tensor.size(), tensor.stride()
-        self.offset = int(tensor.storage_offset())
-
-    def tensor(self) -> Tensor:
-        """The tensor; its run is called again if the slot is empty."""
-        slot = self.slot
-        if slot.storage is None:
-            assert slot.run is not None, "a copy has not come back"
-            slot.run.again()
-        storage = slot.storage
-        if storage is None:
-            raise RuntimeError("a discarded storage was not made again: its operator did something else the second time")
-        with torch.no_grad():
-            return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, self.offset, self.size, self.stride)
-
-
-class _Held:
-    """A value that a run reads, until the run is called again."""
-
-    __slots__ = ("differentiable", "value")
-
-    def __init__(self, value: Tensor | _View, differentiable: bool) -> None:
-        self.value, self.differentiable = value, differentiable
-
-    def tensor(self) -> Tensor:
-        tensor = self.value.tensor() if isinstance(self.value, _View) else self.value
-        return tensor.detach().requires_grad_(self.differentiable)
-
-
-class _Made:
-    """A storage of the pass under way."""
-
-    __slots__ = ("key", "reference", "slot", "way")
-
-    def __init__(self, storage: torch.UntypedStorage, way: int, key: Key) -> None:
-        # As long as a weak reference is there, no other storage can have this one's place.
-        self.reference, self.way, self.key, self.slot = StorageWeakRef(storage), way, key, None
-
-
-def _held(value: Any, of: Callable[[Tensor], _Held]) -> Any:
-    """A node's value with its tensors held."""
-    if isinstance(value, (tuple, list)):
-        return tuple(_held(part, of) for part in value)
-    return of(value) if isinstance(value, Tensor) else value
-
-
-def _given(value: Any) -> Any:
-    """The value again."""
-    if isinstance(value, tuple):
-        return tuple(_given(part) for part in value)
-    return value.tensor() if isinstance(value, _Held) else value
 
 
 class _Code(NamedTuple):
@@ -123,7 +53,7 @@ class _Discarded:
         self.keeper, self.number, self.batch = keeper, number, batch
         self.inputs: dict[str, Any] = {}
         self.states: dict[int, list[Tensor]] = {}
-        self.slots: dict[Key, weakref.ref[_Slot]] = {}
+        self.slots: dict[Key, weakref.ref[Slot]] = {}
         self.code: _Code
 
     def wanted(self) -> frozenset[int]:
@@ -142,7 +72,7 @@ class _Discarded:
         """Call the nodes again, and fill the slots; once."""
         if not self.slots:
             return
-        values = [_given(value) for value in self.inputs.values()]
+        values = [given(value) for value in self.inputs.values()]
         self.inputs = {}
         watcher = _Again(self, values, self.keeper.generators)
         with self.keeper.repeating(draws=bool(self.states)), saved_tensors_hooks(watcher.pack, _never):
@@ -154,54 +84,13 @@ def _never(_: None) -> Tensor:
     raise RuntimeError("a second forward has no backward of its own")
 
 
-class _Watch:
-    """Follows the storages of a pass: those that a node makes, and those of others, which are registered as nobody's."""
-
-    def __init__(self) -> None:
-        self.place = 0
-        self.known: dict[int, _Made] = {}
-        self._counts: dict[int, int] = {}
-
-    def others(self, tensors: Sequence[Any]) -> None:
-        """Storages that none of the pass's nodes make."""
-        for tensor in tensors:
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.known[storage._cdata] = _Made(storage, KEPT, (-1, 0))
-            elif isinstance(tensor, tuple):
-                self.others(tensor)
-
-    def register(self, storage: torch.UntypedStorage, way: int, place: int) -> _Made:
-        """A storage that nobody has seen before."""
-        number = self._counts.get(place, 0)
-        self._counts[place] = number + 1
-        made = self.known[storage._cdata] = _Made(storage, way, (place, number))
-        return made
-
-    def note(self, value: Any, way: int, place: int) -> None:
-        """The storages of a node's value."""
-        if isinstance(value, Tensor):
-            if _plain(value):
-                storage = value.untyped_storage()
-                if storage._cdata not in self.known:
-                    self.register(storage, way, place)
-        elif isinstance(value, (tuple, list)):
-            for part in value:
-                self.note(part, way, place)
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is told by storage, type, size, strides and offset."""
-    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
-
-
-class Forward(_Watch):
+class Forward(Watch):
     """The watcher and the hooks of a forward."""
 
     def __init__(self, keeper: Keeper, hooks: Hooks | None) -> None:
         super().__init__()
         self.keeper, self._hooks = keeper, hooks
-        self.moved: list[weakref.ref[_Slot]] = []
+        self.moved: list[weakref.ref[Slot]] = []
         self.runs: list[_Discarded] = []
 
     def given(self, batch: int, arguments: Sequence[Tensor]) -> None:
@@ -211,7 +100,7 @@ class Forward(_Watch):
             for i, name in self.keeper.arguments[number]:
                 tensor = arguments[i]
                 value = tensor.detach().clone() if name in run.copied else tensor.detach()
-                own.inputs[name] = _Held(value, tensor.requires_grad)
+                own.inputs[name] = Held(value, tensor.requires_grad)
             self.runs.append(own)
 
     def draws(self, place: int) -> None:
@@ -223,24 +112,24 @@ class Forward(_Watch):
         marks = self.keeper.marks
         self.note(value, marks.way[place], place)
         for number in self.keeper.readers[place]:
-            self.runs[number].inputs[marks.calls[place]] = _held(value, lambda tensor, n=number: self._hold(tensor, n))
+            self.runs[number].inputs[marks.calls[place]] = held(value, lambda tensor, n=number: self._hold(tensor, n))
 
-    def _hold(self, tensor: Tensor, number: int) -> _Held:
+    def _hold(self, tensor: Tensor, number: int) -> Held:
         """A value for a run."""
-        made = self.known.get(tensor.untyped_storage()._cdata) if _plain(tensor) else None
+        made = self.known.get(tensor.untyped_storage()._cdata) if plain(tensor) else None
         if made is not None and (made.way == MOVED or made.way in self.keeper.marks.runs[number].behind):
-            return _Held(_View(self._slot(made, tensor), tensor), tensor.requires_grad)
-        return _Held(tensor.detach(), tensor.requires_grad)
+            return Held(View(self._slot(made, tensor), tensor), tensor.requires_grad)
+        return Held(tensor.detach(), tensor.requires_grad)
 
-    def _slot(self, made: _Made, tensor: Tensor) -> _Slot:
+    def _slot(self, made: Made, tensor: Tensor) -> Slot:
         """The slot of a storage that does not stay."""
         if made.slot is None:
             if made.way == MOVED:
-                made.slot = _Slot(tensor.untyped_storage(), None)
+                made.slot = Slot(tensor.untyped_storage(), None)
                 self.moved.append(weakref.ref(made.slot))
             else:
                 run = self.runs[made.way]
-                made.slot = _Slot(None, run)
+                made.slot = Slot(None, run)
                 run.slots[made.key] = weakref.ref(made.slot)
         return made.slot
 
@@ -250,20 +139,20 @@ class Forward(_Watch):
             packed = self._hooks[0](tensor)
             if packed is not tensor:
                 return packed
-        if not _plain(tensor):
+        if not plain(tensor):
             return tensor
         storage = tensor.untyped_storage()
         made = self.known.get(storage._cdata)
         if made is None:
             place = self.place
             made = self.register(storage, self.keeper.marks.way[place], place)
-        return tensor if made.way == KEPT else _View(self._slot(made, tensor), tensor)
+        return tensor if made.way == KEPT else View(self._slot(made, tensor), tensor)
 
     def unpack(self, packed: Any) -> Tensor:
         """The hook of a backward that wants it."""
         if isinstance(packed, Tensor):
             return packed
-        if isinstance(packed, _View):
+        if isinstance(packed, View):
             return packed.tensor()
         assert self._hooks is not None
         return self._hooks[1](packed)
@@ -277,7 +166,7 @@ class Forward(_Watch):
         self.runs = []
 
 
-class _Again(_Watch):
+class _Again(Watch):
     """The watcher and the hook of a run that is called again: it fills the slots, and holds nothing else."""
 
     def __init__(self, run: _Discarded, values: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
@@ -290,7 +179,7 @@ class _Again(_Watch):
         for generator, state in zip(self._generators, self._run.states[place], strict=True):
             generator.set_state(state)
 
-    def register(self, storage: torch.UntypedStorage, way: int, place: int) -> _Made:
+    def register(self, storage: torch.UntypedStorage, way: int, place: int) -> Made:
         made = super().register(storage, way, place)
         slot = wanted() if (wanted := self._run.slots.get(made.key)) else None
         if slot is not None:
@@ -302,7 +191,7 @@ class _Again(_Watch):
         self.note(value, KEPT, place)
 
     def pack(self, tensor: Tensor) -> None:
-        if _plain(tensor):
+        if plain(tensor):
             storage = tensor.untyped_storage()
             if storage._cdata not in self.known:
                 self.register(storage, KEPT, self.place)
@@ -332,7 +221,7 @@ class Keeper:
         self.arguments = [[(i, name) for i, name in enumerate(module.arguments) if name in run.reads] for run in marks.runs]
         self._device, self._autocast, self._copies = device, autocast, copies
         self._codes: dict[tuple[int, frozenset[int]], _Code] = {}
-        self._moved: dict[int, list[weakref.ref[_Slot]]] = {}
+        self._moved: dict[int, list[weakref.ref[Slot]]] = {}
         self._under_way: dict[int, _Moving] = {}
         module.watch(marks.draws)
 
@@ -374,17 +263,26 @@ class Keeper:
             self._codes[key] = _Code(call, reads, min(self.marks.place[name] for name in nodes))
         return self._codes[key]
 
-    def copy_out(self, microbatch: int) -> None:
-        """Begin to move what the forward of a micro-batch has left for the host."""
+    def copy_out(self, microbatch: int) -> tuple[Mark, Mark] | None:
+        """Begin to move what the forward of a micro-batch has left for the host; when that begins and ends, if it left anything."""
         slots = [slot for reference in self._moved.pop(microbatch, ()) if (slot := reference()) is not None]
-        if slots:
-            assert self._copies is not None
-            self._under_way[microbatch] = _Moving(slots, self._copies)
+        if not slots:
+            return None
+        assert self._copies is not None
+        moving = self._under_way[microbatch] = _Moving(slots, self._copies)
+        return moving.span
 
-    def fetch(self, microbatch: int) -> None:
-        """Begin to bring it back."""
-        if microbatch in self._under_way:
-            self._under_way[microbatch].turn()
+    def fetch(self, microbatch: int) -> tuple[Mark, Mark] | None:
+        """Begin to bring it back.
+
+        If another micro-batch is back and has not been used, all that goes must have gone before: two are on the device at most.
+        """
+        moving = self._under_way.get(microbatch)
+        if moving is None:
+            return None
+        if any(other.turned for other in self._under_way.values()):
+            self._leave()
+        return moving.turn()
 
     def arrive(self, microbatch: int) -> None:
         """Before a backward: wait until all of its micro-batch is there."""
@@ -403,10 +301,15 @@ class Keeper:
 class _Moving:
     """What a micro-batch has on the host."""
 
-    def __init__(self, slots: Sequence[_Slot], copies: AbstractCopies) -> None:
+    def __init__(self, slots: Sequence[Slot], copies: AbstractCopies) -> None:
         self._slots, self._copies = [weakref.ref(slot) for slot in slots], copies
         self._parcel = copies.out([slot.storage for slot in slots if slot.storage is not None])
-        self._turned = self._left = False
+        self.turned = self._left = False
+
+    @property
+    def span(self) -> tuple[Mark, Mark]:
+        """Of the copy that was begun last."""
+        return self._parcel.span
 
     def look(self) -> None:
         """Let go of the device's storages if they have been copied."""
@@ -423,12 +326,13 @@ class _Moving:
             if (slot := reference()) is not None:
                 slot.storage = None
 
-    def turn(self) -> None:
+    def turn(self) -> tuple[Mark, Mark]:
         """Begin to bring them back, once."""
-        if not self._turned:
+        if not self.turned:
             self.leave()
-            self._turned = True
+            self.turned = True
             self._copies.back(self._parcel)
+        return self.span
 
     def arrive(self) -> None:
         """Wait until they are back."""

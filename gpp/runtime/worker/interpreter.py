@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Resource, Role
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
@@ -22,6 +22,18 @@ class Runner(Protocol):
 
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
+
+    def copy_out(self, microbatch: int) -> Span | None:
+        """Begin to copy to the host what the forward has left for it; the next forward waits until that is done."""
+        ...
+
+    def fetch(self, microbatch: int) -> Span | None:
+        """Begin to bring it back; its backward waits until it is there.
+
+        If what another micro-batch has fetched is still in use, this begins when all that goes to the host has gone: at most two
+        micro-batches' copies are on the device (`gpp.program.copies`).
+        """
+        ...
 
 
 class Sums(Protocol):
@@ -40,14 +52,14 @@ class _Handler(NamedTuple):
 
     Args:
         call: runs one; returns what its event says, None for no event.
-        passes: whether that is when it began and ended; otherwise it is the bytes that it moved, and it is timed around the call.
+        spans: whether that is when it began and ended; otherwise it is the bytes that it moved, and it is timed around the call.
         receives: whether it is over at once, and has no event.
         travels: whether the transport carries it out, and may go on after the call.
         updates: whether it is an optimizer's step.
     """
 
     call: Callable[[Action, bool], int | Span | None]
-    passes: bool
+    spans: bool
     receives: bool
     travels: bool
     updates: bool
@@ -61,7 +73,11 @@ class _Handlers(dict[str, _Handler]):
 
     def __missing__(self, text: str) -> _Handler:
         found = self[text] = _Handler(
-            self._find(KINDS[text]), text in COMPUTE, text in RECEIVES, text in SENDS or text == REDUCE, text in UPDATES
+            self._find(KINDS[text]),
+            text in COMPUTE or text in COPIES,
+            text in RECEIVES,
+            text in SENDS or text == REDUCE,
+            text in UPDATES,
         )
         return found
 
@@ -120,8 +136,8 @@ class Interpreter(Generic[R]):
         for index, (action, last, handler) in enumerate(self.actions if actions is None else self._handled(actions)):
             at(index)
             kind, stage, microbatch, *_ = action
-            call, passes, receives, travels, updates = handler
-            if passes:
+            call, spans, receives, travels, updates = handler
+            if spans:
                 span = call(action, last)
                 if isinstance(span, tuple):
                     timed.append((device, kind, stage, microbatch, *span, 0))
@@ -160,6 +176,8 @@ class Interpreter(Generic[R]):
             return partial(self._send, kind.direction)
         if kind.own and kind.role is Role.UPDATE:
             return self._update
+        if kind.own and kind.role is Role.COPY:
+            return self._copy_out if kind.occupies is Resource.COPY_OUT else self._fetch
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
     def take(self) -> tuple[list[Event], float]:
@@ -179,6 +197,12 @@ class Interpreter(Generic[R]):
     def _backward(self, action: Action, last: bool) -> Span | None:
         self._arrive(BACKWARD, action)
         return self.runners[action[1]].backward(action[2])
+
+    def _copy_out(self, action: Action, last: bool) -> Span | None:
+        return self.runners[action[1]].copy_out(action[2])
+
+    def _fetch(self, action: Action, last: bool) -> Span | None:
+        return self.runners[action[1]].fetch(action[2])
 
     def _arrive(self, direction: str, action: Action) -> None:
         """Wait for the messages of a pass."""

@@ -290,15 +290,16 @@ class StageRunner:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
         return self._loss_seeds[key]
 
-    def copy_out(self, microbatch: int) -> None:
-        """Begin to move to the host what the plan has there of a micro-batch. The next forward waits until that is done."""
-        if self.keeper:
-            self.keeper.copy_out(microbatch)
+    def copy_out(self, microbatch: int) -> Span | None:
+        """Begin to move to the host what the plan has there of a micro-batch; the next forward waits until that is done.
 
-    def fetch(self, microbatch: int) -> None:
-        """Begin to bring it back. The backward of the micro-batch waits until that is done."""
-        if self.keeper:
-            self.keeper.fetch(microbatch)
+        None if that is nothing, because the device holds none of the micro-batch.
+        """
+        return self.keeper.copy_out(microbatch) if self.keeper else None
+
+    def fetch(self, microbatch: int) -> Span | None:
+        """Begin to bring it back; the backward of the micro-batch waits until that is done."""
+        return self.keeper.fetch(microbatch) if self.keeper else None
 
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""

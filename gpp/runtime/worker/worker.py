@@ -26,15 +26,12 @@ from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.memory.copies import HostCopies
-from gpp.runtime.memory.keeper import Keeper
-from gpp.runtime.memory.marks import Marks
 from gpp.runtime.nonfinite import Probes
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
-from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.worker.build import all_ring_sizes, build_keepers, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
@@ -44,7 +41,7 @@ from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
-from gpp.runtime.worker.seeding import generators, pass_seed
+from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
@@ -88,7 +85,6 @@ class Worker:
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
-        self._copies: HostCopies | None = None
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
         self.optimizers = build_optimizers(self._specs, self.modules)
@@ -175,7 +171,7 @@ class Worker:
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
         plan = self.job.plan
-        out = {}
+        out, keepers = {}, build_keepers(self.job, modules, self.device, self._autocast, self.clock.now) if train else {}
         for s, module in modules.items():
             stage = plan.stages[s]
             num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
@@ -197,25 +193,9 @@ class Worker:
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
                 probes=self._probes(s, module) if train else None,
                 scale=self.scale if train else None,
-                keeper=self._keeper(s, module) if train else None,
+                keeper=keepers.get(s),
             )
         return out
-
-    def _keeper(self, stage: int, module: StageModule) -> Keeper | None:
-        """What carries out the plan's policy for the memory of a stage; None where it has none."""
-        own = self.job.plan.stages[stage]
-        if not own.recompute and not own.offload:
-            return None
-        if own.offload and self._copies is None:
-            self._copies = HostCopies()
-        return Keeper(
-            module,
-            Marks.of(self.job.captured, self.job.graph, own, module.calls),
-            device=self.device,
-            autocast=self._autocast,
-            generators=generators(self.device) if module.has_random else (),
-            copies=self._copies,
-        )
 
     def _probes(self, stage: int, module: StageModule) -> Probes | None:
         """Numbers of the stage's last backwards; none where sums are under way when a backward ends."""

@@ -1,0 +1,150 @@
+"""Copies to the host: times against a walk over the program's text, and what is on the device at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.program.program import Program, reduce_groups
+from gpp.schedules.gpipe import GPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.recurrence import can_score
+from gpp.simulate.simulator import Costs, simulate
+from tests.oracle import events
+from tests.program.test_waits import random_case
+from tests.support.graphs import chain, problem
+from tests.support.host import on_host
+from tests.support.programs import lower
+
+SAME = 1e-9
+
+
+def costs_of(program: Program, plan: Plan, prob: Problem) -> events.Costs:
+    """Seconds by the formulas of the documents, written down once more."""
+    graph, cluster, bills = prob.graph, prob.cluster, plan.bills(prob)
+    owner = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    total, groups = program.num_samples, reduce_groups(plan, graph)
+
+    def message(kind: str, s: int, peer: int, d: int, there: int, samples: int) -> tuple[float, float]:
+        made, read = (s, peer) if kind == "SF" else (peer, s)
+        crossing = [t for t in graph.tensors if owner[t.producer] == made and read in {owner[c] for c in t.consumers}]
+        size = samples * sum(t.bytes_per_sample for t in crossing if kind == "SF" or t.differentiable) + (not crossing)
+        link = cluster.link(d, there) if d != there else None
+        return (size / link.bandwidth_bytes_per_s, link.latency_s) if link else (0.0, 0.0)
+
+    beside: dict[tuple[str, int], float] = defaultdict(float)
+    copies: dict[int, int] = defaultdict(int)
+    for device, own in program.actions.items():
+        copies[device] = sum(a.kind == "O" for a in own)
+        for a in own:
+            if a.kind in ("SF", "SB") and a.peer_device != device and cluster.nodes[device] != cluster.nodes[a.peer_device]:
+                size = message(a.kind, a.stage, a.peer_stage, device, a.peer_device, a.hi - a.lo)[0]
+                size *= cluster.inter_node.bandwidth_bytes_per_s * cluster.inter_node.over_host
+                beside["O", device] += size
+                beside["P", a.peer_device] += size
+
+    def own(kind: str, s: int, m: int) -> float:
+        stage = plan.stages[s]
+        samples = min(stage.microbatch_size, total - m * stage.microbatch_size)
+        last = samples < stage.microbatch_size
+        if kind in "FB":
+            return bills[s].pass_s(last=last)[kind == "B"]
+        if kind == "U":
+            return bills[s].update_s
+        moved = math.ceil(samples / len(stage.devices)) * sum(graph.ops[op].saved_bytes for op in stage.offload)
+        took = []
+        for d in stage.devices:
+            device = cluster.devices[d]
+            size = moved + beside[kind, d] / copies[d]
+            took.append(device.host_latency_s + size * device.host_sharers / (device.host_bandwidth_bytes_per_s or math.nan))
+        return max(took)
+
+    def summed(kind: str, group: int) -> float:
+        if kind == "N":
+            return cluster.allreduce_s(8, tuple(sorted(program.actions)))
+        return cluster.allreduce_s(groups[group].num_bytes(graph), groups[group].devices)
+
+    return events.Costs(own, message, summed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(seed: int) -> None:
+    program, plan, prob = random_case(seed, on_host)
+    groups = reduce_groups(plan, prob.graph)
+    members = {g: set(group.devices) for g, group in enumerate(groups)} | {-1: set(program.actions)}
+    happened = events.walk(program.to_text(), members, costs_of(program, plan, prob), 12)
+    waits, costs = program.waits, Costs.of(program, plan, prob)
+    times, found = waits.times(costs.seconds, costs.late), {}
+    for device, own in program.actions.items():
+        for node, a in enumerate(own, start=waits.first[device]):
+            if a.kind in "FBOPU":
+                found[device, a.kind, a.stage, a.microbatch] = (times.begin_s[node], times.end_s[node])
+    for did in happened:
+        if did.step == 0:
+            assert found.pop(did[1:5]) == pytest.approx((did.begin_s, did.end_s), rel=SAME, abs=1e-12)
+    assert not found
+    ends = [max(did.end_s for did in happened if did.step == step) for step in range(12)]
+    timeline = simulate(program, plan, prob)
+    # The free of the last step differs from its end by a sum at most, which both have.
+    assert timeline.metrics.iteration_s == pytest.approx(ends[-1] - ends[-2], rel=1e-6)
+    most = events.most_resident(happened)
+    assert most <= 2
+    shown = [events.Did(0, e.device, e.kind, e.stage, e.microbatch, e.start_s, e.end_s) for e in timeline.events]
+    assert events.most_resident(shown) <= 2
+    assert sum(e.num_bytes for e in timeline.events if e.kind in "OP") == round(
+        sum(round(costs.num_bytes[waits.label_of[n]]) for n in range(waits.num_nodes) if waits.action(n).kind in "OP")
+    )
+
+
+def test_the_random_plans_copy_and_wait_for_it() -> None:
+    cases = [random_case(seed, on_host) for seed in range(60)]
+    assert sum(any(a.kind == "O" for own in program.actions.values() for a in own) for program, _, _ in cases) > 40
+    free = [simulate(*random_case(seed)).metrics.iteration_s for seed in range(60)]
+    slower = [simulate(*case).metrics.iteration_s > alone * (1 + 1e-9) for case, alone in zip(cases, free, strict=True)]
+    assert any(slower) and not all(slower)
+    assert any(prob.cluster.inter_node.over_host for _, _, prob in cases)
+
+
+def hosted(count: int, batch: int, seconds: float, schedule=None) -> tuple[Program, Plan, Problem]:
+    """A chain whose stages keep all on the host; a copy of a micro-batch takes so many seconds."""
+    schedule = schedule or OneFOneB()
+    prob = problem(chain(count), count, batch)
+    devices = tuple(replace(d, host_bandwidth_bytes_per_s=1.0 / seconds) for d in prob.cluster.devices)
+    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
+    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(count)], 1)
+    plan = replace(plan, stages=tuple(replace(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
+    return lower(plan, prob.graph, schedule), plan, prob
+
+
+def test_copies_that_fit_beside_a_pass_cost_nothing_and_longer_ones_what_they_are_longer() -> None:
+    """A forward takes 1 s and a backward 2: a copy out has both until the next one, a copy back has the forward."""
+    step = {s: simulate(*hosted(4, 32, s)).metrics.iteration_s for s in (0.01, 0.9, 4.0)}
+    assert step[0.01] == pytest.approx((32 + 3) * 3)
+    assert step[0.9] == pytest.approx(step[0.01])
+    # Behind each backward, a fetch, and only then the next one: 4 + 2 seconds a micro-batch in place of 3.
+    assert step[4.0] > step[0.01] + (32 - 4) * 2.9
+
+
+def test_a_plan_that_copies_is_simulated_and_not_scored() -> None:
+    _, plan, _ = hosted(4, 8, 0.5)
+    warmups: list[int | None] = [OneFOneB().warmup(plan, s, 8) for s in range(4)]
+    assert not can_score(plan, warmups)
+    assert can_score(replace(plan, stages=tuple(replace(s, offload=()) for s in plan.stages)), warmups)
+
+
+def test_a_device_without_a_host_is_refused() -> None:
+    program, plan, prob = hosted(4, 8, 0.5)
+    devices = tuple(replace(d, host_bandwidth_bytes_per_s=None) for d in prob.cluster.devices)
+    with pytest.raises(InvalidConfig, match=r"host_bandwidth_bytes_per_s.*no link to it.*give its bandwidth"):
+        simulate(program, plan, replace(prob, cluster=replace(prob.cluster, devices=devices)))
+
+
+def test_all_forwards_first() -> None:
+    assert simulate(*hosted(4, 8, 0.5, GPipe())).metrics.iteration_s > 0
