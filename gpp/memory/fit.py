@@ -100,7 +100,19 @@ def _fit(choices: Choices, limit: float, selection: Selection, within: float) ->
     if not choices.recomputes and not choices.offloads:
         return None
     found = capuchin(choices, limit) if selection == "capuchin" else _least(choices, limit, within)
-    return None if found is None else Fit(*found.marking, found.added_s)
+    if found is None:
+        return None
+    found = _tidy(choices, limit, found)
+    return Fit(*found.marking, found.added_s)
+
+
+def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:
+    """The choice without marks of operators that nobody needs again, if it still fits."""
+    if not choices.in_runs:
+        return found
+    marking = found.marking._replace(recompute=choices.tensors.again(found.marking.recompute))
+    tidy = choices.judge(marking)
+    return tidy if tidy.peak <= limit * (1 + HAIR) and tidy.added_s <= found.added_s else found
 
 
 def _least(choices: Choices, limit: float, within: float) -> Judged | None:
