@@ -37,7 +37,7 @@ def with_memory(problem: Problem, memory_bytes: float, host_bandwidth: float | N
 def tight(seed: int) -> Problem:
     """A random problem on devices that hold a part of what the fastest chain would keep."""
     rng = random.Random(seed)
-    problem = random_problem(seed, max_ops=8, max_devices=3)
+    problem = random_problem(seed, max_ops=6, max_devices=3)
     problem = replace(problem, optimizer_state_factor=0.0, minibatch_size=4 * problem.minibatch_size)
     strategy = synchronous(Sequential(), Keep())
     endless = strategy.posed(with_memory(problem, 1e18))
