@@ -10,7 +10,6 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, reduce_groups
 from gpp.schedules.gpipe import GPipe
@@ -19,9 +18,7 @@ from gpp.simulate.recurrence import can_score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle import events
 from tests.program.test_waits import random_case
-from tests.support.graphs import chain, problem
-from tests.support.host import on_host
-from tests.support.programs import lower
+from tests.support.host import hosted, on_host
 
 SAME = 1e-9
 
@@ -112,17 +109,6 @@ def test_the_random_plans_copy_and_wait_for_it() -> None:
     assert any(prob.cluster.inter_node.over_host for _, _, prob in cases)
 
 
-def hosted(count: int, batch: int, seconds: float, schedule=None) -> tuple[Program, Plan, Problem]:
-    """A chain whose stages keep all on the host; a copy of a micro-batch takes so many seconds."""
-    schedule = schedule or OneFOneB()
-    prob = problem(chain(count), count, batch)
-    devices = tuple(replace(d, host_bandwidth_bytes_per_s=1.0 / seconds) for d in prob.cluster.devices)
-    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
-    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(count)], 1)
-    plan = replace(plan, stages=tuple(replace(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
-    return lower(plan, prob.graph, schedule), plan, prob
-
-
 def test_copies_that_fit_beside_a_pass_cost_nothing_and_longer_ones_what_they_are_longer() -> None:
     """A forward takes 1 s and a backward 2: a copy out has both until the next one, a copy back has the forward."""
     step = {s: simulate(*hosted(4, 32, s)).metrics.iteration_s for s in (0.01, 0.9, 4.0)}
@@ -146,5 +132,9 @@ def test_a_device_without_a_host_is_refused() -> None:
         simulate(program, plan, replace(prob, cluster=replace(prob.cluster, devices=devices)))
 
 
-def test_all_forwards_first() -> None:
-    assert simulate(*hosted(4, 8, 0.5, GPipe())).metrics.iteration_s > 0
+def test_where_backwards_follow_each_other_a_fetch_runs_beside_the_one_before() -> None:
+    """Of all forwards first: beside the first fetch and the last two, each is hidden, and every forward waits for a copy out."""
+    count, took = 32, 0.5
+    step = simulate(*hosted(3, count, took, GPipe())).metrics.iteration_s
+    free = simulate(*hosted(3, count, 0.001, GPipe())).metrics.iteration_s
+    assert step < free + count * took + 2 * took
