@@ -17,7 +17,7 @@ from gpp.errors import UnsupportedPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
-from gpp.runtime.engine import Outcome, Task, refuse_recomputation, refuse_split_operators
+from gpp.runtime.engine import Outcome, Task, refuse_policies, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.timeline import Event
 
@@ -31,7 +31,7 @@ def refuse_what_is_no_chain(plan: Plan, engine: str) -> None:
     Raises:
         UnsupportedPlan: the plan has one of them; the message names the stage.
     """
-    refuse_recomputation(plan)
+    refuse_policies(plan)
     refuse_split_operators(plan, "this engine")
     sizes = [stage.microbatch_size for stage in plan.stages]
     if plan.minibatch_size % sizes[0]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from gpp.errors import UnsupportedPlan
 from gpp.plan.plan import Plan
-from gpp.runtime.engine import refuse_recomputation, refuse_split_operators
+from gpp.runtime.engine import refuse_policies, refuse_split_operators
 
 
 def refuse_several_stages(plan: Plan, engine: str) -> None:
     """Refuse a plan that cuts the model, for an engine that runs it whole.
 
     Raises:
-        UnsupportedPlan: the plan has several stages, recomputes or splits operators.
+        UnsupportedPlan: the plan has several stages, recomputes, moves or splits operators.
     """
-    refuse_recomputation(plan)
+    refuse_policies(plan)
     refuse_split_operators(plan, "this engine")
     if len(plan.stages) > 1:
         raise UnsupportedPlan(

@@ -55,6 +55,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"transport"},
         {"hang_detection"},
         {"checkpoint"},
+        {"memory"},
         {"worker"},
         {"emulator"},
         {"rehearsal"},

@@ -8,7 +8,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,6 +28,16 @@ _TWO_OPERANDS: dict[str, Callable[..., Any]] = {
     "min": torch.sym_min,
 }
 _PATH = re.compile(r"\w+(\.\w+)*")
+
+
+class Watcher(Protocol):
+    """Is told of the calls of a pass. A place is the number of a node among those that the stage's training pass calls."""
+
+    def draws(self, place: int) -> None:
+        """The node at `place`, which draws random numbers, is called next."""
+
+    def made(self, place: int, following: int, value: Any) -> None:
+        """The node at `place` has made `value`, a tensor or a tuple of tensors; the one at `following` is called next."""
 
 
 class Root(nn.Module):
@@ -122,14 +132,23 @@ class Emitter:
     Args:
         training: keep training behaviour; if false, the arguments that switch it are switched off.
         batch: the only batch size that the code is for; None for any.
+        watched: whether the code tells a `Watcher`, its argument behind `batch`, of every call.
     """
 
     def __init__(
-        self, root: Root, *, device: torch.device, dtypes: dict[torch.dtype, torch.dtype], training: bool, batch: int | None
+        self,
+        root: Root,
+        *,
+        device: torch.device,
+        dtypes: dict[torch.dtype, torch.dtype],
+        training: bool,
+        batch: int | None,
+        watched: bool = False,
     ) -> None:
         self.root, self.device, self.dtypes, self.training = root, device, dtypes, training
         self.graph = fx.Graph()
         self.batch = self.graph.placeholder("batch")
+        self.watcher = self.graph.placeholder("watcher") if watched else None
         self.values: dict[str, fx.Node] = {}
         self.sizes: dict[str, Any] = {}
         self.no_grad = False
@@ -171,8 +190,18 @@ class Emitter:
             target, args, kwargs = function, *every_argument(target, args, kwargs)
         self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)
 
+    def tell_draws(self, place: int) -> None:
+        """Tell the watcher that random numbers are drawn next."""
+        assert self.watcher is not None
+        self.graph.call_method("draws", (self.watcher, place))
+
+    def tell_made(self, place: int, following: int, name: str) -> None:
+        """Hand the value of a node to the watcher."""
+        assert self.watcher is not None
+        self.graph.call_method("made", (self.watcher, place, following, self.values[name]))
+
     def finish(self, outputs: list[str]) -> Callable[..., tuple[Tensor, ...]]:
-        """The function (root, batch, *placeholders) -> outputs by node name."""
+        """The function (root, batch, [watcher,] *placeholders) -> outputs by node name."""
         if self.training:
             self._set_mode(False)
         self.graph.output(tuple(self.values[name] for name in outputs))

@@ -7,15 +7,15 @@ buffers keep their full original names, so a stage's state dict is a part of the
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
-from gpp.capture.emit import Emitter, Root
+from gpp.capture.emit import Emitter, Root, Watcher
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, node_references
@@ -42,6 +42,13 @@ class TensorSpec:
     differentiable: bool
 
 
+class StageWatcher(Watcher, Protocol):
+    """Is told of a stage's training pass."""
+
+    def given(self, batch: int, arguments: Sequence[Tensor]) -> None:
+        """The pass begins, on so many samples and the values of `StageModule.arguments`."""
+
+
 class StageModule(nn.Module):
     """One stage of a captured model; made by `build_stage`.
 
@@ -52,6 +59,8 @@ class StageModule(nn.Module):
         results: names of the stage's results (`loss` or `loss:NAME`, `metric:NAME`); metrics in evaluation only.
         makes: names of all that a pass returns, in order.
         has_random: whether the training pass draws random numbers.
+        calls: nodes that the training pass calls, in order; a place is a position in it.
+        arguments: nodes whose values the training pass is given: inputs, received tensors, leaves.
     """
 
     inputs: tuple[str, ...]
@@ -60,6 +69,8 @@ class StageModule(nn.Module):
     results: tuple[str, ...]
     makes: tuple[str, ...]
     has_random: bool
+    calls: tuple[str, ...]
+    arguments: tuple[str, ...]
     _root: Root
 
     def __init__(self, cut: _Cut, root: Root, *, training: bool) -> None:
@@ -70,6 +81,8 @@ class StageModule(nn.Module):
         self.inputs, self.receives, self.sends, self.results = cut.inputs, cut.receives, cut.sends, cut.results
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
+        self._watched: Callable[..., Any] | None = None
+        self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
         self._blocks = tuple(root.block(name) for name in cut.blocks)
@@ -79,12 +92,39 @@ class StageModule(nn.Module):
         self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
-    def forward(self, batch: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def watch(self, draws: frozenset[str]) -> None:
+        """Let training passes take a watcher.
+
+        Args:
+            draws: nodes before which it is told that random numbers are drawn.
+        """
+        self._watched = self._cut.compile(self._root, training=True, draws=draws)[0]
+
+    def part(
+        self, nodes: Iterable[str], draws: frozenset[str]
+    ) -> tuple[Callable[[int, Watcher, Iterable[Tensor]], None], tuple[str, ...]]:
+        """Code that calls some nodes of the training pass again.
+
+        Args:
+            nodes: out of `calls`.
+
+        Returns:
+            A function of the batch size, a watcher and the values of other nodes; and the names of those nodes.
+        """
+        run, reads = self._cut.part(self._root, nodes, draws)
+
+        def again(batch: int, watcher: Watcher, values: Iterable[Tensor]) -> None:
+            run(self._root, batch, watcher, *values)
+
+        return again, reads
+
+    def forward(self, batch: int, values: dict[str, Tensor], watcher: StageWatcher | None = None) -> dict[str, Tensor]:
         """Run the stage.
 
         Args:
             batch: samples in this micro-batch.
             values: by name, the tensors that `inputs` and `receives` list; others are ignored.
+            watcher: is told of the calls of a training pass, after `watch`.
 
         Returns:
             Tensors by name: `sends`, and the losses (training) or all results (evaluation).
@@ -92,11 +132,16 @@ class StageModule(nn.Module):
         for block in self._blocks:
             block.train(self.training)
         arguments = *[values[name] for name in self._reads], *[holder[name] for holder, name in self._leaves]
+        run, head = self._run, (self._root, batch)
+        if watcher is not None:
+            assert self._watched is not None, "`watch` comes first"
+            watcher.given(batch, arguments)
+            run, head = self._watched, (self._root, batch, watcher)
         if self._keeps_mode:
             with torch.set_grad_enabled(torch.is_grad_enabled()):
-                made = self._run(self._root, batch, *arguments)
+                made = run(*head, *arguments)
         else:
-            made = self._run(self._root, batch, *arguments)
+            made = run(*head, *arguments)
         return dict(zip(self.makes, made, strict=True))
 
     def eval_module(self) -> StageModule:
@@ -166,6 +211,11 @@ class _Cut:
         touched = [self.node_of[name] for name in self.train_closure]
         running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
         self.has_no_grad = any(node.no_grad for node in running)
+        trained = sorted(self.train_closure, key=self.order.__getitem__)
+        self.calls = tuple(n for n in trained if self.node_of[n].kind in ("call", "block") and not self._foreign(self.node_of[n]))
+        self.place = {name: place for place, name in enumerate(self.calls)}
+        outside = [n for n in trained if self.node_of[n].kind == "input" or self._foreign(self.node_of[n])]
+        self.arguments = (*outside, *(n for n in trained if self.node_of[n].kind in LEAVES))
         self.has_random = bool(self.blocks) or any(is_random(operator_of(n.target), n.args, n.kwargs) for n in running)
 
     def _foreign(self, node: Node) -> bool:
@@ -216,10 +266,12 @@ class _Cut:
             ]
         return seen
 
-    def compile(self, root: Root, *, training: bool) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
-        """The generated function; names of its arguments from outside, those of the root, and its results."""
+    def compile(
+        self, root: Root, *, training: bool, draws: frozenset[str] | None = None
+    ) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
+        """The generated function; names of its arguments from outside, those of the root, and results; `draws` as in `watch`."""
         closure = self.train_closure if training else self.eval_closure
-        emitter = Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=self.captured.batch)
+        emitter = self._emitter(root, training=training, watched=draws is not None)
         reads, placed = [], set[str]()
         ordered = [self.node_of[name] for name in sorted(closure, key=self.order.__getitem__)]
         for node in ordered:
@@ -235,13 +287,37 @@ class _Cut:
             if node.kind in ("call", "block") and not self._foreign(node):
                 if not training and self.dropped(node):
                     emitter.skip(node)
-                else:
+                elif draws is None:
                     (sharded or emitter).call(node)
+                else:
+                    self._tell(emitter, (sharded or emitter).call, node.name, self.place[node.name] + 1, draws)
         if sharded:
             sharded.outputs(list(self.sends))
         results = [name for name in self.results if is_loss(name) or not training]
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
+
+    def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
+        batch = self.captured.batch
+        return Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched)
+
+    def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
+        """Call a node, and tell the watcher of it."""
+        if name in draws:
+            emitter.tell_draws(self.place[name])
+        call(self.node_of[name])
+        emitter.tell_made(self.place[name], following, name)
+
+    def part(self, root: Root, nodes: Iterable[str], draws: frozenset[str]) -> tuple[Callable[..., Any], tuple[str, ...]]:
+        """See `StageModule.part`."""
+        own = sorted(nodes, key=self.order.__getitem__)
+        emitter = self._emitter(root, training=True, watched=True)
+        reads = tuple(dict.fromkeys(n for name in own for n in node_references(self.node_of[name]) if n not in own))
+        for name in reads:
+            emitter.placeholder(name)
+        for name, following in zip(own, (*own[1:], own[-1]), strict=True):
+            self._tell(emitter, emitter.call, name, self.place[following], draws)
+        return emitter.finish([]), reads
 
     def spec(self, name: str) -> TensorSpec:
         """See `StageModule.spec`."""

@@ -94,17 +94,18 @@ class Task:
         return cls.of(job.captured, job.graph, clips=job.settings.optimizer.get("clip_norm") is not None)
 
 
-def refuse_recomputation(plan: Plan) -> None:
-    """Refuse recomputation, which is planned and simulated only.
+def refuse_policies(plan: Plan) -> None:
+    """Refuse policies for memory, for an engine that keeps what autograd keeps.
 
     Raises:
-        UnsupportedPlan: the plan asks for it; names the stage.
+        UnsupportedPlan: the plan asks for recomputation or offload; names the stage.
     """
     for s, stage in enumerate(plan.stages):
-        if stage.recompute:
+        if stage.recompute or stage.offload:
+            what = "recomputation" if stage.recompute else "operators on the host"
             raise UnsupportedPlan(
-                f"stage {s} asks for recomputation, which is planned and simulated but cannot run yet. Fix: plan without it "
-                "(strategy.planner.recompute=false), or engine=emulate"
+                f"stage {s} asks for {what}, which this engine does not do. Fix: plan without it (strategy/memory=keep), or "
+                "engine=distributed"
             )
 
 

@@ -110,18 +110,20 @@ def run(
     """
     job.save(run_dir, weights)
     workers = workers_of(job, run_dir, device)
-    losses = [0.0] * (job.settings.steps - first)
+    # Summed in the order of the devices, not in that of their arrival.
+    parts: dict[int, dict[int, float]] = defaultdict(dict)
     lock = threading.Lock()
     for worker in workers:
         for runner in worker.training.runners.values():
             if runner.module.has_random:
-                # All threads share one generator: nobody may draw between another's seeding and its draws.
-                runner.forward = _alone(runner.forward, lock)
+                # All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws
+                # again what its forward has drawn, where that was discarded.
+                runner.forward, runner.backward = _alone(runner.forward, lock), _alone(runner.backward, lock)
 
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:
             with lock:
-                losses[record["step"] - first] += sum(value for name, value in record.items() if is_loss(name))
+                parts[record["step"]][worker.device_id] = sum(value for name, value in record.items() if is_loss(name))
 
         step = first
         while step < job.settings.steps:
@@ -136,6 +138,7 @@ def run(
     for worker in workers:
         for module in worker.modules.values():
             state.update(module.state_dict())
+    losses = [sum(own[device] for device in sorted(own)) for own in (parts[step] for step in range(first, job.settings.steps))]
     return losses, state, workers
 
 

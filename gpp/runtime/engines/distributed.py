@@ -15,8 +15,9 @@ from gpp.planners.base import AbstractPlanner
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded, refuse_recomputation
+from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
 from gpp.runtime.job import Job
+from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 
@@ -81,7 +82,7 @@ class Distributed(AbstractEngine):
         return -(-cluster.num_devices // self.workers_per_card) if self.launch == "local" else 0
 
     def check(self, plan: Plan) -> tuple[str, ...]:
-        refuse_recomputation(plan)
+        refuse_split_recomputation(plan)
         if self.compile is not None:
             _check_backend(self.compile)
         if self.launch == "slurm":
@@ -97,7 +98,7 @@ class Distributed(AbstractEngine):
         return self.launch == "local" and self.compile is None
 
     def refuse_plan(self, plan: Plan, task: Task) -> None:
-        refuse_recomputation(plan)
+        refuse_split_recomputation(plan)
 
     @property
     def joins(self) -> bool:
@@ -114,7 +115,7 @@ class Distributed(AbstractEngine):
         )
 
     def refuse(self, job: Job) -> None:
-        refuse_recomputation(job.plan)
+        check_policies(job)
         _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"

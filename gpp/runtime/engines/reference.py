@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, Task, refuse_recomputation, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, Task, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
@@ -25,6 +25,8 @@ from gpp.timeline import Versions
 @settings("engine")
 class Reference(AbstractEngine):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
+
+    Policies for memory change nothing of what is computed, and it ignores them.
 
     It saves and resumes with an empty pipeline only: it ignores micro-batches in flight in a checkpoint.
     """
@@ -76,7 +78,6 @@ def _refuse(plan: Plan) -> None:
     Raises:
         UnsupportedPlan: names the stage.
     """
-    refuse_recomputation(plan)
     refuse_split_operators(plan, "engine=reference")
     for s, stage in enumerate(plan.stages):
         if stage.round_robin_degree > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,11 +13,15 @@ from gpp.program.program import Program
 from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
-from gpp.runtime.transport.channels import AbstractTransport, Channel
+from gpp.runtime.memory.copies import HostCopies
+from gpp.runtime.memory.keeper import Keeper
+from gpp.runtime.memory.marks import Marks
+from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
+from gpp.runtime.worker.seeding import generators
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 
@@ -50,6 +54,29 @@ def build_optimizers(
         if own:
             out[s] = specs[s].build(own)
     return out
+
+
+def build_keepers(
+    job: Job,
+    modules: Mapping[int, StageModule],
+    device: torch.device,
+    autocast: torch.dtype | None,
+    now: Callable[[], Mark],
+) -> dict[int, Keeper]:
+    """What carries out the plan's policy for the memory of each stage that has one; `now` as of `StageRunner`."""
+    marked = {s: stage for s in modules if (stage := job.plan.stages[s]).recompute or stage.offload}
+    copies = HostCopies(now) if any(stage.offload for stage in marked.values()) else None
+    return {
+        s: Keeper(
+            modules[s],
+            Marks.of(job.captured, job.graph, stage, modules[s].calls),
+            device=device,
+            autocast=autocast,
+            generators=generators(device) if modules[s].has_random else (),
+            copies=copies,
+        )
+        for s, stage in marked.items()
+    }
 
 
 def build_mailboxes(

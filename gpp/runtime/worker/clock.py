@@ -13,6 +13,7 @@ from typing import final
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.cards.card import Event as CardEvent
 from gpp.runtime.hang_detection.status import AbstractStatus
+from gpp.runtime.memory.copies import CopyMark
 from gpp.runtime.transport.channels import Mark
 from gpp.timeline import Event
 
@@ -46,7 +47,7 @@ class AbstractClock(ABC):
 
 @final
 class HostClock(AbstractClock):
-    """The processor does what the host calls, at once: a mark is a time.
+    """The processor does what the host calls, at once: a mark is a time, but for copies to the host, which threads make.
 
     Args:
         now: seconds; of `time.thread_time` they are those that the worker's own thread has computed.
@@ -60,7 +61,18 @@ class HostClock(AbstractClock):
 
     def events(self, timed: list[Timed]) -> tuple[list[Event], list[Timed]]:
         new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
-        return [new(Event, event) for event in timed], []
+        found = [new(Event, event) for event in timed if type(event[5]) is float]
+        if len(found) == len(timed):
+            return found, []
+        later = []
+        for event in timed:
+            if isinstance(event[5], CopyMark):
+                start, end = event[4].time_s, event[5].time_s
+                if end is None:
+                    later.append(event)
+                else:
+                    found.append(Event(*event[:4], start, end, event[6]))
+        return found, later
 
     def total_s(self, spans: Iterable[tuple[Mark, Mark]]) -> float:
         return sum([end - start for start, end in spans])

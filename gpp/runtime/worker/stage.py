@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
@@ -22,6 +23,7 @@ from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule
+    from gpp.runtime.memory.keeper import Keeper
     from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 Fetch = Callable[[int, int], dict[str, torch.Tensor]]
@@ -30,12 +32,50 @@ Span = tuple[Mark, Mark]
 """When a computation began and when it ended, by the clock of the device."""
 
 
+class _Edge(NamedTuple):
+    """Where the gradient of an output comes in, if one does; and the output itself, as long as somebody holds it."""
+
+    requires_grad: bool
+    root: GradientEdge | None
+    storage: StorageWeakRef
+    form: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+
+    def tensor(self) -> torch.Tensor | None:
+        """The output; None if it is gone."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            return None
+        dtype, size, stride, offset = self.form
+        with torch.no_grad():
+            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
+    return {
+        name: _Edge(
+            value.requires_grad,
+            get_gradient_edge(value) if value.requires_grad else None,
+            StorageWeakRef(value.untyped_storage()),
+            (value.dtype, value.size(), value.stride(), int(value.storage_offset())),
+        )
+        for name, value in outputs.items()
+    }
+
+
+def _seen(outputs: Mapping[str, torch.Tensor | _Edge]) -> dict[str, torch.Tensor]:
+    """Outputs that are still there."""
+    found = {name: value.tensor() if isinstance(value, _Edge) else value for name, value in outputs.items()}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 @dataclass(slots=True)
 class _Pass:
     """A micro-batch between its forward and its backward."""
 
+    # An `_Edge` in place of a tensor lets go of it: only the stage that reads it, or autograd, holds it then.
+
     leaves: dict[str, torch.Tensor]
-    outputs: dict[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor | _Edge]
     losses: list[torch.Tensor]
     share: float
 
@@ -66,6 +106,7 @@ class StageRunner:
         on_nonfinite: called at the end of a forward whose loss is not finite.
         probes: are told of every backward.
         scale: what losses are multiplied by before their backwards; None for nothing.
+        keeper: carries out what the plan says of the stage's memory; None for a stage that keeps what autograd keeps.
     """
 
     def __init__(
@@ -87,7 +128,9 @@ class StageRunner:
         on_nonfinite: OnNonFinite | None = None,
         probes: Probes | None = None,
         scale: LossScale | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
+        self.keeper = keeper
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
         self.pieces, self.accumulation, self.num_samples, self.train = pieces, accumulation, num_samples, train
         self.round_robin_degree = round_robin_degree
@@ -151,7 +194,10 @@ class StageRunner:
             seed = self._seed(microbatch)
             for generator in self._seeded:
                 generator.manual_seed(seed)
-        if self.autocast or self.weights:
+        if self.keeper:
+            with self._modes(), self.keeper.forward(microbatch, self.weights.hooks if self.weights else None) as watcher:
+                outputs = module.forward(hi - lo, values, watcher)
+        elif self.autocast or self.weights:
             with self._modes():
                 outputs = module.forward(hi - lo, values)
         else:
@@ -161,7 +207,8 @@ class StageRunner:
         if self.autocast:
             outputs = {name: value.to(self._specs[name].dtype) for name, value in outputs.items()}
         if self.train:
-            self._passes[microbatch] = _Pass(leaves, outputs, losses, (hi - lo) / self.num_samples)
+            roots = _edges(outputs) if self.keeper else outputs
+            self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.num_samples)
         if outputs:
             self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
@@ -207,7 +254,7 @@ class StageRunner:
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
-                made = {**kept.outputs, **({LOSS: sum(kept.losses)} if kept.losses else {})}
+                made = {**_seen(kept.outputs), **({LOSS: sum(kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
                         stage=self.stage,
@@ -221,7 +268,7 @@ class StageRunner:
 
     def _modes(self) -> AbstractContextManager[object]:
         """Context of a forward: autocast, and the hooks of the weight policy; or nothing."""
-        hooks = self.weights.hooks if self.weights else None
+        hooks = self.weights.hooks if self.weights and not self.keeper else None
         if not self.autocast and not hooks:
             return nullcontext()
         modes = ExitStack()
@@ -243,21 +290,34 @@ class StageRunner:
             self._loss_seeds[key] = torch.full_like(loss, key[1], requires_grad=False)
         return self._loss_seeds[key]
 
+    def copy_out(self, microbatch: int) -> Span | None:
+        """Begin to move to the host what the plan has there of a micro-batch; the next forward waits until that is done.
+
+        None if that is nothing, because the device holds none of the micro-batch.
+        """
+        return self.keeper.copy_out(microbatch) if self.keeper else None
+
+    def fetch(self, microbatch: int) -> Span | None:
+        """Begin to bring it back; the backward of the micro-batch waits until that is done."""
+        return self.keeper.fetch(microbatch) if self.keeper else None
+
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
         piece = self._piece(microbatch)
         if piece is None:
             return None
         done = self._passes.pop(microbatch)
+        if self.keeper:
+            self.keeper.arrive(microbatch)
         gradients: dict[str, torch.Tensor] = {}
         for name, grad in self.mailbox.take(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
-        roots: list[torch.Tensor] = []
+        roots: list[Any] = []
         seeds: list[torch.Tensor] = []
         for name, grad in gradients.items():
             output = done.outputs[name]
             if output.requires_grad:
-                roots.append(output)
+                roots.append(output.root if type(output) is _Edge else output)
                 seeds.append(grad)
         for loss in done.losses:
             if loss.requires_grad:

@@ -31,7 +31,7 @@ from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
-from gpp.runtime.worker.build import all_ring_sizes, build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.worker.build import all_ring_sizes, build_keepers, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
 from gpp.runtime.worker.interpreter import Interpreter
@@ -171,7 +171,7 @@ class Worker:
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
         plan = self.job.plan
-        out = {}
+        out, keepers = {}, build_keepers(self.job, modules, self.device, self._autocast, self.clock.now) if train else {}
         for s, module in modules.items():
             stage = plan.stages[s]
             num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
@@ -193,6 +193,7 @@ class Worker:
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
                 probes=self._probes(s, module) if train else None,
                 scale=self.scale if train else None,
+                keeper=keepers.get(s),
             )
         return out
 
