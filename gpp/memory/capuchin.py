@@ -31,7 +31,7 @@ def capuchin(choices: Choices, limit: float) -> Judged | None:
         for op in choices.stage.ops:
             if op in taken:
                 continue
-            tried = [choices.judge(_with(now.marking, op, host=host)) for host in _ways(choices)]
+            tried = [choices.judge(_with(now.marking, op, host=host)) for host in _ways(choices, op)]
             # A byte less is what counts; where the largest run hides it, the bytes that are held.
             steps += [(_per_second(now, one, sizes[op]), -op, one) for one in tried if np.isfinite(one.peak)]
         if not steps:
@@ -43,8 +43,9 @@ def capuchin(choices: Choices, limit: float) -> Judged | None:
     return now
 
 
-def _ways(choices: Choices) -> list[bool]:
-    return [host for host, able in ((False, choices.recomputes), (True, choices.offloads)) if able]
+def _ways(choices: Choices, op: int) -> list[bool]:
+    again = choices.recomputes and bool(choices.able[choices.at[op]])
+    return [host for host, able in ((False, again), (True, choices.offloads)) if able]
 
 
 def _with(marking: Marking, op: int, *, host: bool) -> Marking:

@@ -50,6 +50,8 @@ class Choices:
         depth: of the pipeline, as for `gpp.cost.stage.StageCost.of`.
         period_s: seconds between two micro-batches of the pipeline; None: those of the stage's own passes.
         again: operators that may be computed again; None for all.
+
+    `able` says for each operator of the stage, in order, whether it may be computed again.
     """
 
     def __init__(
@@ -63,14 +65,15 @@ class Choices:
         again: Collection[int] | None = None,
     ) -> None:
         self.problem, self.held, self.depth = problem, held, depth
-        self._never = np.array([again is not None and op not in again for op in stage.ops])
+        self.able = np.array([again is None or op in again for op in stage.ops])
         self.stage = replace(stage, recompute=(), offload=())
+        self.at = {op: i for i, op in enumerate(stage.ops)}
         self.samples = stage.samples
         self.keeping = stage_bytes(problem, self.stage, depth)
         self._forward_s, self._backward_s = self._seconds(())
         self.period_s = self._forward_s + self._backward_s if period_s is None else period_s
         returns = bool(mask_of(stage.ops) & problem.graph.differentiated)
-        self.recomputes = "recompute" in ways and returns
+        self.recomputes = "recompute" in ways and returns and bool(self.able.any())
         self.offloads = "offload" in ways and returns and held > RESIDENT_COPIES and self.most_moved > 0
 
     def _seconds(self, recompute: tuple[int, ...]) -> tuple[float, float]:
@@ -128,10 +131,10 @@ class Choices:
 
     @cached_property
     def again_s(self) -> np.ndarray:
-        """[kinds of devices, operators] seconds of computing each operator of the stage again; infinite where it may not be."""
+        """[kinds of devices, operators] seconds of computing each operator of the stage again."""
         kinds, t = self.problem.first_of_each_type(self.stage.devices), self.stage.tensor_parallel
         index = list(self.stage.ops)
-        return np.array([np.where(self._never, np.inf, self.problem.op_times(self.samples, d, t).forward_s[index]) for d in kinds])
+        return np.array([self.problem.op_times(self.samples, d, t).forward_s[index] for d in kinds])
 
     @cached_property
     def _spare_s(self) -> np.ndarray:
@@ -147,10 +150,12 @@ class Choices:
         return self.again_s[int(self._spare_s.argmin())]
 
     def judge(self, marking: Marking) -> Judged:
-        """What a marking costs."""
+        """What a marking costs; without end if it asks for what may not be."""
         recompute, offload = marking
         if not recompute and not offload:
             return Judged(0.0, self.keeping.peak(self.held), marking)
+        if not all(self.able[[self.at[op] for op in recompute]]):
+            return Judged(np.inf, np.inf, marking)
         if not self.in_runs:
             stage = replace(self.stage, recompute=recompute, offload=offload)
             forward_s, backward_s = self._seconds(recompute)
@@ -159,7 +164,7 @@ class Choices:
             peak = stage_bytes(self.problem, stage, self.depth).peak(self.held)
         else:
             found = self.tensors.discard(recompute, offload)
-            again = [self.tensors.at[op] for op in found.again]
+            again = [self.at[op] for op in found.again]
             added_s = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max()))
             moved = found.moved
             bytes_of = self.keeping._replace(

@@ -28,8 +28,9 @@ def _marking(ops: tuple[int, ...], ways: list[int]) -> Marking:
     return Marking(*named)
 
 
-def _ways_of(choices: Choices) -> list[int]:
-    return [KEEP, *([AGAIN] if choices.recomputes else []), *([HOST] if choices.offloads else [])]
+def _ways_of(choices: Choices, i: int) -> list[int]:
+    """The ways of the operator at a position."""
+    return [KEEP, *([AGAIN] if choices.recomputes and choices.able[i] else []), *([HOST] if choices.offloads else [])]
 
 
 def branch_and_bound(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
@@ -73,7 +74,7 @@ class _Tree:
                 self.best = judged
             return
         i = self.order[k]
-        for way in _ways_of(choices):
+        for way in _ways_of(choices, i):
             self.ways[i] = way
             if way == KEEP:
                 self._decide(k + 1, seconds, held + self.saved[i] * choices.held, moved)
@@ -101,7 +102,9 @@ def _better(choices: Choices, limit: float, best: Judged) -> Judged | None:
     """The first exchange that fits in fewer seconds, those that promise most first."""
     ops, seconds = choices.stage.ops, choices.slowest_s.tolist()
     ways = _of(best.marking, ops)
-    for _, other in sorted(_neighbours(ways, _ways_of(choices), seconds), key=lambda one: one[0])[:ASKED]:
+    for _, other in sorted(_neighbours(ways, [_ways_of(choices, i) for i in range(len(ops))], seconds), key=lambda one: one[0])[
+        :ASKED
+    ]:
         judged = choices.judge(_marking(ops, other))
         if judged.peak <= limit * (1 + HAIR) and judged.added_s < best.added_s * (1 - HAIR):
             return judged
@@ -112,7 +115,7 @@ def _of(marking: Marking, ops: tuple[int, ...]) -> list[int]:
     return [AGAIN if op in marking.recompute else HOST if op in marking.offload else KEEP for op in ops]
 
 
-def _neighbours(ways: list[int], able: list[int], seconds: list[float]) -> list[tuple[float, list[int]]]:
+def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) -> list[tuple[float, list[int]]]:
     """Markings with one exchange after which less is computed again or copied, and by how many seconds less, at least roughly."""
 
     def cost(i: int, way: int) -> float:
@@ -122,11 +125,11 @@ def _neighbours(ways: list[int], able: list[int], seconds: list[float]) -> list[
     for i, way in enumerate(ways):
         out += [
             (cost(i, other) - cost(i, way), [*ways[:i], other, *ways[i + 1 :]])
-            for other in able
+            for other in able[i]
             if other != way and way != KEEP and other != AGAIN
         ]
     for i, j in combinations(range(len(ways)), 2):
-        if ways[i] != ways[j]:
+        if ways[i] != ways[j] and ways[i] in able[j] and ways[j] in able[i]:
             less = cost(i, ways[j]) + cost(j, ways[i]) - cost(i, ways[i]) - cost(j, ways[j])
             if less < 0:
                 swapped = list(ways)
@@ -136,7 +139,9 @@ def _neighbours(ways: list[int], able: list[int], seconds: list[float]) -> list[
 
 
 def _everything(choices: Choices, limit: float) -> Judged | None:
-    """Everything treated in one way, if that fits."""
-    n = len(choices.stage.ops)
-    tried = [choices.judge(_marking(choices.stage.ops, [way] * n)) for way in _ways_of(choices)]
+    """Everything treated in one way as far as it can be, if that fits."""
+    able = [_ways_of(choices, i) for i in range(len(choices.stage.ops))]
+    wished = [[way if way in ways else KEEP for ways in able] for way in (AGAIN, HOST)]
+    wished.append([max(ways) for ways in able])
+    tried = [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]
     return min((one for one in tried if one.peak <= limit * (1 + HAIR)), default=None)
