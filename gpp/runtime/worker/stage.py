@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.loss_scale import LossScale
@@ -45,9 +46,7 @@ class _Edge(NamedTuple):
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
-        dtype, size, stride, offset = self.form
-        with torch.no_grad():
-            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+        return on_storage(storage, *self.form)
 
 
 def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
