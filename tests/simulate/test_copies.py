@@ -15,6 +15,7 @@ from gpp.program.program import Program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score
+from gpp.simulate.sharing import shared_times
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle import events
 from tests.program.test_waits import random_case
@@ -138,3 +139,12 @@ def test_where_backwards_follow_each_other_a_fetch_runs_beside_the_one_before() 
     step = simulate(*hosted(3, count, took, GPipe())).metrics.iteration_s
     free = simulate(*hosted(3, count, 0.001, GPipe())).metrics.iteration_s
     assert step < free + count * took + 2 * took
+
+
+def test_devices_with_a_processor_each_run_as_if_they_shared_none() -> None:
+    for seed in range(20):
+        program, plan, prob = random_case(seed, on_host)
+        waits, costs = program.waits, Costs.of(program, plan, prob)
+        shared, _ = shared_times(waits, costs.seconds, costs.late, len(waits.devices), repeats=1)
+        times = waits.times(costs.seconds, costs.late)
+        assert shared.begin_s == pytest.approx(times.begin_s) and shared.end_s == pytest.approx(times.end_s), seed

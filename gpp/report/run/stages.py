@@ -82,13 +82,13 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
 
 
 def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:
-    """What is special about a stage's operators, and what it costs a micro-batch."""
+    """What is special about a stage's operators, and the seconds of a micro-batch's forwards that run again, and of a copy."""
     words = operator_words(stage)
     if predicted is not None and predicted.memory:
-        again_s, moved = predicted.memory[s].again_s, predicted.memory[s].moved_bytes
+        again_s = predicted.memory[s].again_s
         took_s = max((e.end_s - e.start_s for e in predicted.events if e.kind in COPIES and e.stage == s), default=0.0)
         words = words.replace("recomputed", f"recomputed ({text.seconds(again_s)})") if stage.recompute else words
-        words = words.replace("on host", f"on host ({text.num_bytes(moved)}, {text.seconds(took_s)})") if stage.offload else words
+        words = words.replace("on host", f"on host ({text.seconds(took_s)})") if stage.offload else words
     return words
 
 

@@ -46,7 +46,7 @@ def _kept():
 def test_stages_say_what_is_not_kept_and_what_it_costs() -> None:
     """A copy of a byte takes 0.5 s, a forward 1 s, which a backward that computes it again takes longer."""
     lines = [line.operators for line in stage_lines(hosted_run(recompute=True))]
-    assert lines == ["1 on host (1 B, 500 ms)", "1 on host (1 B, 500 ms)", "", "1 recomputed (1.00 s)"]
+    assert lines == ["1 on host (500 ms)", "1 on host (500 ms)", "", "1 recomputed (1.00 s)"]
 
 
 @pytest.mark.parametrize("host", [None, on_host])
