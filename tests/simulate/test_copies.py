@@ -12,6 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, reduce_groups
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score
@@ -72,9 +73,8 @@ def costs_of(program: Program, plan: Plan, prob: Problem) -> events.Costs:
     return events.Costs(own, message, summed)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(seed: int) -> None:
-    program, plan, prob = random_case(seed, on_host)
+def compare(program: Program, plan: Plan, prob: Problem) -> None:
+    """The times of a step and of a further one by the simulator and by the walk; two copies of a stage at a time in both."""
     groups = reduce_groups(plan, prob.graph)
     members = {g: set(group.devices) for g, group in enumerate(groups)} | {-1: set(program.actions)}
     happened = events.walk(program.to_text(), members, costs_of(program, plan, prob), 12)
@@ -99,6 +99,28 @@ def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(
     assert sum(e.num_bytes for e in timeline.events if e.kind in "OP") == round(
         sum(round(costs.num_bytes[waits.label_of[n]]) for n in range(waits.num_nodes) if waits.action(n).kind in "OP")
     )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(seed: int) -> None:
+    compare(*random_case(seed, on_host))
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1F1B", "GPipe"])
+def test_the_last_micro_batch_may_be_smaller(schedule: AbstractSchedule) -> None:
+    compare(*hosted(4, 11, 0.9, schedule, microbatch_size=3))
+
+
+def test_a_second_fetch_waits_for_what_goes() -> None:
+    """Copies there take 5 s and all else takes 1: the third has gone after 18 s, and only then a second one comes."""
+    words = "F0 O0 F1 O1 F2 O2 P0 P1 B0 P2 B1 B2"
+    program = Program.from_text("samples 3 minibatches 1\n" + " ".join(f"s0.{word}@d0" for word in words.split()) + "\n")
+    waits = program.waits
+    seconds = [5.0 if action.kind == "O" else 1.0 for _, action in waits.labels]
+    times = waits.times(seconds, [0.0] * (waits.num_resources - 1))
+    begin = dict(zip(words.split(), times.begin_s, strict=True))
+    assert (begin["F1"], begin["F2"], begin["O2"]) == (6, 12, 13)
+    assert (begin["P0"], begin["P1"], begin["B0"], begin["P2"]) == (13, 18, 14, 19)
 
 
 def test_the_random_plans_copy_and_wait_for_it() -> None:
