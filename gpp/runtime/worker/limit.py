@@ -48,8 +48,8 @@ OWN_MAPPING = 64 * 1024
 STACK = 1024 * 1024
 """Bytes of the stack of a thread that the worker starts; by default it is what `ulimit -s` says, 8 MiB as a rule."""
 NOTED = 20 * 1024
-"""Bytes that listening to the allocator takes for each captured node of a pass: about 20 events of 440 bytes, and for every third
-the places in the code that it came from (measured on small Transformers and on convolutions)."""
+"""Bytes that listening to the allocator takes for each captured node of a pass, until a whole step has shown it: about 20 events
+of 440 bytes, and for every third the places in the code that it came from (small Transformers, convolutions)."""
 
 _STATUS = Path("/proc/self/status")
 
@@ -119,7 +119,7 @@ class Limit(AbstractStatus):
         self.num_bytes = round(job.cluster.devices[device_id].memory_bytes)
         self._at: tuple[int | None, int, int] = None, 0, 0
         self._worker: Worker | None = None
-        self._bounds = False
+        self._bounds = self._hears = False
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):  # another C library has its own rules
             libc.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING)
@@ -127,7 +127,7 @@ class Limit(AbstractStatus):
         threading.stack_size(STACK)
         _rehearse(job, device_id)
         gc.collect()
-        self._base, self._noted = data_bytes(), 0
+        self._base, self._noted, self._notes = data_bytes(), 0, 0
 
     def watch(self, worker: Worker) -> None:
         """Know the worker, which is bounded when its first step begins: it has made its weights, for which it has mapped the file
@@ -145,7 +145,7 @@ class Limit(AbstractStatus):
             sum(len(graph.ops[op].nodes) for op in stages[s].ops) for s in self._job.plan.stages_of_device[self._device]
         )
         self._base = max(self._base, data_bytes() - held)
-        self._bounds = True
+        self._bounds = self._hears = True
         if held > self.num_bytes:
             raise OutOfMemory(self._reason("before its first action it", held))
         self._bound()
@@ -171,13 +171,17 @@ class Limit(AbstractStatus):
     def at(self, index: int) -> None:
         self._status.at(index)
         self._at = self._at[0], self._at[1], index
-        if self._noted and self._worker:
-            memory = self._worker.memory
-            if memory.drain():
-                # What the process has beside tensors has grown with the worker's own lists, messages and threads.
-                self._base = max(self._base, data_bytes() - memory.held_bytes)
-            else:
-                self._noted = 0
+        if not self._hears or not self._worker:
+            return
+        memory, before = self._worker.memory, data_bytes()
+        self._hears = memory.drain()
+        if self._hears:
+            after = data_bytes()
+            self._notes = max(self._notes, before - after)
+            # What the process has beside tensors has grown with the worker's own lists, messages and threads.
+            self._base = max(self._base, after - memory.held_bytes)
+            if self._at[1] > self._job.settings.first_step:
+                self._noted = self._notes
             self._bound()
 
     def waiting(self, waits: bool) -> None:
@@ -210,7 +214,7 @@ class Limit(AbstractStatus):
 
     def _said(self, error: Exception) -> str:
         """What was done when an allocation failed, and what the device held."""
-        heard = self._worker.memory.last if self._worker else None
+        heard = self._worker.memory.last if self._worker and self._hears else None
         stage, doing = self._doing()
         where = self._operator(stage, raised_at(error.__traceback__) or (heard.place if heard else None))
         asked = re.search(r"tried to allocate (\d+) bytes", str(error))

@@ -60,10 +60,13 @@ class Rows:
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
         """Function (lo, hi) -> the named rows of those samples of a pass of mini-batches of `size` samples."""
         wanted = set(names)
-        if wanted and split not in self._samples:
-            settings = self._settings
+        if wanted:
             with self.loading():
-                self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
+                if split not in self._samples:
+                    settings = self._settings
+                    self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
+                # A column may be made when a row of it is first asked for.
+                self._samples[split].fetch(torch.zeros(1, dtype=torch.int64), wanted)
 
         def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
             found = self._samples[split].fetch(indices, wanted)
