@@ -83,6 +83,7 @@ class Settings:
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine exchange messages in shared memory.
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
+        enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
@@ -116,6 +117,7 @@ class Settings:
     compile: str | None = None
     shared_memory: bool = True
     workers_per_card: Count = 1
+    enforce_memory: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
     on_nonfinite: Literal["stop", "warn"] = "stop"
