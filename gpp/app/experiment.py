@@ -118,7 +118,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
-        check_survey(self)
+        check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
