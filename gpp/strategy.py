@@ -140,11 +140,9 @@ class Strategy:
         raise Infeasible(f"{why.constraint}, even with strategy.memory={self.memory.name}", why.remedy)
 
     def _views(self, problem: Problem) -> Iterator[Problem]:
-        """The problem, with endless memory, and at a few prices of a byte."""
+        """The problem, and others in its place in which memory has a price."""
         yield problem
-        yield problem.with_endless_memory
-        priced = Priced(problem, self.memory.ways, again=not self.weights.predictor and self.weights.backward == "same")
-        yield from (priced.at(price) for price in priced.prices())
+        yield from Priced(problem, self.memory.ways, again=self.weights.backward == "same").views()
 
     def _search(self, view: Problem, problem: Problem, judged: Judged) -> Plan:
         """The planner's plan for a view of the problem, validated.
