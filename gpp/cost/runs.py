@@ -12,10 +12,11 @@ are, beyond what is kept,
 
     transient_bytes[v] - what the operators that follow from v have freed      (as in `gpp.graph.transients`)
     + storages of the runs that are alive, of their operators up to v
-    + gradients under way past v: of tensors made before v and read after v,
+    + gradients under way past v: of tensors made before v and read after v.
 
-and where a run is computed again, the most that this takes beyond all of its storages: an operator's own transients, its
-storages and those before it, and tensors between them that nobody saves.
+A run is computed again when the gradients of what operator v makes have come, and nothing else of its backward is there yet. This
+takes an operator's own transients, its storages and those before it, and tensors between them that nobody saves. Who keeps a saved
+tensor is not known, its maker or one of its readers; so v is any of them that may be the first to ask.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import numpy as np
 
 from gpp.graph.op_graph import OpGraph, bits, mask_of
 from gpp.graph.sums import SetSums
-from gpp.graph.transients import Line
 
 
 class Run(NamedTuple):
@@ -35,11 +35,11 @@ class Run(NamedTuple):
 
     Args:
         again: of the operators that are computed again, ascending.
-        trigger: of the last operator whose backward may need one of its storages.
+        askers: of the operators whose backward may be the first to need one of its storages.
     """
 
     again: tuple[int, ...]
-    trigger: int
+    askers: tuple[int, ...]
 
 
 class Discarded(NamedTuple):
@@ -50,8 +50,8 @@ class Discarded(NamedTuple):
         again: operators that are computed again, ascending.
         kept: for each sample in flight, what came in included.
         moved: for each sample on the host.
-        once, fixed: transient, as in `gpp.cost.amounts.Amounts`. What leaves the stage and is not held is there until it is
-            sent: for one micro-batch.
+        once, fixed: transient, as in `gpp.cost.amounts.Amounts`, for the number of samples that was asked. What leaves the stage
+            and is not held is there until it is sent: for one micro-batch.
     """
 
     runs: tuple[Run, ...]
@@ -82,7 +82,8 @@ class StageTensors:
         self.follows = np.zeros((n, n))  # [v, w]: whether w follows from v
         for i, op in enumerate(self.ops):
             self.follows[i, [at[w] for w in bits(graph.descendants[op] & inside)]] = 1
-        self.pending, self.leaving = np.zeros(n), np.zeros(n)
+        # Gradients under way past each operator, those that leave with the stage's outputs, and those of what it makes.
+        self.pending, self.leaving, self.arrived = np.zeros((3, n))
         # Of each tensor made inside: producer, readers inside, bytes, whether anybody saves it, whether it leaves.
         self.tensors: list[tuple[int, tuple[int, ...], float, bool, bool]] = []
         for index in graph.touching(inside):
@@ -94,12 +95,17 @@ class StageTensors:
             if made < 0:
                 continue
             leaves = len(readers) < len(tensor.consumers)
+            self.arrived[made] += size if tensor.differentiable and readers else 0.0
             self.tensors.append((made, readers, size, tensor.saved, leaves))
             if leaves and tensor.differentiable and not tensor.saved:
                 self.leaving[made] += size
 
-    def discard(self, discarded: Sequence[int], offload: Sequence[int] = ()) -> Discarded:
-        """The runs of some operators of the stage, and what follows from them with some others on the host."""
+    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int) -> Discarded:
+        """The runs of some operators of the stage, and what follows from them with some others on the host.
+
+        Args:
+            samples: of a micro-batch on a device.
+        """
         gone = {self.at[op] for op in discarded}
         runs = self.runs(gone)
         again = {i for run in runs for i in run.again}
@@ -111,19 +117,21 @@ class StageTensors:
                 held_of[made] += size
             if leaves and not held:
                 sent += size
-        slopes = self.transient - self.leaving - self.follows @ held_of
-        alive, beyond = np.zeros(len(self.ops)), np.zeros(len(self.ops))
+        alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
         for run in runs:
             storages, most = self._computing(run)
-            alive[run.again[0] : run.trigger + 1] += storages[run.again[0] : run.trigger + 1]
-            beyond[run.trigger] = max(beyond[run.trigger], most - storages[-1])
-        slopes += self.pending + alive + beyond
-        line = Line(max(0.0, float(slopes.max())), max(0.0, float((slopes + self.fixed).max())))
-        line = line.within(self.incoming_back, self.outgoing_back)
+            span = slice(run.again[0], max(run.askers) + 1)
+            alive[span] += storages[span]
+            for asker in run.askers:
+                asked[asker] = max(asked[asker], most - storages[-1])
+        there = self.pending + alive - self.follows @ held_of
+        slopes, asked = there + self.transient - self.leaving, there + self.arrived + asked
+        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
+        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
         moved = float(held_of[[self.at[op] for op in offload]].sum())
         kept = self.incoming + float(held_of.sum()) - moved
         named = tuple(self.ops[i] for i in sorted(again))
-        return Discarded(tuple(runs), named, kept, moved, float(line.slope) + sent, float(line.fixed))
+        return Discarded(tuple(runs), named, kept, moved, self.outgoing_back + slope + sent, most - slope * samples)
 
     def again(self, discarded: Sequence[int]) -> tuple[int, ...]:
         """The discarded operators that are computed again."""
@@ -146,12 +154,13 @@ class StageTensors:
         members: dict[int, list[int]] = {}
         for i in sorted(needed):
             members.setdefault(_root(parent, i), []).append(i)
-        last = {root: again[-1] for root, again in members.items()}
+        # The last one of a run keeps something, or its readers do.
+        askers = {root: {again[-1]} for root, again in members.items()}
         for made, readers, _, saved, _ in self.tensors:
-            if saved and made in needed and readers:
+            if saved and made in needed:
                 root = _root(parent, made)
-                last[root] = max(last[root], *readers)
-        return [Run(tuple(again), last[root]) for root, again in members.items()]
+                askers[root].update(reader for reader in readers if reader > members[root][-1])
+        return [Run(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
 
     def _computing(self, run: Run) -> tuple[np.ndarray, float]:
         """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""

@@ -120,7 +120,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload)
+    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples)
     return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 

@@ -42,7 +42,7 @@ class _Labels(NamedTuple):
         behind: the choice that this one goes on from.
         host: whether that operator is on the host.
         size: bytes per sample that it holds.
-        most: [2, .] the most of the moments behind it, at any sample and at the first one, with all bytes decided so far.
+        most: the most of the moments behind it, per sample, with all bytes decided so far.
         later: bytes per sample that moments still to come have beyond what is held up to them.
         moved: bytes per sample on the host.
         seconds: of computing again.
@@ -60,10 +60,10 @@ class _Labels(NamedTuple):
     marked: np.ndarray
 
     def take(self, index: np.ndarray) -> _Labels:
-        return _Labels(*(column[..., index] for column in self))
+        return _Labels(*(column[index] for column in self))
 
     def with_(self, other: _Labels) -> _Labels:
-        return _Labels(*(np.concatenate([a, b], axis=-1) for a, b in zip(self, other, strict=True)))
+        return _Labels(*(np.concatenate([a, b]) for a, b in zip(self, other, strict=True)))
 
 
 class ChainProgram:
@@ -75,9 +75,9 @@ class ChainProgram:
 
     def __init__(self, choices: Choices, limit: float) -> None:
         self.choices, self.limit = choices, limit
-        bills, key = choices.problem.bills, ("segments", choices.stage.ops)
+        bills, key = choices.problem.bills, ("segments", choices.stage.ops, choices.samples)
         if key not in bills:
-            bills[key] = segments_of(choices.tensors)
+            bills[key] = segments_of(choices.tensors, choices.samples)
         self.parts: Segments = bills[key]
         self.n, self.b, self.h = len(choices.stage.ops), choices.samples, choices.held
         self.copies = min(self.h, RESIDENT_COPIES)
@@ -85,19 +85,13 @@ class ChainProgram:
         self.floor = max(tensors.incoming_back, 0.0)
         there = choices.keeping.static + choices.keeping.versions
         per_sample = tensors.incoming * self.h + tensors.outgoing_back
-        self.room = limit * (1 + HAIR) - there - per_sample * self.b
-        # Of the last operator's moments the least, for bounds; each at both sample counts.
-        self.moments = np.concatenate([self.parts.moments, [[-np.inf]] * 2], axis=1)
-        self.alike = bool((self.parts.moments[0] == self.parts.moments[1]).all())
-        first = np.maximum(self.floor, self.parts.moments[:, -1])
-        self.prices = Prices(choices, self.parts, self.room / self.b - self._mean(first))
-        # Up to each position the most that a run's backward takes beyond what is held, for whoever holds an operator there.
-        highest = np.maximum(self.parts.peaks, self.parts.moments[:, None, :]).max(axis=1)
-        self.highest = np.concatenate([np.maximum.accumulate(highest, axis=1), highest.max(axis=1)[:, None]], axis=1)
-
-    def _mean(self, most: np.ndarray) -> np.ndarray:
-        """Bytes per sample of moments: the line through the first sample's and the others'."""
-        return (most[0] * (self.b - 1) + most[1]) / self.b
+        # Bytes per sample, what is held in flight and once together.
+        self.room = (limit * (1 + HAIR) - there) / self.b - per_sample
+        self.moments, self.asking = (np.append(values, -np.inf) for values in (self.parts.moments, self.parts.asking))
+        self.prices = Prices(choices, self.parts, self.room - max(self.floor, float(self.parts.moments[-1])))
+        # For whoever holds an operator the most that any backward up to it takes beyond what is held.
+        highest = np.maximum(self.parts.peaks, self.parts.moments).max(axis=0)
+        self.highest = np.append(np.maximum.accumulate(highest), highest.max())
 
     def solve(self, within: float = 0.0) -> Marking | None:
         """The best choice; None if none fits.
@@ -158,14 +152,14 @@ class ChainProgram:
     def _search(self, best: float) -> tuple[float, Marking] | None:
         """Seconds and choice below `best`, if there is one."""
         zero, no = np.zeros(1), np.zeros(1, dtype=bool)
-        labels = _Labels(np.array([self.n]), np.array([-1]), no, zero, np.full((2, 1), self.floor), zero, zero, zero, no)
+        labels = _Labels(np.array([self.n]), np.array([-1]), no, zero, np.array([self.floor]), zero, zero, zero, no)
         for i in range(self.n - 1, -1, -1):
             new = self._held(labels, i, best)
             if len(new.at):
                 labels = labels.with_(new)
         ends = self._before(labels, -1)
         seconds = ends.seconds + self._residue_s(ends.moved)
-        good = (self._mean(ends.most) * self.b <= self.room) & (seconds < best) & ends.marked
+        good = (ends.most <= self.room) & (seconds < best) & ends.marked
         if not self.choices.recomputes:
             good &= labels.at == 0
         if not good.any():
@@ -179,9 +173,13 @@ class ChainProgram:
         a, b = np.minimum(i + 1, self.n - 1), np.maximum(j - 1, 0)
         empty = i + 1 > j - 1
         needed = parts.needed[a, b] & ~empty
-        tails = np.where(empty | (j == self.n), 0.0, parts.tails[a, b])
-        own = self.moments[:, j] + tails + labels.size + labels.later
-        peaks = np.where(empty, -np.inf, parts.peaks[:, a, b]) + labels.later
+        behind = empty | (j == self.n)
+        own = np.maximum(
+            self.moments[j] + np.where(behind, 0.0, parts.tails[0, a, b]),
+            self.asking[j] + np.where(behind, -np.inf, parts.tails[1, a, b]),
+        )
+        own += labels.size + labels.later
+        peaks = np.where(empty, -np.inf, parts.peaks[a, b]) + labels.later
         gone = self.prices.gone
         sent = np.where(empty, 0.0, gone[j] - gone[i + 1])
         return labels._replace(
@@ -216,10 +214,10 @@ class ChainProgram:
                 )
             )
         new = out[0] if len(out) == 1 else out[0].with_(out[1])
-        there = np.maximum(new.most, self.moments[:, i : i + 1] + new.size + new.later)
-        beyond = self.prices.beyond(i, self._mean(there) - self.room / self.b, new.moved)
+        there = np.maximum(new.most, self.moments[i] + new.size + new.later)
+        beyond = self.prices.beyond(i, there - self.room, new.moved)
         bound = new.seconds + self._residue_s(new.moved) + beyond
-        good = np.flatnonzero((self._mean(there) * self.b <= self.room) & (bound < best))
+        good = np.flatnonzero((there <= self.room) & (bound < best))
         order = good[np.argsort(bound[good], kind="stable")]
         return new.take(order).take(self._front(new.take(order), i))
 
@@ -233,9 +231,9 @@ class ChainProgram:
         columns = [new.seconds]
         if not (new.marked.all()):
             columns.append(~new.marked)
-        for most, highest in zip(new.most[self.alike :], self.highest[self.alike :, i], strict=True):
-            # What moments to come can never reach, they are not compared by.
-            columns += [most, np.maximum(new.later, most - highest), np.maximum(new.size + new.later, most - highest)]
+        # What moments to come can never reach, they are not compared by.
+        reached = new.most - self.highest[i]
+        columns += [new.most, np.maximum(new.later, reached), np.maximum(new.size + new.later, reached)]
         if self.choices.offloads:
             columns.append(new.moved)
         rows, kept = np.array(columns, dtype=float).T, list[int]()
@@ -244,11 +242,11 @@ class ChainProgram:
             block = rows[begin : begin + 64]
             alive = np.arange(len(block))
             if len(front):
-                alive = alive[~(front[None, :, :] <= block[:, None, :]).all(axis=2).any(axis=1)]
+                alive = alive[~(front[None, :, :] <= block[:, None, :]).all(axis=-1).any(axis=-1)]
                 block = block[alive]
-            better = (block[None, :, :] <= block[:, None, :]).all(axis=2)
+            better = (block[None, :, :] <= block[:, None, :]).all(axis=-1)
             same = better & better.T
-            beaten = (better & ~same).any(axis=1) | np.tril(same, -1).any(axis=1)
+            beaten = (better & ~same).any(axis=-1) | np.tril(same, -1).any(axis=-1)
             kept.extend((begin + alive[~beaten]).tolist())
             front = np.concatenate([front, block[~beaten]])
             if len(kept) >= WIDE:

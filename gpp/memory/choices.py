@@ -163,7 +163,7 @@ class Choices:
             moved = stage_amounts(self.problem, stage).moved if offload else 0.0
             peak = stage_bytes(self.problem, stage, self.depth).peak(self.held)
         else:
-            found = self.tensors.discard(recompute, offload)
+            found = self.tensors.discard(recompute, offload, self.samples)
             again = [self.at[op] for op in found.again]
             added_s = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max()))
             moved = found.moved

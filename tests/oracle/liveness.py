@@ -104,7 +104,7 @@ class Walk:
                 for again in group:
                     # It reads what is between, and takes its own beside it.
                     size = self.graph.ops[again].transient_bytes + self._made(again)
-                    self._note(sum(here.values()) + sum(between.values()) + size + waiting + leaving)
+                    self._note(sum(here.values()) + sum(between.values()) + size + sum(gradients.values()) + leaving)
                     if self.hidden[again]:
                         here["hidden", again] = self.hidden[again]
                     for i in self.made_by(again):

@@ -66,8 +66,9 @@ class Markings:
                 return None
         kept = sum(holds.values()) - moved + sum(t.bytes_per_sample for t in self._coming())
         sent = sum(t.bytes_per_sample for t in self._going() if not self._is_held(t, way, again))
-        moments = [self._moment(op, holds, [group for group in groups if group]) for op in self.ops]
-        once = self._once([m for m, _ in moments], [m + extra for m, extra in moments])
+        moments = [m for op in self.ops for m in self._moments(op, holds, [group for group in groups if group])]
+        coming = sum(t.bytes_per_sample for t in self._coming() if t.differentiable)
+        once = max(coming * self.samples, *(m * self.samples + fixed for m, fixed in moments)) + self.samples * self._back()
         total = self._static() + self.samples * (kept * self.held + moved * min(self.held, 2) + sent) + once
         return Marked(self._seconds(again, moved), total, ways)
 
@@ -104,26 +105,34 @@ class Markings:
                 return found
             found |= more
 
-    def _moment(self, v: int, holds: dict[int, float], groups: list[set[int]]) -> tuple[float, float]:
-        """Bytes per sample while v runs back beyond all that is held, and those of weights' gradients."""
+    def _moments(self, v: int, holds: dict[int, float], groups: list[set[int]]) -> list[tuple[float, float]]:
+        """Bytes per sample while v runs back beyond all that is held, and those of weights' gradients: of its own work, and when a
+        group is computed again before it."""
         graph, ops = self.problem.graph, {*self.ops}
-        there = graph.ops[v].transient_bytes
-        there -= sum(holds[w] for w in self.ops if graph.descendants[v] >> w & 1)
-        there -= sum(t.bytes_per_sample for t in self._going() if t.producer == v and t.differentiable and not t.saved)
+        there = -sum(holds[w] for w in self.ops if graph.descendants[v] >> w & 1)
+        came = 0.0
         for t in graph.tensors:
             behind = [c for c in t.consumers if c in ops and c > v]
             waits = t.producer < v if t.producer in ops else True
             if t.differentiable and behind and waits:
                 there += t.bytes_per_sample
-        computing = 0.0
+            if t.differentiable and behind and t.producer == v:
+                came += t.bytes_per_sample
+        computing = []
         for group in groups:
             asks = {c for t in graph.tensors if t.producer in group and t.saved for c in t.consumers if c in ops}
             first_asked, last_freed = max(group | asks), min(group)
             if last_freed <= v <= first_asked:
                 there += sum(self._own(w) for w in group if w <= v)
-            if v == first_asked:
-                computing = max(computing, self._computing(group) - sum(self._own(w) for w in group))
-        return there + computing, graph.ops[v].fixed_bytes
+            if v == max(group) or (v in asks and v > max(group)):
+                computing.append(self._computing(group) - sum(self._own(w) for w in group))
+        own = graph.ops[v].transient_bytes
+        own -= sum(t.bytes_per_sample for t in self._going() if t.producer == v and t.differentiable and not t.saved)
+        return [(there + own, graph.ops[v].fixed_bytes), *((there + came + more, 0.0) for more in computing)]
+
+    def _back(self) -> float:
+        """Gradients of what leaves the stage, bytes per sample."""
+        return sum(t.bytes_per_sample for t in self._going() if t.differentiable)
 
     def _computing(self, group: set[int]) -> float:
         """The most that a group takes while it is computed again in order."""
@@ -138,10 +147,9 @@ class Markings:
 
     def _once(self, slopes: list[float], firsts: list[float]) -> float:
         """Transient bytes: the steepest line through the most at one sample, gradients at the boundary included."""
-        back = sum(t.bytes_per_sample for t in self._going() if t.differentiable)
         floor = max(0.0, sum(t.bytes_per_sample for t in self._coming() if t.differentiable))
         slope, first = max(floor, *slopes), max(floor, *firsts)
-        return back * self.samples + slope * (self.samples - 1) + first
+        return self._back() * self.samples + slope * (self.samples - 1) + first
 
     def _static(self) -> float:
         graph = self.problem.graph
