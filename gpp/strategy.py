@@ -1,6 +1,8 @@
-"""A strategy: who cuts, in which order the micro-batches run, and which version of the weights they use.
+"""A strategy: who cuts, in which order the micro-batches run, which version of the weights they use, and what of a micro-batch is
+kept.
 
-The planner is handed `predict`, so it scores its candidates with the very schedule that will run.
+The planner is handed `predict`, so it scores its candidates with the very schedule that will run, made to fit as the memory policy
+has it.
 """
 
 from __future__ import annotations
@@ -8,14 +10,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.memory.policy import AbstractMemory, Keep, repeatable
+from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
@@ -55,6 +59,23 @@ FRESHER = 1e-3
 
 
 @final
+@dataclass(slots=True)
+class Judged:
+    """What the candidates of a search have told.
+
+    Args:
+        refused: why the engine cannot run some of them.
+        ideal_s: the shortest step of any of them if memory were endless.
+    """
+
+    refused: list[str] = field(default_factory=list)
+    ideal_s: float = math.inf
+
+    def note(self, predicted: Timeline) -> None:
+        self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)
+
+
+@final
 @settings("strategy")
 class Strategy:
     """A bundle of choices that a user names in one word and an expert swaps one by one.
@@ -68,6 +89,7 @@ class Strategy:
     planner: AbstractPlanner
     schedule: AbstractSchedule
     weights: AbstractWeights = field(default_factory=Flush)
+    memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
 
     def __post_init__(self) -> None:
@@ -92,32 +114,71 @@ class Strategy:
         self._check_round_robin(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
-        questions, refused = self._questions(problem), list[str]()
+        plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
+        return replace(plan, search_s=time.perf_counter() - start)
+
+    def _sparing(self, problem: Problem) -> Plan:
+        """The best plan over the views in which memory has a price, the problem itself first.
+
+        The search ends where the best plan is as fast as any candidate would be if memory were endless.
+
+        Raises:
+            Infeasible: nothing fits, however operators run.
+        """
+        judged, found, why = Judged(), list[tuple[float, Plan]](), None
+        for view in self._views(problem):
+            try:
+                plan = self._search(view, problem, judged)
+                found.append((self.predict(plan, problem, record=False).metrics.iteration_s, plan))
+            except Infeasible as error:
+                why = why or error
+            if found and view is not problem and min(seconds for seconds, _ in found) <= judged.ideal_s * (1 + MARGIN):
+                break
+        if found:
+            return min(found, key=lambda pair: pair[0])[1]
+        assert why is not None  # the problem itself has been asked
+        raise Infeasible(f"{why.constraint}, even with strategy.memory={self.memory.name}", why.remedy)
+
+    def _views(self, problem: Problem) -> Iterator[Problem]:
+        """The problem, and others in its place in which memory has a price."""
+        yield problem
+        yield from Priced(problem, self.memory.ways, again=self.weights.backward == "same").views()
+
+    def _search(self, view: Problem, problem: Problem, judged: Judged) -> Plan:
+        """The planner's plan for a view of the problem, validated.
+
+        Raises:
+            Infeasible: nothing fits.
+        """
+        questions, judged.refused = self._questions(view), []
         for asked in questions:
             try:
-                plan = self._ask(self.planner, asked, problem, refused)
+                plan = self._ask(self.planner, asked, problem, judged)
                 if plan is not None:
-                    return replace(plan, search_s=time.perf_counter() - start)
+                    return plan
             except Infeasible:
-                if asked is questions[-1] and not refused:
+                if asked is questions[-1] and not judged.refused:
                     raise
-        return replace(self._within_limits(problem, questions[-1], refused), search_s=time.perf_counter() - start)
+        return self._within_limits(problem, questions[-1], judged)
 
-    def _ask(self, planner: AbstractPlanner, asked: Problem, problem: Problem, refused: list[str]) -> Plan | None:
-        """The planner's plan, checked; None if the engine cannot run it. What the engine said is added to `refused`.
+    def _ask(self, planner: AbstractPlanner, asked: Problem, problem: Problem, judged: Judged) -> Plan | None:
+        """The planner's plan, checked; None if the engine cannot run it. What the engine said is added to `judged`.
 
         Raises:
             Infeasible: nothing fits, or nothing that the engine can run.
         """
-        plan = self._as_run(planner.plan(asked, lambda candidate: self._judge(candidate, problem, asked, refused)), problem)
+        chosen = self._as_run(planner.plan(asked, lambda candidate: self._judge(candidate, problem, asked, judged)), problem)
+        plan = self.memory.fitted(chosen, problem)
+        if plan is None:
+            raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
         reason = problem.refuses(plan)
         if reason is not None:
-            refused.append(reason)
+            judged.refused.append(reason)
             return None
         self.check(plan, problem)
         return plan
 
-    def _within_limits(self, problem: Problem, asked: Problem, refused: list[str]) -> Plan:
+    def _within_limits(self, problem: Problem, asked: Problem, judged: Judged) -> Plan:
         """The best plan that the engine can run, where the planner's own choice is none: one micro-batch size after the other, then
         the model in one piece.
 
@@ -129,11 +190,11 @@ class Strategy:
         for planner, b in [*((self.planner, b) for b in sizes), (Single(), asked.microbatch_size)]:
             if not found or planner is self.planner:
                 with suppress(Infeasible):
-                    plan = self._ask(planner, replace(asked, microbatch_size=b), problem, refused)
+                    plan = self._ask(planner, replace(asked, microbatch_size=b), problem, judged)
                     found += [plan] if plan is not None else []
         if found:
             return min(found, key=lambda plan: self.predict(plan, problem, record=False).metrics.iteration_s)
-        why, _, fix = refused[0].partition(" Fix: ")
+        why, _, fix = judged.refused[0].partition(" Fix: ")
         raise Infeasible(f"no plan of the planner's can run: {why.rstrip('.')}", fix or "another engine")
 
     def check(self, plan: Plan, problem: Problem) -> None:
@@ -144,7 +205,15 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in it.
         """
         self._check_problem(problem)
-        plan.validate(self.posed(problem))
+        posed = self.posed(problem)
+        plan.validate(posed)
+        for s, stage in enumerate(plan.stages):
+            if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
+                raise InvalidPlan(
+                    f"stage {s} computes operators {others[:8]} again for its backward, which under strategy.weights="
+                    f"{self.weights.name} uses other weights than the forward did. Fix: leave operators that read trained weights "
+                    "out of recompute, or use strategy/weights=stash"
+                )
         if not self.schedule.drains:
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)
@@ -271,20 +340,26 @@ class Strategy:
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
         """A planner's plan with the mini-batch of the run, and the loss apart where it must be."""
-        if plan.minibatch_size != problem.minibatch_size:
-            plan = replace(plan, minibatch_size=problem.minibatch_size)
+        if plan.minibatch_size != problem.minibatch_size or plan.graph_fingerprint != problem.graph.fingerprint:
+            plan = replace(plan, minibatch_size=problem.minibatch_size, graph_fingerprint=problem.graph.fingerprint)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)
 
-    def _judge(self, candidate: Plan, problem: Problem, asked: Problem, refused: list[str]) -> Timeline:
-        """A candidate's prediction, in the units of what the planner was asked; endless if the engine cannot run it."""
-        plan = self._as_run(candidate, problem)
-        reason = problem.refuses(plan)
+    def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
+        """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
+        run, or if the engine cannot run it."""
+        chosen = self._as_run(candidate, problem)
+        plan = self.memory.fitted(chosen, problem)
+        if plan is not chosen:
+            judged.note(self.predict(chosen, problem, record=False))
+        reason = problem.refuses(plan) if plan else None
         if reason is not None:
-            refused.append(reason)
+            judged.refused.append(reason)
+        if plan is None or reason is not None:
             return Timeline(source="predicted", metrics=ENDLESS)
         found = self.predict(plan, problem, record=False)
+        judged.note(found)
         if asked.regime.minibatches == 1:
             return found
         seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth)

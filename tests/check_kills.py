@@ -322,7 +322,7 @@ def run(
         return tally
     number = 0
     while tally.kills.total() < count or history.runs:
-        resume = prepare(tally, history, rng, hurt=number % 2 == 1)
+        resume = prepare(tally, history, rng, hurt=tally.kills.total() % 2 == 1)
         source = history.source()
         first = int(source[1].name.removeprefix("step_")) if source else 0
         number += 1

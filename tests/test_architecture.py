@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "joint_optimizer", "weights"},
     {"cost", "plan", "routing", "optimizers"},
-    {"program"},
+    {"memory", "program"},
     {"timeline"},
     {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},

@@ -345,7 +345,7 @@ class Experiment:
         if known[0] is not problem:
             with suppress(Infeasible):
                 known[:] = problem, None
-                known[1] = lower_bound(problem)
+                known[1] = lower_bound(problem, spares=any(strategy.memory.ways for strategy in (self.strategy, *self.strategies)))
         return known[1]
 
     def baseline(self, problem: Problem) -> tuple[Attempt, ...]:

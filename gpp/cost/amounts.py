@@ -44,7 +44,8 @@ class StageBytes(NamedTuple):
         held = self.resident + self.microbatch * in_flight
         if self._moves_nothing:
             return held
-        return held + self.moved * np.minimum(in_flight, RESIDENT_COPIES)
+        copies = min(in_flight, RESIDENT_COPIES) if isinstance(in_flight, int) else np.minimum(in_flight, RESIDENT_COPIES)
+        return held + self.moved * copies
 
     @property
     def _moves_nothing(self) -> bool:

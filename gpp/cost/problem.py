@@ -18,11 +18,15 @@ from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
-from gpp.cost.variants import boundary_bytes, held, passes, sums_inside, sums_s
+from gpp.cost.runs import StageTensors
+from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.graph.sums import SetSums, Sums
 from gpp.weights.base import Extrapolation, Predictor, along_a_momentum
+
+ENDLESS = 1e18
+"""Bytes of memory that nothing fills."""
 
 
 def divisors(number: int) -> list[int]:
@@ -116,6 +120,10 @@ class Problem:
         devices = self.cluster.devices
         return (0,) * len(devices) if self.cluster.homogeneous else tuple(devices.index(device) for device in devices)
 
+    def first_of_each_type(self, devices: tuple[int, ...]) -> list[int]:
+        """One device for each type among some, ascending."""
+        return sorted({self.type_of_device[d] for d in devices})
+
     def op_times(self, samples: int, device: int, degree: int = 1) -> OpTimes:
         """Times of every operator for `samples` samples on device number `device`; no backward where nothing is differentiated.
 
@@ -154,7 +162,9 @@ class Problem:
         for device in {self.type_of_device[d] for d in devices}:
             times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
-                forward, backward = passes(self.graph, times, ops, recompute, tensor_parallel)
+                alone = discarded(self.graph, recompute, tensor_parallel)
+                again = self.tensors_of(ops).again(alone) if alone else ()
+                forward, backward = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
                 pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue
             pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
@@ -178,6 +188,14 @@ class Problem:
             for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)
         )
         return boundary_s + forward, boundary_s + backward
+
+    def tensors_of(self, ops: tuple[int, ...], declared: tuple[int, ...] = (), tensor_parallel: int = 1) -> StageTensors:
+        """A stage's operators and the tensors between them; some are recomputed as they declare."""
+        key = "tensors", ops, declared, tensor_parallel
+        if key not in self.bills:
+            saved = {op: running(self.graph, op, 0.0, 0.0, op in declared, tensor_parallel).saved_bytes for op in ops}
+            self.bills[key] = StageTensors(self.graph, ops, saved, self.sums(mask_of(ops)))
+        return self.bills[key]
 
     @cached_property
     def _sums(self) -> Sums:
@@ -237,6 +255,12 @@ class Problem:
     def memory_limit_bytes(self) -> float:
         """Of the smallest device: what a plan that may land anywhere can rely on."""
         return min(device.memory_bytes for device in self.cluster.devices)
+
+    @cached_property
+    def with_endless_memory(self) -> Problem:
+        """The same problem on devices that everything fits on."""
+        devices = tuple(replace(device, memory_bytes=ENDLESS) for device in self.cluster.devices)
+        return replace(self, cluster=replace(self.cluster, devices=devices))
 
     def total_s(self, microbatch_size: int) -> float:
         """Forward plus backward of the whole graph for one micro-batch on the fastest device."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
 from gpp.cost.problem import Problem
-from gpp.cost.variants import held
+from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
 from gpp.plan.stage import Stage
 from gpp.weights.base import PipelinePosition
@@ -106,16 +106,22 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     whole = problem.amounts(mask_of(stage.ops))
     if not stage.recompute and not stage.offload and stage.tensor_parallel == 1:
         return whole
-    own, sums = held(problem.graph, stage.ops, stage.recompute, stage.tensor_parallel), problem.sums(mask_of(stage.ops))
-    moved = held(problem.graph, stage.offload, (), stage.tensor_parallel).kept
-    return Amounts(
+    t, sums = stage.tensor_parallel, problem.sums(mask_of(stage.ops))
+    alone = discarded(problem.graph, stage.recompute, t)
+    declared = tuple(op for op in stage.recompute if op not in alone)
+    own = held(problem.graph, stage.ops, declared, t)
+    split = Amounts(
         trainable=own.trainable,
         static=static_bytes(own.trainable, own.frozen, problem.state_factor) + rows_bytes(sums.rows, problem.minibatch_size),
-        kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops) - moved,
+        kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,
-        moved=moved,
     )
+    if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
+        return split
+    # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
+    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples)
+    return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:

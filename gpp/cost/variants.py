@@ -1,8 +1,9 @@
 """Stages whose operators are recomputed in the backward pass or split over several devices (tensor parallelism).
 
-What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: the
-operator then keeps its inputs, at most what it kept before, runs its forward pass once more before its backward pass, and
-holds the rest of its activations for one micro-batch; all recomputed operators of a stage hold theirs at once.
+What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: operators
+that declare nothing are discarded together with their neighbours, as `gpp.cost.runs` says; what they cost is an amount of the
+stage. Planners that add up amounts of single operators charge one by `running`: its inputs, at most what it kept before, are
+kept, its forward pass runs once more, and the rest of its activations is held for one micro-batch, in every stage at once.
 """
 
 from __future__ import annotations
@@ -57,18 +58,38 @@ def running(graph: OpGraph, op: int, forward_s: float, backward_s: float, recomp
     return Running(forward_s, backward_s + forward_s, 1.0, saved, own.saved_bytes - saved, None)
 
 
+def discarded(graph: OpGraph, recompute: Collection[int], degree: int) -> tuple[int, ...]:
+    """The recomputed operators that declare nothing about it, ascending: those that form runs (`gpp.cost.runs`).
+
+    Raises:
+        InvalidPlan: the stage is split, and one of them does not declare how it is then recomputed.
+    """
+    found = tuple(op for op in sorted(recompute) if not any(v.degree == degree and v.recompute for v in graph.ops[op].variants))
+    if found and degree > 1:
+        running(graph, found[0], 0.0, 0.0, True, degree)
+    return found
+
+
 def recomputed_bytes(graph: OpGraph, op: int) -> float:
-    """Bytes per sample that an operator keeps if it is recomputed and declares nothing: its inputs, at most what it kept before."""
+    """Bytes per sample that an operator is charged in flight where amounts of single operators are added up."""
     inputs = sum(graph.tensors[i].bytes_per_sample for i in graph.tensors_of[op] if graph.tensors[i].producer != op)
     return min(graph.ops[op].saved_bytes, inputs)
 
 
-def passes(graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], degree: int) -> tuple[float, float]:
-    """Forward and backward seconds of a stage, without what its boundary costs."""
+def passes(
+    graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], again: Collection[int], degree: int
+) -> tuple[float, float]:
+    """Forward and backward seconds of a stage, without what its boundary costs.
+
+    Args:
+        recompute: operators that declare how they are recomputed, and are.
+        again: operators that are computed again in runs.
+    """
     forward = backward = 0.0
     for op in ops:
-        way = running(graph, op, float(times.forward_s[op]), float(times.backward_s[op]), op in recompute, degree)
-        forward, backward = forward + way.forward_s, backward + way.backward_s
+        forward_s = float(times.forward_s[op])
+        way = running(graph, op, forward_s, float(times.backward_s[op]), op in recompute, degree)
+        forward, backward = forward + way.forward_s, backward + way.backward_s + (forward_s if op in again else 0.0)
     return forward, backward
 
 

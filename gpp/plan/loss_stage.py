@@ -49,14 +49,14 @@ def with_loss_apart(plan: Plan, problem: Problem) -> Plan:
     apart = problem.minibatch_ops
     if all(_whole(stage, plan) for stage in plan.stages if mask_of(stage.ops) & apart):
         return plan
-    stages = [replace(stage, ops=tuple(op for op in stage.ops if not apart >> op & 1)) for stage in plan.stages]
+    stages = [stage.marked_within(tuple(op for op in stage.ops if not apart >> op & 1)) for stage in plan.stages]
     kept = [s for s, stage in enumerate(stages) if stage.ops]
     position = {s: i for i, s in enumerate(kept)}
     owner = {op: position[s] for s in kept for op in stages[s].ops}
     # Edges of data follow from the operators; those that are an order only stay.
     orders = [edge for edge, tensors in plan.edge_tensors(problem.graph).items() if not tensors]
     edges = {(position[a], position[b]) for a, b in orders if a in position and b in position}
-    out = [replace(stages[s], recompute=tuple(op for op in stages[s].recompute if op in stages[s].ops)) for s in kept]
+    out = [stages[s] for s in kept]
     for part in connected_parts(problem.graph, apart):
         home = next(s for s, stage in enumerate(plan.stages) if mask_of(stage.ops) & part)
         size = plan.minibatch_size

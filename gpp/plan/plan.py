@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpp.cost.overheads import NOTHING
@@ -117,6 +117,13 @@ class Plan:
     def shares_devices(self) -> bool:
         """Whether a device runs more than one stage."""
         return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+
+    @property
+    def keeping(self) -> Plan:
+        """The plan, every operator keeping what it makes."""
+        if not any(stage.recompute or stage.offload for stage in self.stages):
+            return self
+        return replace(self, stages=tuple(replace(stage, recompute=(), offload=()) for stage in self.stages))
 
     @cached_property
     def stage_of_device(self) -> dict[int, int]:

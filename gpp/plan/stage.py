@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpp.routing import Piece, pieces
 from gpp.settings import Count, Natural
@@ -36,6 +36,11 @@ class Stage:
     offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
+
+    def marked_within(self, ops: tuple[int, ...]) -> Stage:
+        """The stage with other operators, of which those that it has already are treated as before."""
+        recompute, offload = (tuple(op for op in marked if op in ops) for marked in (self.recompute, self.offload))
+        return replace(self, ops=ops, recompute=recompute, offload=offload)
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

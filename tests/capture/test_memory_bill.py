@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.profiler import ProfilerActivity, profile
 
 from gpp.capture.stage import StageModule, build_stage
+from gpp.cost.stage import stage_amounts
 from gpp.graph.captured import Captured
-from gpp.graph.coarsen.coarsen import coarsen
-from gpp.graph.op_graph import OpGraph, mask_of
-from gpp.graph.sums import Sums
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.stage import Stage
+from gpp.runtime.memory.keeper import Keeper
+from gpp.runtime.memory.marks import Marks
 from tests.support import inprocess
 
 CASES = [
@@ -49,39 +53,56 @@ def values_of(captured: Captured, module: StageModule, samples: int) -> dict[str
     return out
 
 
-def measured(captured: Captured, graph: OpGraph, ops: tuple[int, ...], weights: dict[str, Any], samples: int) -> tuple[int, int]:
+def measured(captured: Captured, graph: OpGraph, stage: Stage, weights: dict[str, Any], samples: int) -> tuple[int, int]:
     """Bytes of a micro-batch between its forward and its backward, and the most beyond them in either."""
-    module = build_stage(captured, [node for op in ops for node in graph.ops[op].nodes], device="cpu")
+    module = build_stage(captured, [node for op in stage.ops for node in graph.ops[op].nodes], device="cpu")
     module.load(weights)
     for param in module.parameters():
         if param.requires_grad:
             param.grad = torch.zeros_like(param)
     values = values_of(captured, module, samples)
     received = sum(values[name].nbytes for name in module.receives)
-    with listening() as forward:
-        outputs = module(samples, values)
+    with ExitStack() as watched, listening() as forward:
+        keeper = keeper_of(captured, graph, stage, module) if stage.recompute else None
+        outputs = module(samples, values, *([watched.enter_context(keeper.forward(0, None))] if keeper else []))
+        watched.close()
+        roots = [get_gradient_edge(tensor) for tensor in outputs.values() if tensor.requires_grad]
+        forms = [(tensor.shape, tensor.dtype) for tensor in outputs.values() if tensor.requires_grad]
+        if keeper:
+            # As in a worker: what has left is not held.
+            outputs.clear()
     path = allocated(forward)
     kept = path[-1]
-    roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
-    seeds = [torch.ones_like(root) for root in roots]
+    seeds = [torch.ones(shape, dtype=dtype) for shape, dtype in forms]
     with listening() as backward:
         torch.autograd.backward(roots, seeds)
     sent = sum(seed.nbytes for seed in seeds if seed.dim())
     return kept + received, max(max(path) - kept, max(allocated(backward)) + sent)
 
 
+def keeper_of(captured: Captured, graph: OpGraph, stage: Stage, module: StageModule) -> Keeper:
+    marks = Marks.of(captured, graph, stage, module.calls)
+    generators = [torch.default_generator] if module.has_random else []
+    return Keeper(module, marks, device=torch.device("cpu"), autocast=None, generators=generators, copies=None)
+
+
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=[name for name, _ in CASES])
 def test_the_bill_of_a_stage_is_what_the_allocator_says(name: str, settings: tuple[str, ...]) -> None:
+    """With everything kept, and with operators discarded, as workers do it."""
     _, captured, weights = inprocess.captured_named(name, *settings)
-    graph = coarsen(captured.graph, 12)
-    sums, n = Sums(graph), graph.num_ops
+    problem = inprocess.problem_of(captured, 3, 16, max_ops=12)
+    n = problem.graph.num_ops
     for low, high in pairwise((0, n // 3, 2 * n // 3, n)):
         ops = tuple(range(low, high))
-        bill = sums.of(mask_of(ops))
-        for samples in (4, 16):
-            kept, beyond = measured(captured, graph, ops, weights, samples)
-            # Scalars of the loss aside.
-            assert (bill.saved + bill.kept) * samples == pytest.approx(kept, abs=200), (ops, samples)
-            stated, true = (bill.saved + bill.kept + bill.transient) * samples + bill.fixed, kept + beyond
-            # One micro-batch in flight and no weights, so transients weigh much; a weight's gradient may be counted too much.
-            assert 0.93 * true <= stated <= 1.3 * true, (ops, samples, stated, true)
+        for samples, recompute in ((4, ()), (16, ()), (16, ops), (16, ops[::2]), (16, ops[: len(ops) // 2])):
+            stage = Stage(ops=ops, devices=(0,), microbatch_size=samples, in_flight=samples, recompute=recompute)
+            bill = stage_amounts(problem, stage)
+            kept, beyond = measured(captured, problem.graph, stage, weights, samples)
+            # Scalars of the loss aside. What leaves a stage with marks and is kept by its readers alone is not there.
+            sent = [t for t in problem.graph.tensors if t.producer in ops and not set(t.consumers) <= set(ops)]
+            less = sum(t.bytes_per_sample for t in sent if t.saved and t.producer not in recompute) if recompute else 0.0
+            assert -200 <= bill.kept * samples - kept <= 200 + less * samples, (ops, samples, recompute)
+            stated, true = (bill.kept + bill.once) * samples + bill.fixed, kept + beyond
+            # One micro-batch in flight and no weights, so transients weigh much; a weight's gradient may be counted too much. Of
+            # an operator that is kept behind a run it is not known when in its backward it asks for the run.
+            assert 0.93 * true <= stated <= (1.8 if recompute else 1.3) * true, (ops, samples, recompute, stated, true)

@@ -30,13 +30,15 @@ STRATEGY = Strategy(name="test", planner=Even(), schedule=OneFOneB())
 
 
 def test_recomputation_by_the_general_rule():
-    """An operator keeps its input instead of its activations, and runs its forward pass twice."""
+    """Nothing of a run is kept, the run is there once, and its forward passes run twice."""
     problem = Problem(graph=chain(3, saved=10.0), cluster=cluster(1), cost=Constant(), minibatch_size=8)
     assert problem.stage_times((0, 1, 2), 2, (0,)) == (6.0, 12.0)
     assert problem.stage_times((0, 1, 2), 2, (0,), (1, 2)) == (6.0, 16.0)
     whole = peak_bytes(problem, (0, 1, 2), 2, 1, 8)
-    # 9 of 10 bytes of two operators and 2 samples are kept once instead of four times.
-    assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 9 * 2 * 3
+    # 10 bytes of two operators and 2 samples are there once instead of four times.
+    assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (1, 2)) == 2 * 10 * 2 * 3
+    # Of two runs one is there at a time; the first one is computed again while the gradient of its tensor of 1 byte is there.
+    assert whole - peak_bytes(problem, (0, 1, 2), 2, 1, 8, (0, 2)) == 2 * 10 * 2 * 4 - (10 + 1) * 2
     assert peak_bytes(problem, (0, 1, 2), 2, 1, 2, (1, 2)) == peak_bytes(problem, (0, 1, 2), 2, 1, 2)
 
 

@@ -25,7 +25,7 @@ from tests.support.problems import Rate
 from tests.support.published import profile
 
 CLUSTERS = ("summit_1x4", "flat", "local_4")
-PIPER = Piper(recompute=False, tensor_parallel=False)
+PIPER = Piper(tensor_parallel=False)
 BASELINES = {
     "pipedream": (PipeDream(), pipedream_s, lambda problem: pipedream._Flat(problem, PipeDream(), Budget("test", 60, 1e9), 1.0)),
     "piper": (PIPER, piper_s, lambda problem: piper._Search(problem, PIPER, Budget("test", 60, 1e9), 1.0)),

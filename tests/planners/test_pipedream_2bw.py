@@ -190,27 +190,6 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     assert [len(stage.ops) for stage in tight.stages] == [2, 4]
 
 
-def test_recomputation_is_for_all_operators_or_none() -> None:
-    """An operator keeps its input of 1 byte a sample instead of 100."""
-    problem = of_blocks(4, 2, 8, memory=240.0, saved=100.0)
-    with pytest.raises(Infeasible, match="even the plan that needs least"):
-        asynchronous().plan(problem)
-    for setting in (True, "auto"):
-        plan = asynchronous(PipeDream2BW(recompute=setting)).plan(problem)
-        assert all(stage.recompute == stage.ops for stage in plan.stages)
-        assert "everything recomputed" in plan.explanation[0]
-        strategy = asynchronous()
-        # 3 s a sample and block, and its forward again.
-        count, b = 8 // plan.stages[0].microbatch_size, plan.stages[0].microbatch_size
-        slowest = max(len(stage.ops) for stage in plan.stages) * 4 * b / len(plan.stages[0].devices)
-        assert strategy.predict(plan, problem, record=False).metrics.iteration_s == pytest.approx(count * slowest, rel=0.01)
-    # With room, keeping everything is faster, and `auto` sees it.
-    room = replace(problem, cluster=cluster(2, 1e6))
-    assert not any(stage.recompute for stage in asynchronous(PipeDream2BW(recompute="auto")).plan(room).stages)
-    with pytest.raises(Infeasible, match="even with activations recomputed"):
-        asynchronous(PipeDream2BW(recompute="auto")).plan(replace(problem, cluster=cluster(2, 100.0)))
-
-
 @pytest.mark.parametrize("strategy", [asynchronous(), synchronous()], ids=lambda s: s.name)
 def test_the_remedy_fits(strategy: Strategy) -> None:
     problem = of_blocks(6, 3, 9, memory=100.0, param_bytes=40, saved=30.0)
@@ -239,7 +218,7 @@ def test_graphs_with_branches_become_chains() -> None:
     assert plan.depth == 3 and [len(stage.ops) for stage in plan.stages] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("field", "value"), [("recompute", "never"), ("recompute", None), ("max_candidates", 0)])
+@pytest.mark.parametrize(("field", "value"), [("replication", None), ("max_candidates", 0)])
 def test_settings_are_checked(field: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
         PipeDream2BW(**{field: value})  # pyright: ignore[reportArgumentType]

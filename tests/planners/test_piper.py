@@ -14,12 +14,10 @@ from gpp.errors import Infeasible, InvalidConfig
 from gpp.planners.chains.knapsack import changed, changes, squeeze
 from gpp.planners.chains.piper import Piper
 from gpp.planners.chains.published.piper import published_plan
-from gpp.planners.chains.sequential import Sequential
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from tests.support.bills import peak_bytes
 from tests.support.chain_objectives import ring_s
-from tests.support.graphs import chain
 from tests.support.long import long
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import GIB, PIPER_BERT, PIPER_BRANCHES, agrees, piper_bytes, piper_s, profile
@@ -88,7 +86,7 @@ def test_knapsack_changes_the_cheapest_bytes_first():
     assert squeeze(members, np.zeros(2), np.full(2, -1.0), [1], added, saved, np.zeros(4)).tolist() == [[0.0, 0.0]]
 
 
-PLANNERS = (Piper(), Piper(linearize="always"), Piper(recompute=False), Piper(replication=False))
+PLANNERS = (Piper(), Piper(linearize="always"), Piper(replication=False))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -100,25 +98,16 @@ def test_plans_are_valid_chains(seed):
             plan, seconds = found
             assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
             assert plan.explanation[0].startswith("own objective") and seconds > 0
-            assert planner.recompute or not any(stage.recompute for stage in plan.stages)
-
-
-def test_recomputation_fits_what_sequential_cannot():
-    problem = Problem(graph=chain(6, saved=10.0), cluster=cluster(2, 38.0), cost=Constant(), minibatch_size=4)
-    assert run(Sequential(), problem) is None and run(Piper(recompute=False), problem) is None
-    plan, seconds = run(Piper(), problem)
-    assert any(stage.recompute for stage in plan.stages)
-    strategy = Strategy(name="test", planner=Piper(), schedule=OneFOneB())
-    assert strategy.predict(plan, problem).metrics.iteration_s == pytest.approx(seconds)
+            assert not any(stage.recompute for stage in plan.stages)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_objective_is_the_best_of_all_chains(seed):
-    """Against a plain enumeration of all intervals, replicas and depths, nothing recomputed."""
+    """Against a plain enumeration of all intervals, replicas and depths."""
     problem = random_problem(seed, max_ops=6, max_devices=4, series_parallel=True)
     if problem.cluster.num_devices > problem.graph.num_ops:
         return
-    planner = Piper(recompute=False, linearize="always")
+    planner = Piper(linearize="always")
     from gpp.planners.chains.downsets import Budget
     from gpp.planners.chains.piper import _Search
     from gpp.planners.common.linear_orders import depth_first_order
@@ -168,7 +157,7 @@ def test_tensor_parallel_degrees_are_used_where_they_are_declared():
     graph = profile("piper_bert32a100.json")
     problem = Problem(
         graph=graph,
-        cluster=flat(num_devices=8, bandwidth_bytes_per_s=25e9, memory_bytes=8e9),
+        cluster=flat(num_devices=8, bandwidth_bytes_per_s=25e9, memory_bytes=16e9),
         cost=Tabulated(),
         minibatch_size=8,
         microbatch_size=1,
@@ -206,7 +195,7 @@ def test_linearises_where_the_released_planner_stops():
 
 def test_infeasible_says_what_would_fit():
     problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 900.0), cost=Constant(), minibatch_size=8)
-    with pytest.raises(Infeasible, match="recomputed") as caught:
+    with pytest.raises(Infeasible, match="even the plan that needs least memory") as caught:
         Piper().plan(problem, lambda plan: pytest.fail("nothing to predict"))
     enough = float(caught.value.remedy.split("memory_bytes=")[1].split(")")[0])
     assert run(Piper(), replace(problem, cluster=cluster(3, enough * 1.001))) is not None

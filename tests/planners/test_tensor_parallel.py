@@ -102,7 +102,7 @@ def test_models_without_degrees_are_planned_as_before(branches: int, length: int
 @pytest.mark.parametrize(
     ("planner", "without"),
     [
-        (Piper(recompute=False), Piper(recompute=False, tensor_parallel=False)),
+        (Piper(), Piper(tensor_parallel=False)),
         (GraphPipe(colocate="never", tensor_parallel=True), GraphPipe(colocate="never")),
     ],
     ids=["piper", "graphpipe"],

@@ -117,18 +117,20 @@ WORDS = {
 class Bound:
     """A certificate.
 
-    It speaks of plans whose stages have devices of their own, that keep all activations and leave operators whole, whose
-    micro-batches divide the mini-batch and whose replicas have equal shares; `of` gives that of plans that share devices.
+    It speaks of plans whose stages have devices of their own, that leave operators whole, whose micro-batches divide the
+    mini-batch and whose replicas have equal shares; `of` gives that of plans that share devices.
 
     Args:
         iteration_s: no such plan is predicted to take less.
         binding: the argument that is tight there, in plain words.
         terms: seconds by the simplest arguments alone: `work`, `operator`, `path`.
+        spares: whether it speaks also of plans that compute activations again or hold them on the host; none of it is about memory.
     """
 
     iteration_s: float
     binding: str
     terms: dict[str, float]
+    spares: bool = False
 
     def of(self, plan: Plan) -> Bound | None:
         """The bound on all plans of the plan's kind; None where none is known.
@@ -145,7 +147,7 @@ class Bound:
 
     def _covers(self, plan: Plan) -> bool:
         return all(
-            not stage.recompute
+            (self.spares or not (stage.recompute or stage.offload))
             and stage.tensor_parallel == 1
             and stage.round_robin_degree == 1
             and plan.minibatch_size % stage.microbatch_size == 0
@@ -163,17 +165,21 @@ class Bound:
         return f"{gap}: no plan takes less than {self.iteration_s:.4g} s ({self.binding})"
 
 
-def lower_bound(problem: Problem) -> Bound:
+def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:
     """The best bound that the module's arguments give.
+
+    Args:
+        spares: for plans that may spare memory too: they only take longer than they would with endless memory.
 
     Raises:
         Infeasible: an operator fits no device, all of them together do not fit the cluster, or no cuts do.
     """
+    problem = problem.with_endless_memory if spares else problem
     tables = Tables.of(problem)
     low, terms = _simple(tables, problem)
     before, binding = _before(problem.graph), max(terms, key=lambda name: terms[name])
     if low <= 0:
-        return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms)
+        return Bound(iteration_s=0.0, binding="nothing takes time", terms=terms, spares=spares)
     low, binding = _raised(low, binding, lambda seconds: _impossible(tables, before, seconds))
     for line in _lines(problem, tables, before):
         if _on_line(tables, before, line, FOREVER * low) is not None:
@@ -182,7 +188,7 @@ def lower_bound(problem: Problem) -> Bound:
                 "devices with more memory",
             )
         low, binding = _raised(low, binding, lambda seconds, line=line: _on_line(tables, before, line, seconds), LINE_STEP)
-    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms)
+    return Bound(iteration_s=low / ROUNDING, binding=WORDS[binding], terms=terms, spares=spares)
 
 
 def _raised(low: float, binding: str, impossible: Callable[[float], str | None], step: float = PRECISION) -> tuple[float, str]:

@@ -5,9 +5,8 @@ replicas,
 
     m t,   t = max over the stages of max(compute(b / w) + bytes in (b / w) / bandwidth,   all-reduce over w devices / m)
 
-with the bytes per sample that come into a stage and go back for them, and two forwards instead of one where activations are
-recomputed (4/3 of the compute, in the paper's figures). A pipeline that drains takes (m + d - 1) t. For every depth d, width w, b
-and recomputation the chain is cut so that t is least. The best of every width, then the best of all, `max_candidates` together, are
+with the bytes per sample that come into a stage and go back for them. A pipeline that drains takes (m + d - 1) t. For every depth
+d, width w and b the chain is cut so that t is least. The best of every width, then the best of all, `max_candidates` together, are
 predicted, and the best prediction wins. Of equal objectives the larger b comes first.
 
 Constraints:
@@ -23,8 +22,8 @@ Departures:
 * the paper's model is a chain of equal blocks, of which every stage gets as many. Ours is any graph: the cut whose slowest stage is
   fastest takes the place of equal counts, among those that fit (the paper discards a shape whose even cut does not);
 * the largest micro-batch that fits is preferred among equals only: all sizes are tried, and throughput decides;
-* an operator that is recomputed keeps its own inputs (`gpp.cost.variants`), the paper's stage its first operator's only.
-  Engines that run refuse recomputation, so `recompute` is false by default; `auto` is as published;
+* what is recomputed is the memory policy's choice (`gpp.memory`): with selection=all every operator of a stage that lacks memory,
+  as published, which keeps the input of its first operator only;
 * the prediction decides between the best objectives, which let all-reduces and transfers overlap with compute or add them up, as
   the paper does; memory is this project's: gradients, optimizer state and boundaries count;
 * bandwidth between stages is that inside a node where all devices used are in one, else that between nodes; the all-reduce is
@@ -36,14 +35,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from gpp.cost.amounts import Amounts
 from gpp.cost.problem import Problem
-from gpp.cost.variants import running
-from gpp.errors import Infeasible
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.chain_tables import Part, Seconds, chain_plan
@@ -63,16 +60,14 @@ ROUNDING = 1 + 1e-9
 @final
 @settings("strategy.planner")
 class PipeDream2BW(AbstractPlanner):
-    """The exhaustive search over depth, width, micro-batch size and recomputation.
+    """The exhaustive search over depth, width and micro-batch size.
 
     Args:
         replication: whether stages may be replicated; else the width is 1.
-        recompute: whether all stages recompute all their operators: False, True, or `auto` for both, as published.
         max_candidates: shapes that are predicted.
     """
 
     replication: bool = True
-    recompute: Literal[False, True, "auto"] = False
     max_candidates: Count = 16
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
@@ -89,14 +84,12 @@ class PipeDream2BW(AbstractPlanner):
                 if seconds < best_s * MARGIN:
                     best, best_s = (each, plan), seconds
         if best is None:
-            raise self._explained(problem)
-        (chosen, plan), (depth, width, b, recompute) = best, best[0].shape
+            raise explain(problem, self._attempt)
+        (chosen, plan), (depth, width, b) = best, best[0].shape
         objective = Objective(value_s=chosen.value_s, scope="a mini-batch")
         lines = (
-            f"own objective: {objective}; depth {depth}, width {width}, micro-batch {b} "
-            f"({problem.accumulation(b)} a mini-batch), {'everything' if recompute else 'nothing'} recomputed",
-            f"{len(found)} of {search.num_shapes} shapes (depth, width, micro-batch, recomputation) fit; "
-            f"best prediction of the {tried} best",
+            f"own objective: {objective}; depth {depth}, width {width}, micro-batch {b} ({problem.accumulation(b)} a mini-batch)",
+            f"{len(found)} of {search.num_shapes} shapes (depth, width, micro-batch) fit; best prediction of the {tried} best",
         )
         return replace(plan, objective=objective, explanation=lines)
 
@@ -104,19 +97,11 @@ class PipeDream2BW(AbstractPlanner):
         search = _Search(problem, self, memory_scale)
         return next((search.example(each) for each in search.found()), None)
 
-    def _explained(self, problem: Problem) -> Infeasible:
-        found = explain(problem, self._attempt)
-        if self.recompute is False:
-            return found
-        # The stage that lacks most is found for plans that keep their activations.
-        return Infeasible(found.constraint.partition(": even")[0] + ", even with activations recomputed", found.remedy)
-
 
 class _Shape(NamedTuple):
     depth: int
     width: int
     microbatch_size: int
-    recompute: bool
 
 
 class _Found(NamedTuple):
@@ -153,20 +138,18 @@ class _Search:
         self.num_shapes = 0
 
     def shapes(self) -> Iterator[_Shape]:
-        """Every depth, width, micro-batch size and recomputation that the devices and the weight policy allow."""
+        """Every depth, width and micro-batch size that the devices and the weight policy allow."""
         problem, devices = self.problem, self.problem.cluster.num_devices
         widest = min(devices, problem.max_replicas or devices) if self.settings.replication else 1
-        ways = {False: (False,), True: (True,), "auto": (False, True)}[self.settings.recompute]
         for width in range(1, widest + 1):
             for depth in range(1, min(devices // width, problem.graph.num_ops) + 1):
                 for b in problem.microbatch_sizes(depth):
                     if b % width == 0 and problem.accumulation(b) >= problem.regime.weights.least_accumulation(depth):
-                        for recompute in ways:
-                            yield _Shape(depth, width, b, recompute)
+                        yield _Shape(depth, width, b)
 
     def found(self) -> Iterator[_Found]:
         """The best cut of every shape, where one fits."""
-        cutters: dict[tuple[int, int, int, bool, float, int], _Cutter] = {}
+        cutters: dict[tuple[int, int, int, float, int], _Cutter] = {}
         for shape in self.shapes():
             self.num_shapes += 1
             placement = self.placer.equal((shape.width,) * shape.depth)
@@ -197,18 +180,10 @@ class _Search:
         """Its plan; None if it does not fit after all."""
         problem, shape = self.problem, found.shape
         placement = self.placer.equal((shape.width,) * shape.depth)
-        parts = [
-            Part(mask, shape.width, recompute=self._recomputed(mask, shape.recompute), devices=devices)
-            for mask, devices in zip(found.masks, placement, strict=True)
-        ]
+        parts = [Part(mask, shape.width, devices=devices) for mask, devices in zip(found.masks, placement, strict=True)]
         plan = chain_plan(problem, "pipedream_2bw", parts, shape.microbatch_size)
         needs = plan.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(plan.stages)})
         return plan if all(need <= problem.cluster.devices[d].memory_bytes for d, need in needs.items()) else None
-
-    def _recomputed(self, mask: int, recompute: bool) -> tuple[int, ...]:
-        """All operators of a stage, unless it has no backward pass to compute them again for."""
-        graph = self.problem.graph
-        return tuple(op for op in range(graph.num_ops) if mask >> op & 1) if recompute and mask & graph.differentiated else ()
 
     def example(self, found: _Found) -> Candidate:
         """As an example of what fits."""
@@ -217,23 +192,18 @@ class _Search:
         placement = self.placer.equal((shape.width,) * shape.depth)
         return Candidate(found.value_s, shape.depth, shape.microbatch_size, True, parts, placement)
 
-    def costs(self, table: Intervals, samples: int, recompute: bool) -> tuple[np.ndarray, Amounts]:
-        """Seconds of every interval, and what its bytes are made of: arrays of shape [n + 1, n + 1]."""
-        graph, order = self.problem.graph, list(table.order)
+    def seconds_of(self, table: Intervals, samples: int) -> np.ndarray:
+        """Seconds of every interval: [n + 1, n + 1]."""
         forward, backward = self.seconds.of(samples)
-        differentiated = _between(np.array([graph.differentiated >> op & 1 for op in order], dtype=float)) > 0
-        seconds = _between((forward + backward)[order])
-        kept, once = table.amounts.kept, table.amounts.once
-        if recompute:
-            own = [graph.ops[op].saved_bytes for op in order]
-            again = [running(graph, op, float(forward[op]), float(backward[op]), True, 1) for op in order]
-            slow = _between(np.array([way.forward_s + way.backward_s for way in again]))
-            seconds = np.where(differentiated, slow, seconds)
-            kept = kept + _between(np.array([way.saved_bytes - size for way, size in zip(again, own, strict=True)]))
-            once = once + _between(np.array([way.extra_bytes for way in again]))
+        return _between((forward + backward)[list(table.order)])
+
+    def amounts_of(self, table: Intervals) -> Amounts:
+        """What the bytes of every interval are made of: arrays of shape [n + 1, n + 1]."""
+        graph, amounts = self.problem.graph, table.amounts
+        differentiated = _between(np.array([graph.differentiated >> op & 1 for op in table.order], dtype=float)) > 0
         # Without a backward pass nothing is in flight, as in `Problem.amounts`.
-        in_flight, once = np.where(differentiated, kept, 0.0), np.where(differentiated, once, table.amounts.kept)
-        return seconds, table.amounts._replace(kept=in_flight, once=once)
+        kept, once = np.where(differentiated, amounts.kept, 0.0), np.where(differentiated, amounts.once, amounts.kept)
+        return amounts._replace(kept=kept, once=once)
 
 
 def _between(values: np.ndarray) -> np.ndarray:
@@ -253,7 +223,7 @@ class _Cutter:
         self.problem, self.limit = search.problem, search.limit
         self.table, self.b = table, shape.microbatch_size
         self.samples = self.b // shape.width
-        seconds, self.amounts = search.costs(table, self.samples, shape.recompute)
+        seconds, self.amounts = search.seconds_of(table, self.samples), search.amounts_of(table)
         cluster, trainable = self.problem.cluster, table.trainable
         # A ring's time grows in proportion to the bytes, apart from its latency.
         most = max(float(trainable.max()), 2.0)

@@ -1,5 +1,4 @@
-"""Piper's planner: chains of stages over the graph's downsets, with data and tensor parallelism and recomputation (Tarnawski et
-al., NeurIPS '21).
+"""Piper's planner: chains of stages over the graph's downsets, with data and tensor parallelism (Tarnawski et al., NeurIPS '21).
 
 Objective (reported in the plan's explanation): seconds of the slowest stage for one micro-batch of b samples,
 
@@ -13,9 +12,7 @@ link's. For every micro-batch size the best chain is found so; the best predicti
 
 Constraints:
 1. States are closed under successors: all of the graph's, or those of one depth-first order (`linearize`). Stages run as a chain.
-2. Memory: the stage at position p from the end keeps min(p, N) micro-batches. Where the fastest way does not fit, operators are
-   recomputed,
-   cheapest seconds for each byte first (`gpp.planners.chains.knapsack`): a heuristic, as published.
+2. Memory: the stage at position p from the end keeps min(p, N) micro-batches.
 3. Tensor-parallel degrees are those that every operator of the stage declares (a profile, or `gpp.graph.sharding`); one t
    and one r for a stage. The sums inside its passes count as its operators' time.
 4. r divides b. All stages use the same b; b is swept.
@@ -29,7 +26,8 @@ Departures from the released planner, which `compatible: true` repeats (`gpp.pla
 * the all-reduce is priced as everywhere in this project, not as 4 (r - 1) w / (r bandwidth), since a planner's costs
   must be those that it is judged by; the update counts too;
 * memory is this project's: optimizer state, the boundary's tensors and their gradients count;
-* operators that declare nothing can be recomputed (`gpp.cost.variants` has the rule);
+* what is recomputed is the memory policy's choice (`gpp.memory`), here as for every planner, not a greedy one inside the search
+  (`gpp.planners.chains.knapsack`), which `compatible` keeps;
 * where the graph has too many downsets the operators are linearised, where the released planner stops (`linearize: never` does).
 A heterogeneous cluster is searched as if all devices were its slowest and smallest.
 """
@@ -46,7 +44,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_array_s
 from gpp.cost.variants import running, sums_s
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Variant, bits, mask_of
+from gpp.graph.op_graph import Variant, mask_of
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.chains.bottleneck import CAPS, NO_CAP, Cut, Room, Way, best_chain
@@ -61,7 +59,6 @@ from gpp.planners.chains.chain_tables import (
     replicas,
 )
 from gpp.planners.chains.downsets import Budget, Stages
-from gpp.planners.chains.knapsack import changed, changes, squeeze
 from gpp.planners.chains.pipedream import offer_unchanged
 from gpp.planners.chains.published.piper import MOST_STATES, published_plan
 from gpp.planners.common.candidates import Candidate
@@ -79,7 +76,6 @@ class Piper(AbstractPlanner):
 
     Args:
         replication: whether a stage may be replicated (data parallelism).
-        recompute: whether activations may be recomputed where memory binds.
         tensor_parallel: whether declared tensor-parallel degrees may be used.
         linearize: `auto`: one order's cuts where the graph has more than five hundred; `never`: refuse above `max_states`;
             `always`.
@@ -91,7 +87,6 @@ class Piper(AbstractPlanner):
     """
 
     replication: bool = True
-    recompute: bool = True
     tensor_parallel: bool = True
     linearize: Literal["auto", "never", "always"] = "auto"
     compatible: bool = False
@@ -108,25 +103,16 @@ class Piper(AbstractPlanner):
         search = _Search(problem, self, budget, 1.0)
         best.sweep(search.ideal_s(), search.find, prune=self.prune)
         if best.plan is None:
-            raise self._explained(problem, budget)
-        stages = best.plan.stages
-        recomputed = sum(len(stage.recompute) for stage in stages)
-        degrees = sorted({stage.tensor_parallel for stage in stages} - {1})
+            raise explain(problem, lambda other, scale: self._attempt(other, scale, budget))
+        degrees = sorted({stage.tensor_parallel for stage in best.plan.stages} - {1})
         split = f"tensor parallelism over {', '.join(map(str, degrees))} devices" if degrees else "none split"
         objective = Objective(value_s=best.value_s, scope="a micro-batch for the slowest stage")
         lines = (
             f"own objective: {objective}, over {search.text}",
-            f"best prediction of {best.num_tried} chains over the micro-batch sizes; {recomputed or 'no'} operators recomputed, "
-            f"{split}; a tensor is charged once a boundary, memory is this project's (compatible=true repeats the released tool)",
+            f"best prediction of {best.num_tried} chains over the micro-batch sizes; {split}; a tensor is charged once a boundary, "
+            "memory is this project's (compatible=true repeats the released tool)",
         )
         return replace(best.plan, objective=objective, explanation=lines)
-
-    def _explained(self, problem: Problem, budget: Budget) -> Infeasible:
-        found = explain(problem, lambda other, scale: self._attempt(other, scale, budget))
-        if not self.recompute:
-            return found
-        # The stage that lacks most is found for plans that keep their activations.
-        return Infeasible(found.constraint.partition(": even")[0] + ", even with activations recomputed", found.remedy)
 
     def _attempt(self, problem: Problem, memory_scale: float, budget: Budget) -> Candidate | None:
         search = _Search(problem, self, budget, memory_scale)
@@ -143,7 +129,7 @@ class Piper(AbstractPlanner):
             bandwidth=link.bandwidth_bytes_per_s,
             num_microbatches=problem.minibatch_size,
             linear=self.linearize == "always",
-            recompute=self.recompute,
+            recompute=True,
             seconds=np.sum(Seconds(problem).of(1), axis=0),
             budget=budget,
             max_states=self.max_states,
@@ -166,18 +152,14 @@ class _Menu(NamedTuple):
     """How the operators run at one degree and number of samples: arrays of shape [num_ops].
 
     Args:
-        seconds: fastest way; added_s: what recomputing adds.
+        seconds: forward and backward.
         kept, extra: bytes beyond what the operator's own way keeps for each micro-batch in flight, and holds once.
-        spared, again: bytes that recomputing saves for each micro-batch in flight, and holds once instead.
         share: of its parameters' bytes.
     """
 
     seconds: np.ndarray
-    added_s: np.ndarray
     kept: np.ndarray
     extra: np.ndarray
-    spared: np.ndarray
-    again: np.ndarray
     share: np.ndarray
 
 
@@ -225,17 +207,12 @@ class _Search:
             rows = []
             for op, (able, f, b) in enumerate(zip(self.degrees[t], forward.tolist(), backward.tolist(), strict=True)):
                 own = running(graph, op, f, b, False, t if able else 1)
-                declared = t == 1 or any(v.degree == t and v.recompute for v in graph.ops[op].variants)
-                again = running(graph, op, f, b, True, t) if self.settings.recompute and able and declared else own
                 exchange_s = self._sums_s(own.variant, samples, t) if t > 1 else 0.0
                 rows.append(
                     (
                         own.forward_s + own.backward_s + exchange_s,
-                        again.forward_s + again.backward_s - own.forward_s - own.backward_s,
                         own.saved_bytes - graph.ops[op].saved_bytes,
                         own.extra_bytes,
-                        own.saved_bytes - again.saved_bytes,
-                        again.extra_bytes - own.extra_bytes,
                         own.params,
                     )
                 )
@@ -255,7 +232,7 @@ class _Search:
         for t, able in self.degrees.items():
             for r in self.counts(b):
                 menu = self.menu(t, b // r)
-                least = np.minimum(least, np.where(able, r * t * (menu.seconds + np.minimum(menu.added_s, 0.0)), np.inf))
+                least = np.minimum(least, np.where(able, r * t * menu.seconds, np.inf))
         return self.family.sums(least)
 
     def ideal_s(self) -> dict[int, float]:
@@ -273,7 +250,7 @@ class _Search:
             depth=min(self.num_devices, self.family.num_states - 1),
             caps=caps or (CAPS if self.settings.prune else NO_CAP),
         )
-        return None if chain is None else (chain.value_s, [self._part(cut, b) for cut in chain.cuts])
+        return None if chain is None else (chain.value_s, [self._part(cut) for cut in chain.cuts])
 
     def _ways(self, room: Room, b: int) -> list[Way]:
         family, out = self.family, []
@@ -349,44 +326,30 @@ class _Search:
         return out
 
     def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
-        """Times by position from the end, recomputation included, infinite where nothing fits; one row if the fastest way always
-        fits."""
+        """Times by position from the end, infinite where a stage does not fit; one row if all fit everywhere."""
         family, memory = stages.family, self._held(amounts, menu, stages, samples)
-        kept, fixed, every = memory.microbatch, memory.resident, self.problem.regime.keeps_all
+        every = self.problem.regime.keeps_all
         most = min(self.num_devices, family.num_states - 1, count)
         depths = [count] if every else list(range(1, most + 1))
-        binds = np.flatnonzero(memory.peak(depths[-1]) > self.limit)
-        if not len(binds):
+        if not (memory.peak(depths[-1]) > self.limit).any():
             return time_s[None, :]
-        members = Stages(family, stages.start[binds], stages.end[binds]).members()
         by_depth = np.tile(time_s, (len(depths), 1))
-        spared, again = menu.spared * samples, menu.again * samples
-        by_depth[:, binds] += squeeze(members, kept[binds], fixed[binds] - self.limit, depths, menu.added_s, spared, again)
+        for row, depth in zip(by_depth, depths, strict=True):
+            row[memory.peak(depth) > self.limit] = np.inf
         if every:
             return by_depth
         positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1
         return by_depth[positions]
 
     def _held(self, amounts: Amounts, menu: _Menu, stages: Stages, samples: int) -> StageBytes:
-        """Bytes of the stages, their operators run in the fastest way."""
+        """Bytes of the stages."""
         kept, once = amounts.kept + stages_sum(stages, menu.kept), amounts.once + stages_sum(stages, menu.extra)
         return amounts._replace(kept=kept, once=once).held(samples, self.problem.regime.assumed_copies)
 
-    def _part(self, cut: Cut, b: int) -> Part:
+    def _part(self, cut: Cut) -> Part:
         t, r = cut.way.key  # pyright: ignore[reportGeneralTypeIssues]  # as `_ways` made it
-        family, count, samples = self.family, self.problem.minibatch_size // b, b // r
-        start, end = family.start[cut.pair : cut.pair + 1], family.end[cut.pair : cut.pair + 1]
-        mask = family.masks[int(start[0])] & ~family.masks[int(end[0])]
-        menu, stages = self.menu(t, samples), Stages(family, start, end)
-        amounts = self.tables.of(np.array([cut.pair])).amounts
-        amounts = self._sharded(amounts, menu, stages) if t > 1 else amounts
-        depth = self.problem.regime.held(cut.depth, count)
-        lacking = float((self._held(amounts, menu, stages, samples).peak(depth) - self.limit)[0])
-        recompute: tuple[int, ...] = ()
-        if lacking > 0:
-            saved = (menu.spared * depth - menu.again) * samples
-            recompute = changed(list(bits(mask)), lacking, changes(menu.added_s, saved), saved)
-        return Part(mask, r, t, recompute)
+        family = self.family
+        return Part(family.masks[int(family.start[cut.pair])] & ~family.masks[int(family.end[cut.pair])], r, t)
 
 
 def stages_sum(stages: Stages, values: np.ndarray) -> np.ndarray:

@@ -235,7 +235,7 @@ class GraphPipe(AbstractPlanner):
         problem, chains = incumbent.assessor.problem, climb_chains(incumbent, self.patience)
         unchained = [incumbent.assessor.assess(c.parts, c.microbatch_size) for c in chains]
         # What runs: stages keep what they save and are not split.
-        piper = Piper(replication=self.replication, recompute=False, tensor_parallel=False)
+        piper = Piper(replication=self.replication, tensor_parallel=False)
         for planner in (PipeDream(replication=self.replication), piper):
             try:
                 plan = planner.plan(problem, incumbent.predict)

@@ -1,0 +1,182 @@
+"""Runs: connected operators of a stage of which nothing is held, so that they are computed again together.
+
+What the operators of a stage make is kept, or discarded. Discarded operators that hand tensors to each other are a run. When the
+backward first needs a storage of a run, the whole run is computed again, and its storages are freed one by one behind the
+backward. Operators on which none of its saved storages depends are left out. What a run reads of operators that are not
+discarded has to be there: a tensor that nobody saves is then held in addition, and counts with the operator that makes it.
+
+A stage runs its operators in ascending order, and autograd goes back in exactly that order, so a run is alive from the last
+operator that may need one of its storages down to its first operator. Most runs follow each other, and one is alive at a time;
+with a long skip connection, or a storage that two of them read, several are. While operator v is at work in the backward there
+are, beyond what is kept,
+
+    transient_bytes[v] - what the operators that follow from v have freed      (as in `gpp.graph.transients`)
+    + storages of the runs that are alive, of their operators up to v
+    + gradients under way past v: of tensors made before v and read after v.
+
+A run is computed again when the gradients of what operator v makes have come, and nothing else of its backward is there yet. This
+takes an operator's own transients, its storages and those before it, and tensors between them that nobody saves. Who keeps a saved
+tensor is not known, its maker or one of its readers; so v is any of them that may be the first to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.graph.op_graph import OpGraph, bits, mask_of
+from gpp.graph.sums import SetSums
+
+
+class Run(NamedTuple):
+    """A run, by positions of a stage's operators.
+
+    Args:
+        again: of the operators that are computed again, ascending.
+        askers: of the operators whose backward may be the first to need one of its storages.
+    """
+
+    again: tuple[int, ...]
+    askers: tuple[int, ...]
+
+
+class Discarded(NamedTuple):
+    """What it means for a stage that some of its operators are discarded, and some on the host; bytes per sample.
+
+    Args:
+        runs: those that are computed again at all.
+        again: operators that are computed again, ascending.
+        kept: for each sample in flight, what came in included.
+        moved: for each sample on the host.
+        once, fixed: transient, as in `gpp.cost.amounts.Amounts`, for the number of samples that was asked. What leaves the stage
+            and is not held is there until it is sent: for one micro-batch.
+    """
+
+    runs: tuple[Run, ...]
+    again: tuple[int, ...]
+    kept: float
+    moved: float
+    once: float
+    fixed: float
+
+
+class StageTensors:
+    """The operators of a stage and the tensors between them, for many choices of what is discarded.
+
+    Args:
+        ops: ascending.
+        saved: operator -> bytes per sample that it makes and holds if it is not discarded.
+        sums: of the stage.
+    """
+
+    def __init__(self, graph: OpGraph, ops: Sequence[int], saved: Mapping[int, float], sums: SetSums) -> None:
+        self.ops = tuple(ops)
+        self.at = {op: i for i, op in enumerate(self.ops)}
+        n, at, inside = len(self.ops), self.at, mask_of(self.ops)
+        self.incoming, self.incoming_back, self.outgoing_back = sums.incoming, sums.incoming_back, sums.outgoing_back
+        self.saved = np.array([saved[op] for op in self.ops])
+        self.transient = np.array([graph.ops[op].transient_bytes for op in self.ops])
+        self.fixed = np.array([graph.ops[op].fixed_bytes for op in self.ops])
+        self.follows = np.zeros((n, n))  # [v, w]: whether w follows from v
+        for i, op in enumerate(self.ops):
+            self.follows[i, [at[w] for w in bits(graph.descendants[op] & inside)]] = 1
+        # Gradients under way past each operator, those that leave with the stage's outputs, and those of what it makes.
+        self.pending, self.leaving, self.arrived = np.zeros((3, n))
+        # Of each tensor made inside: producer, readers inside, bytes, whether anybody saves it, whether it leaves.
+        self.tensors: list[tuple[int, tuple[int, ...], float, bool, bool]] = []
+        for index in graph.touching(inside):
+            tensor = graph.tensors[index]
+            size, readers = tensor.bytes_per_sample, tuple(at[c] for c in tensor.consumers if c in at)
+            made = at.get(tensor.producer, -1)
+            if tensor.differentiable and readers:
+                self.pending[made + 1 : max(readers)] += size
+            if made < 0:
+                continue
+            leaves = len(readers) < len(tensor.consumers)
+            self.arrived[made] += size if tensor.differentiable and readers else 0.0
+            self.tensors.append((made, readers, size, tensor.saved, leaves))
+            if leaves and tensor.differentiable and not tensor.saved:
+                self.leaving[made] += size
+
+    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int) -> Discarded:
+        """The runs of some operators of the stage, and what follows from them with some others on the host.
+
+        Args:
+            samples: of a micro-batch on a device.
+        """
+        gone = {self.at[op] for op in discarded}
+        runs = self.runs(gone)
+        again = {i for run in runs for i in run.again}
+        held_of, sent = self.saved.copy(), 0.0
+        held_of[list(gone)] = 0.0
+        for made, readers, size, saved, leaves in self.tensors:
+            held = made not in gone and (saved or any(reader in again for reader in readers))
+            if held and not saved:
+                held_of[made] += size
+            if leaves and not held:
+                sent += size
+        alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
+        for run in runs:
+            storages, most = self._computing(run)
+            span = slice(run.again[0], max(run.askers) + 1)
+            alive[span] += storages[span]
+            for asker in run.askers:
+                asked[asker] = max(asked[asker], most - storages[-1])
+        there = self.pending + alive - self.follows @ held_of
+        slopes, asked = there + self.transient - self.leaving, there + self.arrived + asked
+        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
+        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
+        moved = float(held_of[[self.at[op] for op in offload]].sum())
+        kept = self.incoming + float(held_of.sum()) - moved
+        named = tuple(self.ops[i] for i in sorted(again))
+        return Discarded(tuple(runs), named, kept, moved, self.outgoing_back + slope + sent, most - slope * samples)
+
+    def again(self, discarded: Sequence[int]) -> tuple[int, ...]:
+        """The discarded operators that are computed again."""
+        return tuple(sorted(self.ops[i] for run in self.runs({self.at[op] for op in discarded}) for i in run.again))
+
+    def runs(self, gone: set[int]) -> list[Run]:
+        """The runs of the operators at some positions, without those that nobody needs."""
+        parent = {i: i for i in gone}
+        needed = {i for i in gone if self.saved[i] > 0}
+        inner: list[tuple[int, tuple[int, ...]]] = []
+        for made, readers, _, _, _ in self.tensors:
+            if made in gone and (within := tuple(r for r in readers if r in gone)):
+                inner.append((made, within))
+                for reader in within:
+                    parent[_root(parent, reader)] = _root(parent, made)
+        # What a needed operator reads is needed; tensors in the order of their producers, the last ones first.
+        for made, within in sorted(inner, reverse=True):
+            if any(reader in needed for reader in within):
+                needed.add(made)
+        members: dict[int, list[int]] = {}
+        for i in sorted(needed):
+            members.setdefault(_root(parent, i), []).append(i)
+        # The last one of a run keeps something, or its readers do.
+        askers = {root: {again[-1]} for root, again in members.items()}
+        for made, readers, _, saved, _ in self.tensors:
+            if saved and made in needed:
+                root = _root(parent, made)
+                askers[root].update(reader for reader in readers if reader > members[root][-1])
+        return [Run(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
+
+    def _computing(self, run: Run) -> tuple[np.ndarray, float]:
+        """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""
+        again, n = set(run.again), len(self.ops)
+        own = np.zeros(n)
+        own[list(run.again)] = self.saved[list(run.again)]
+        storages, between = np.cumsum(own), np.zeros(n)
+        for made, readers, size, saved, _ in self.tensors:
+            # An operator's own output is among its transients while it runs.
+            if made in again and not saved and (reading := [r for r in readers if r in again]):
+                between[made + 1 : max(reading) + 1] += size
+        return storages, float((storages + self.transient + between)[list(run.again)].max())
+
+
+def _root(parent: dict[int, int], i: int) -> int:
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i

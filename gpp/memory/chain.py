@@ -1,0 +1,267 @@
+"""The least added seconds of a chain of operators, by a dynamic program over partial choices.
+
+Operators are decided from the sink to the source, in the order of the backward: one that is held (kept, or on the host) comes
+before a run of discarded ones, which may be empty. Let W(v) be the bytes held up to operator v, K those kept and V those on the
+host, e(v) what the backward of v takes beyond what is held, storages of its run included, and h the micro-batches in flight. The
+peak is the largest over all v of
+
+    (h - 1) K + (min(h, 2) - 1) V + W(v) + e(v),
+
+so whatever is decided further towards the source adds the same bytes to every moment that is known already. A partial choice is
+thus known by the most of these moments, the bytes that it adds to moments still to come, those on the host, and its seconds. One
+that is no better in any of them than another one is dropped, and so is one that cannot end within the room, or below the seconds
+of a choice already found (`gpp.memory.prices` says so).
+
+A stage with any mark holds nothing of what has left it, and one without marks does; so a choice without marks is none here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.amounts import RESIDENT_COPIES
+from gpp.memory.choices import HAIR, Choices, Marking
+from gpp.memory.prices import Prices
+from gpp.memory.segments import Segments, segments_of
+
+TRIES = 6
+"""Rooms for which a first choice is asked."""
+
+WIDE = 512
+"""Partial choices for each operator: where more than that are each best in something, those with the lowest bounds go on, and the
+result may not be the best one."""
+
+
+class _Labels(NamedTuple):
+    """Partial choices, arrays of one element for each. The last operator that is decided is held.
+
+    Args:
+        at: its position; the number of operators where nothing is decided yet.
+        behind: the choice that this one goes on from.
+        host: whether that operator is on the host.
+        size: bytes per sample that it holds.
+        most: the most of the moments behind it, per sample, with all bytes decided so far.
+        later: bytes per sample that moments still to come have beyond what is held up to them.
+        moved: bytes per sample on the host.
+        seconds: of computing again.
+        marked: whether any operator is marked.
+    """
+
+    at: np.ndarray
+    behind: np.ndarray
+    host: np.ndarray
+    size: np.ndarray
+    most: np.ndarray
+    later: np.ndarray
+    moved: np.ndarray
+    seconds: np.ndarray
+    marked: np.ndarray
+
+    def take(self, index: np.ndarray) -> _Labels:
+        return _Labels(*(column[index] for column in self))
+
+    def with_(self, other: _Labels) -> _Labels:
+        return _Labels(*(np.concatenate([a, b]) for a, b in zip(self, other, strict=True)))
+
+
+class ChainProgram:
+    """The dynamic program of one question.
+
+    Args:
+        limit: bytes that a device may hold.
+    """
+
+    def __init__(self, choices: Choices, limit: float) -> None:
+        self.choices, self.limit = choices, limit
+        bills, key = choices.problem.bills, ("segments", choices.stage.ops, choices.samples)
+        if key not in bills:
+            bills[key] = segments_of(choices.tensors, choices.samples)
+        self.parts: Segments = bills[key]
+        self.n, self.b, self.h = len(choices.stage.ops), choices.samples, choices.held
+        self.copies = min(self.h, RESIDENT_COPIES)
+        tensors = choices.tensors
+        self.floor = max(tensors.incoming_back, 0.0)
+        there = choices.keeping.static + choices.keeping.versions
+        per_sample = tensors.incoming * self.h + tensors.outgoing_back
+        # Bytes per sample, what is held in flight and once together.
+        self.room = (limit * (1 + HAIR) - there) / self.b - per_sample
+        self.moments, self.asking = (np.append(values, -np.inf) for values in (self.parts.moments, self.parts.asking))
+        self.prices = Prices(choices, self.parts, self.room - max(self.floor, float(self.parts.moments[-1])))
+        # For whoever holds an operator the most that any backward up to it takes beyond what is held.
+        highest = np.maximum(self.parts.peaks, self.parts.moments).max(axis=0)
+        self.highest = np.append(np.maximum.accumulate(highest), highest.max())
+
+    def solve(self, within: float = 0.0) -> Marking | None:
+        """The best choice; None if none fits.
+
+        Args:
+            within: share of the seconds by which the choice may be above the least ones.
+        """
+        least = self.prices.solve()
+        if not np.isfinite(least):
+            return None
+        start = self._first_fit()
+        if start is not None and start[0] <= least * (1 + max(within, HAIR)):
+            return start[1]
+        found = self._search(np.inf if start is None else start[0])
+        if found is not None:
+            return found[1]
+        return None if start is None else start[1]
+
+    def _first_fit(self) -> tuple[float, Marking] | None:
+        """A choice that fits, by prices for less room than there is; seconds and choice."""
+        best: tuple[float, Marking] | None = None
+        capacity = self.prices.capacity
+        for _ in range(TRIES):
+            ends = self.prices.around(capacity)
+            if ends is None:
+                break
+            over, under = ends
+            lacking = self.choices.judge(under).peak - self.limit * (1 + HAIR)
+            if lacking <= 0:
+                return min((one for one in (best, *self._between(over, under)) if one is not None), default=None)
+            if not np.isfinite(lacking):  # The host has no room for it.
+                break
+            capacity -= lacking / self.b * 1.01
+        return best
+
+    def _between(self, over: Marking, under: Marking) -> list[tuple[float, Marking]]:
+        """The best choices that do as one that fits does on one side of an operator, and as one with fewer seconds on the other."""
+        ops, found = self.choices.stage.ops, list[tuple[float, Marking]]()
+        for late in (True, False):
+            low, high = 0, self.n  # With `high` operators treated as in `under` it fits; with `low`, perhaps not.
+            asked = high
+            while True:
+                inside = {*(ops[self.n - asked :] if late else ops[:asked])}
+                pairs = zip(under, over, strict=True)
+                judged = self.choices.judge(
+                    Marking(*(tuple(op for op in ops if op in (a if op in inside else b)) for a, b in pairs))
+                )
+                if judged.peak <= self.limit * (1 + HAIR) and any(judged.marking):
+                    found.append((judged.added_s, judged.marking))
+                    high = asked
+                else:
+                    low = asked
+                if high - low <= 1 or not found:
+                    break
+                asked = (low + high) // 2
+        return found
+
+    def _search(self, best: float) -> tuple[float, Marking] | None:
+        """Seconds and choice below `best`, if there is one."""
+        zero, no = np.zeros(1), np.zeros(1, dtype=bool)
+        labels = _Labels(np.array([self.n]), np.array([-1]), no, zero, np.array([self.floor]), zero, zero, zero, no)
+        for i in range(self.n - 1, -1, -1):
+            new = self._held(labels, i, best)
+            if len(new.at):
+                labels = labels.with_(new)
+        ends = self._before(labels, -1)
+        seconds = ends.seconds + self._residue_s(ends.moved)
+        good = (ends.most <= self.room) & (seconds < best) & ends.marked
+        if not self.choices.recomputes:
+            good &= labels.at == 0
+        if not good.any():
+            return None
+        chosen = int(np.flatnonzero(good)[np.argmin(seconds[good])])
+        return float(seconds[chosen]), self._marking(labels, chosen)
+
+    def _before(self, labels: _Labels, i: int) -> _Labels:
+        """The choices with all between position i and their last operator in one run, and without the link from i."""
+        parts, j = self.parts, labels.at
+        a, b = np.minimum(i + 1, self.n - 1), np.maximum(j - 1, 0)
+        empty = i + 1 > j - 1
+        needed = parts.needed[a, b] & ~empty
+        behind = empty | (j == self.n)
+        own = np.maximum(
+            self.moments[j] + np.where(behind, 0.0, parts.tails[0, a, b]),
+            self.asking[j] + np.where(behind, -np.inf, parts.tails[1, a, b]),
+        )
+        own += labels.size + labels.later
+        peaks = np.where(empty, -np.inf, parts.peaks[a, b]) + labels.later
+        gone = self.prices.gone
+        sent = np.where(empty, 0.0, gone[j] - gone[i + 1])
+        return labels._replace(
+            most=np.maximum(np.maximum(labels.most, own), peaks) + sent,
+            later=labels.later + sent,
+            seconds=labels.seconds + self.prices.run_s[i + 1, j],
+            marked=labels.marked | ~empty,
+            size=needed.astype(float),
+        )
+
+    def _held(self, labels: _Labels, i: int, best: float) -> _Labels:
+        """The choices in which operator i is the last that is held."""
+        index = np.arange(len(labels.at)) if self.choices.recomputes else np.flatnonzero(labels.at == i + 1)
+        parts, runs = self.parts, self._before(labels.take(index), i)
+        linked = runs.size > 0
+        size = parts.saved[i] + parts.links[i] * linked
+        sent = parts.sent_kept[i] - parts.sent_links[i] * linked
+        moves = max(parts.saved[i], parts.links[i], parts.sent_kept[i]) > 0
+        out = []
+        for host in [False, True] if self.choices.offloads and moves else [False]:
+            copies = self.copies if host else self.h
+            out.append(
+                runs._replace(
+                    at=np.full(len(index), i),
+                    behind=index,
+                    host=np.full(len(index), host),
+                    size=size,
+                    most=runs.most + (size * copies + sent),
+                    later=runs.later + (size * (copies - 1) + sent),
+                    moved=runs.moved + size * host,
+                    marked=runs.marked | host,
+                )
+            )
+        new = out[0] if len(out) == 1 else out[0].with_(out[1])
+        there = np.maximum(new.most, self.moments[i] + new.size + new.later)
+        beyond = self.prices.beyond(i, there - self.room, new.moved)
+        bound = new.seconds + self._residue_s(new.moved) + beyond
+        good = np.flatnonzero((there <= self.room) & (bound < best))
+        order = good[np.argsort(bound[good], kind="stable")]
+        return new.take(order).take(self._front(new.take(order), i))
+
+    def _residue_s(self, moved: np.ndarray) -> np.ndarray:
+        if not self.choices.offloads:
+            return np.zeros(len(moved))
+        return np.where(moved <= self.choices.most_moved * (1 + HAIR), self.choices.residue_s(moved), np.inf)
+
+    def _front(self, new: _Labels, i: int) -> np.ndarray:
+        """The choices that no other one is at least as good as in everything; ties keep the first. At most `WIDE`."""
+        columns = [new.seconds]
+        if not (new.marked.all()):
+            columns.append(~new.marked)
+        # What moments to come can never reach, they are not compared by.
+        reached = new.most - self.highest[i]
+        columns += [new.most, np.maximum(new.later, reached), np.maximum(new.size + new.later, reached)]
+        if self.choices.offloads:
+            columns.append(new.moved)
+        rows, kept = np.array(columns, dtype=float).T, list[int]()
+        front = np.zeros((0, rows.shape[1]))
+        for begin in range(0, len(rows), 64):
+            block = rows[begin : begin + 64]
+            alive = np.arange(len(block))
+            if len(front):
+                alive = alive[~(front[None, :, :] <= block[:, None, :]).all(axis=-1).any(axis=-1)]
+                block = block[alive]
+            better = (block[None, :, :] <= block[:, None, :]).all(axis=-1)
+            same = better & better.T
+            beaten = (better & ~same).any(axis=-1) | np.tril(same, -1).any(axis=-1)
+            kept.extend((begin + alive[~beaten]).tolist())
+            front = np.concatenate([front, block[~beaten]])
+            if len(kept) >= WIDE:
+                break
+        return np.array(kept[:WIDE], dtype=int)
+
+    def _marking(self, labels: _Labels, chosen: int) -> Marking:
+        ops, recompute, idle, offload = self.choices.stage.ops, list[int](), list[int](), list[int]()
+        begin = 0
+        while chosen >= 0:
+            j = int(labels.at[chosen])
+            if begin < j:
+                (recompute if self.parts.needed[begin, j - 1] else idle).extend(ops[begin:j])
+            if labels.host[chosen]:
+                offload.append(ops[j])
+            chosen, begin = int(labels.behind[chosen]), j + 1
+        # Runs that nobody needs change nothing, unless they are all that is marked.
+        return Marking(tuple(recompute or (() if offload else idle)), tuple(offload))

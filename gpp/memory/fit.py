@@ -1,0 +1,142 @@
+"""How a stage fits: which operators are kept, computed again, or on the host, for the least added seconds.
+
+* Chains of up to 64 operators: the best of all markings (`gpp.memory.chain`, with its one limit).
+* Other stages of up to `SMALL` operators, and those whose operators declare how they are recomputed: the best of all markings by
+  branch and bound, up to a number of tried ones (`gpp.memory.search`).
+* All others: a heuristic. The stage is solved as if it were a chain in its order, the true bill is asked, and marks are exchanged
+  while that helps.
+
+Seconds of computing again are those on the device that the stage waits for; `Fit.added_s` is of the slowest device with its marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidConfig
+from gpp.memory.capuchin import capuchin
+from gpp.memory.chain import ChainProgram
+from gpp.memory.choices import HAIR, Choices, Judged, Marking
+from gpp.memory.search import branch_and_bound, exchanged
+from gpp.plan.stage import Stage
+
+WAYS = ("recompute", "offload")
+Selection = Literal["least", "capuchin"]
+
+CHAIN = 64
+"""Operators of a chain that is solved exactly."""
+
+SMALL = 10
+"""Operators of a stage of any form that is solved exactly."""
+
+NEARLY = 0.05
+"""Share by which the seconds of a stage that is only taken for a chain may be above its bound."""
+
+TIGHTER = 0.98
+"""What the room of a stage that is solved as if it were a chain shrinks to, at most, where the true bill says that it overflows."""
+
+
+class Fit(NamedTuple):
+    """The marks of a stage.
+
+    Args:
+        recompute, offload: operator ids, ascending, as in `gpp.plan.stage.Stage`.
+        added_s: seconds for each micro-batch beyond those of keeping everything: of computing again, and of copies that do not
+            hide.
+    """
+
+    recompute: tuple[int, ...]
+    offload: tuple[int, ...]
+    added_s: float
+
+
+def fit(
+    problem: Problem,
+    stage: Stage,
+    held: int,
+    limit: float,
+    *,
+    ways: Collection[str] = WAYS,
+    selection: Selection = "least",
+    depth: int | None = None,
+    period_s: float | None = None,
+    again: Collection[int] | None = None,
+    within: float = 0.0,
+) -> Fit | None:
+    """The marks of least added seconds with which a stage fits; None if it fits with none.
+
+    Args:
+        stage: its own marks are disregarded.
+        held: micro-batches in flight at a time on each of its devices.
+        limit: bytes that each of its devices may hold.
+        ways: what may be done besides keeping. `offload` is done only where every device of the stage has a link to its host.
+        selection: `least` for the least added seconds; `capuchin` for the published greedy (`gpp.memory.capuchin`).
+        depth: of the pipeline, for weight policies whose versions depend on it.
+        period_s: seconds between two micro-batches, behind which copies hide; None for those of the stage's own passes.
+        again: operators that may be computed again; None for all.
+        within: share by which the seconds of a chain may be above a proven bound, for which it is solved sooner. Infinite for the
+            first choice that fits.
+
+    Raises:
+        InvalidConfig: `ways` or `selection` is unknown.
+    """
+    if unknown := sorted({*ways} - {*WAYS}):
+        raise InvalidConfig("ways", unknown[0], f"must be of {', '.join(WAYS)}", "leave it out")
+    if selection not in ("least", "capuchin"):
+        raise InvalidConfig("selection", selection, "must be least or capuchin", "leave it out")
+    key = "fit", stage.ops, stage.devices, stage.microbatch_size, stage.tensor_parallel, stage.round_robin, stage.in_flight
+    key += held, limit, frozenset(ways), selection, depth, period_s, again if again is None else frozenset(again), within
+    if key not in problem.bills:
+        problem.bills[key] = _fit(Choices(problem, stage, held, ways, depth, period_s, again), limit, selection, within)
+    return problem.bills[key]
+
+
+def _fit(choices: Choices, limit: float, selection: Selection, within: float) -> Fit | None:
+    as_it_is = choices.judge(Marking())
+    if as_it_is.peak <= limit * (1 + HAIR):
+        return Fit((), (), 0.0)
+    if not choices.recomputes and not choices.offloads:
+        return None
+    found = capuchin(choices, limit) if selection == "capuchin" else _least(choices, limit, within)
+    if found is None:
+        return None
+    found = _tidy(choices, limit, found)
+    return Fit(*found.marking, found.added_s)
+
+
+def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:
+    """The choice without marks of operators that nobody needs again, if it still fits."""
+    if not choices.in_runs:
+        return found
+    marking = found.marking._replace(recompute=choices.tensors.again(found.marking.recompute))
+    tidy = choices.judge(marking)
+    return tidy if tidy.peak <= limit * (1 + HAIR) and tidy.added_s <= found.added_s else found
+
+
+def _least(choices: Choices, limit: float, within: float) -> Judged | None:
+    n = len(choices.stage.ops)
+    if not choices.in_runs:
+        start = capuchin(choices, limit)
+        return branch_and_bound(choices, limit, start) if n <= SMALL else exchanged(choices, limit, start)
+    program = ChainProgram(choices, limit)
+    if program.parts.exact and n <= CHAIN:
+        marking = program.solve(within)
+        return None if marking is None else choices.judge(marking)
+    start = min((one for one in (_as_chain(choices, limit), capuchin(choices, limit)) if one is not None), default=None)
+    return branch_and_bound(choices, limit, start) if n <= SMALL else exchanged(choices, limit, start)
+
+
+def _as_chain(choices: Choices, limit: float) -> Judged | None:
+    """The choice of a chain in the stage's order, with less room until it fits in truth."""
+    room = limit
+    for _ in range(8):
+        marking = ChainProgram(choices, room).solve(NEARLY)
+        if marking is None:
+            return None
+        judged = choices.judge(marking)
+        if judged.peak <= limit * (1 + HAIR):
+            return judged
+        room = min(room - (judged.peak - limit), room * TIGHTER)
+    return None

@@ -1,0 +1,174 @@
+"""What a strategy does about memory: the fourth part beside planner, schedule and weights.
+
+A policy decides for each stage of a candidate which operators keep what they make, which are computed again and which have it on
+the host (`Stage.recompute`, `Stage.offload`), once it is known how many micro-batches are in flight there. Planners do not know of
+it: they search views of the problem (`gpp.memory.priced`), and what they propose is made to fit before it is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
+from gpp.memory.fit import Fit, Selection, fit
+from gpp.memory.priced import Way
+from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
+from gpp.settings import settings
+
+
+class AbstractMemory(ABC):
+    """Which operators of a stage keep what they make. Settings are the fields of the dataclass."""
+
+    name: ClassVar[str]
+    ways: ClassVar[Collection[Way]] = ()
+    """How operators may spare memory; empty for a policy under which plans are as planners make them."""
+
+    @abstractmethod
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
+        """How a stage's operators run, so that it fits; None if it does not, however they run.
+
+        Args:
+            held: micro-batches in flight on a device.
+            limit_bytes: memory of the device for this stage.
+            depth: of the pipeline, where the versions of the weights depend on it.
+            again: operators that may be computed again.
+        """
+
+    def fitted(self, plan: Plan, problem: Problem) -> Plan | None:
+        """The plan with every stage made to fit; None if one cannot. Stages that fit stay as they are."""
+        if not self.ways:
+            return plan
+        peaks = [bill.memory.peak(held(stage)) for stage, bill in zip(plan.stages, plan.bills(problem), strict=True)]
+        limits = _limits(plan, problem, peaks)
+        stages: list[Stage] = []
+        for s, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
+            found = self._fitted(plan, problem, s, peak, limit)
+            if found is None:
+                return None
+            stages.append(found)
+        return plan if all(map(operator.is_, stages, plan.stages)) else replace(plan, stages=tuple(stages))
+
+    def _fitted(self, plan: Plan, problem: Problem, s: int, peak: float, limit: float) -> Stage | None:
+        stage = plan.stages[s]
+        if peak <= limit:
+            return stage
+        if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
+            return None
+        depth = None if problem.regime.weights.flushes else plan.position(s).depth
+        found = self.fit(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s))
+        return None if found is None else replace(stage, recompute=found.recompute, offload=found.offload)
+
+
+@final
+@settings("strategy.memory")
+class Keep(AbstractMemory):
+    """Every operator keeps what it makes; plans are as planners make them."""
+
+    name: ClassVar[str] = "keep"
+
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
+        return None
+
+
+class _Sparing(AbstractMemory):
+    """Policies under which stages that lack memory spare some of it.
+
+    Args:
+        selection: which operators: `least`, those that cost least time (`gpp.memory.fit`), or `capuchin`, the published greedy.
+    """
+
+    selection: Selection
+
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
+        return fit(problem, stage, held, limit_bytes, ways=self.ways, selection=self.selection, depth=depth, again=again)
+
+
+@final
+@settings("strategy.memory")
+class Recompute(_Sparing):
+    """Operators are computed again where a stage lacks memory.
+
+    Args:
+        selection: which: `least`, those that cost least time (`gpp.memory.fit`); `capuchin`, the published greedy; `all` of the
+            stage, as PipeDream-2BW and GPipe have it.
+    """
+
+    name: ClassVar[str] = "recompute"
+    ways: ClassVar[Collection[Way]] = ("recompute",)
+    selection: Selection | Literal["all"] = "least"
+
+    def fit(
+        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
+    ) -> Fit | None:
+        if self.selection != "all":
+            return _Sparing.fit(self, problem, stage, held, limit_bytes, depth, again)
+        marked = tuple(op for op in stage.ops if op in again)
+        kept, bill = (StageCost.of(problem, replace(stage, recompute=ops, offload=()), depth) for ops in ((), marked))
+        fits = bill.memory.peak(held) <= limit_bytes
+        return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
+
+
+@final
+@settings("strategy.memory")
+class Offload(_Sparing):
+    """What operators make goes to the host and comes back where a stage lacks memory."""
+
+    name: ClassVar[str] = "offload"
+    ways: ClassVar[Collection[Way]] = ("offload",)
+    selection: Selection = "least"
+
+
+@final
+@settings("strategy.memory")
+class Auto(_Sparing):
+    """Either, whichever costs less time."""
+
+    name: ClassVar[str] = "auto"
+    ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    selection: Selection = "least"
+
+
+def held(stage: Stage) -> int:
+    """Micro-batches, whole or in part, that a device of a stage may hold at a time."""
+    return -(-stage.in_flight // (stage.microbatch_size * stage.round_robin_degree))
+
+
+def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:
+    """Operators of a stage that may be computed again.
+
+    Where a backward uses other weights than its forward did, those that read trained weights would give something else.
+    """
+    graph, weights = problem.graph, problem.regime.weights
+    if weights.flushes or not weights.changes(plan.position(s)):
+        return plan.stages[s].ops
+    return tuple(op for op in plan.stages[s].ops if not graph.trained_by[op])
+
+
+def _limits(plan: Plan, problem: Problem, peaks: list[float]) -> list[float]:
+    """The memory of a device for each stage: where a device holds several, each gets what it has at least, and its share of the
+    rest, in proportion to what it would take beyond that."""
+    devices, bills = problem.cluster.devices, plan.bills(problem)
+    fixed = [bill.static_bytes + bill.version_bytes for bill in bills]
+    out = [math.inf] * len(plan.stages)
+    for device, stages in plan.stages_of_device.items():
+        room = devices[device].memory_bytes - sum(fixed[s] for s in stages)
+        wanted = sum(peaks[s] - fixed[s] for s in stages)
+        for s in stages:
+            share = (peaks[s] - fixed[s]) / wanted if wanted > 0 else 1.0
+            # Rounding must not make a stage that fits one that does not.
+            own = devices[device].memory_bytes if len(stages) == 1 else max(fixed[s] + room * share, peaks[s] * (wanted <= room))
+            out[s] = min(out[s], own)
+    return out

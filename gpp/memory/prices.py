@@ -1,0 +1,179 @@
+"""Bounds on the seconds of a chain by prices: of a byte in the final peak, and of a byte that is copied behind other passes.
+
+With a price for each, what is best is a shortest path over the operators that are held, so all bounds from there on follow from one
+walk. Whatever the prices, no choice that fits takes fewer seconds than the path, less what the room and the hidden copies are
+worth at these prices (Lagrange). The path's own choice often fits, or nearly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpp.cost.amounts import RESIDENT_COPIES
+from gpp.memory.choices import HAIR, Choices, Marking
+from gpp.memory.segments import Segments
+
+STEPS = 20
+"""Prices of a byte that are tried at most for each price of a copy."""
+
+COPY_STEPS = 7
+"""Prices of a copied byte that are tried."""
+
+
+class _Path(NamedTuple):
+    """The best choice at some prices.
+
+    Args:
+        seconds, num_bytes, moved: of computing again; counted against the room; on the host.
+        least: [n + 1] the least of all before each operator, if it is held, seconds and prices together; the last one is of all.
+        marking: as positions.
+    """
+
+    seconds: float
+    num_bytes: float
+    moved: float
+    least: np.ndarray
+    marking: Marking
+
+
+class Prices:
+    """The prices of one question.
+
+    Args:
+        capacity: bytes per sample that may be held in flight, and once.
+    """
+
+    def __init__(self, choices: Choices, parts: Segments, capacity: float) -> None:
+        self.choices, self.parts, self.capacity = choices, parts, capacity
+        self.n, self.h = len(choices.stage.ops), choices.held
+        self.copies = min(self.h, RESIDENT_COPIES)
+        self.hidden = choices.hidden if choices.offloads else 0.0
+        self._stretches()
+        self.bounds: list[tuple[float, float, np.ndarray]] = []
+
+    def _stretches(self) -> None:
+        """Seconds and bytes of every run, by the held operator before it (the source first) and the one behind it."""
+        parts, n = self.parts, self.n
+        before, behind = np.arange(-1, n)[:, None], np.arange(n + 1)[None, :]
+        a, b = np.minimum(before + 1, n - 1), np.maximum(behind - 1, 0)
+        run = before + 1 < behind
+        needed = run & parts.needed[a, b]
+        # Of a link the least that it may cost: its operator may be on the host.
+        per_link = self.copies if self.choices.offloads else self.h
+        links = np.where(needed & (before >= 0), (parts.links * per_link - parts.sent_links)[before], 0.0)
+        # Up to each position the seconds of computing all again, and what is sent of it.
+        self.again_s = np.concatenate([[0.0], np.cumsum(self.choices.slowest_s)])
+        self.gone = np.concatenate([[0.0], np.cumsum(parts.sent_gone)])
+        self.run_s = np.where(needed, self.again_s[parts.again[a, b]] - self.again_s[a], 0.0)
+        self.run_bytes = np.where(run, self.gone[behind] - self.gone[before + 1], 0.0) + links
+        if not self.choices.recomputes:
+            self.run_s[run] = np.inf
+        never = np.concatenate([[0], np.cumsum(~self.choices.able)])
+        self.run_s[run & (never[behind] > never[before + 1])] = np.inf
+        self.kept_bytes = np.concatenate([parts.saved * self.h + parts.sent_kept, [0.0]])
+        self.host_bytes = np.concatenate([parts.saved * self.copies + parts.sent_kept, [0.0]])
+        self.saved = np.concatenate([parts.saved, [0.0]])
+
+    def _path(self, price: float, copy_price: float) -> _Path:
+        """The shortest path at two prices: seconds for each byte, seconds for each byte copied."""
+        n, cost = self.n, self.kept_bytes * price
+        host = np.zeros(n + 1, dtype=bool)
+        if self.choices.offloads:
+            there = self.host_bytes * price + self.saved * copy_price
+            host = there < cost
+            cost = np.where(host, there, cost)
+        # [k, j]: from the operator before k, whose own cost is in the step, to the held operator j.
+        steps = self.run_s + self.run_bytes * price
+        steps[1:] += cost[:n, None]
+        least, chosen = np.zeros(n + 1), [0] * (n + 1)
+        for j in range(n + 1):
+            through = steps[: j + 1, j].copy()
+            through[1:] += least[:j]
+            k = int(through.argmin())
+            chosen[j], least[j] = k, through[k]
+        seconds = num_bytes = moved = 0.0
+        recompute, offload, j = list[int](), list[int](), n
+        while j >= 0:
+            k = chosen[j]
+            seconds, num_bytes = seconds + float(self.run_s[k, j]), num_bytes + float(self.run_bytes[k, j])
+            recompute += range(j - 1, k - 1, -1)
+            j = k - 1
+            if j >= 0:
+                num_bytes += float((self.host_bytes if host[j] else self.kept_bytes)[j])
+                if host[j]:
+                    offload.append(j)
+                    moved += float(self.saved[j])
+        return _Path(seconds, num_bytes, moved, least, Marking(tuple(recompute[::-1]), tuple(offload[::-1])))
+
+    def _dual(self, capacity: float, copy_price: float) -> tuple[float, float, _Path, _Path] | None:
+        """The largest bound at a price of copies, its price of a byte, and the paths just above and within the capacity; None if
+        nothing stays within it."""
+        value = copy_price * self.hidden
+        over, under = self._path(0.0, copy_price), self._path(FREE_S, copy_price)
+        if over.num_bytes <= capacity:
+            return float(over.least[-1]) - value, 0.0, over, over
+        if under.num_bytes > capacity + HAIR * abs(capacity):
+            return None
+        price, bound = 0.0, -np.inf
+        for _ in range(STEPS):
+            if over.num_bytes <= under.num_bytes:
+                break
+            ends = [path.seconds + copy_price * path.moved for path in (over, under)]
+            tried = (ends[1] - ends[0]) / (over.num_bytes - under.num_bytes)
+            path = self._path(tried, copy_price)
+            reached = float(path.least[-1]) - tried * capacity - value
+            if reached > bound:
+                price, bound = tried, reached
+            # Where the paths are ends of one line, no other one is below it.
+            if reached >= ends[0] + tried * (over.num_bytes - capacity) - value - HAIR * abs(ends[1]):
+                break
+            if path.num_bytes > capacity:
+                over = path
+            else:
+                under = path
+        return bound, price, over, under
+
+    def solve(self) -> float:
+        """The largest bound on the seconds of any choice that fits; infinite if none does."""
+        best = self._dual(self.capacity, 0.0)
+        if best is None:
+            return np.inf
+        found = [(0.0, best)]
+        if self.choices.offloads and (best[1] > 0 or best[3].moved > self.hidden):
+            most = self.choices.per_moved_s
+            for step in range(1, COPY_STEPS + 1):
+                copy_price = most * step / COPY_STEPS
+                tried = self._dual(self.capacity, copy_price)
+                if tried is not None:
+                    found.append((copy_price, tried))
+        self.copy_price, best = max(found, key=lambda one: one[1][0])
+        for copy_price, (_, price, _, _) in sorted(found, key=lambda one: -one[1][0])[:3]:
+            self.bounds.append((price, copy_price, self._path(price, copy_price).least))
+        return max(best[0], 0.0)
+
+    def around(self, capacity: float) -> tuple[Marking, Marking] | None:
+        """The choices next to a capacity, above it and within it, that are best at some price; None if none is within."""
+        found = self._dual(capacity, self.copy_price)
+        if found is None:
+            return None
+        ops, (_, _, over, under) = self.choices.stage.ops, found
+        one, other = (Marking(*(tuple(ops[i] for i in at) for at in path.marking)) for path in (over, under))
+        return one, other
+
+    def beyond(self, i: int, num_bytes: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """Seconds that partial choices down to operator i take at least before it.
+
+        Args:
+            num_bytes, moved: bytes per sample of each beyond the room, and on the host.
+        """
+        out = np.zeros(len(num_bytes))
+        for price, copy_price, least in self.bounds:
+            free = np.maximum(self.hidden - moved, 0.0) * copy_price
+            np.maximum(out, price * num_bytes + least[i] - free, out=out)
+        return out
+
+
+FREE_S = 1e6
+"""A price of a byte at which seconds hardly count."""

@@ -1,0 +1,147 @@
+"""Markings of stages that are no chains: all of them for small stages, and exchanges of single marks for others.
+
+The bill of a whole marking is asked; of a partial one only what is certain: seconds of the operators that are discarded and keep
+something, and the bytes of those that are held.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from gpp.memory.choices import HAIR, Choices, Judged, Marking
+
+KEEP, AGAIN, HOST = range(3)
+TRIED = 20_000
+"""Partial markings after which branch and bound ends with the best marking so far."""
+
+ROUNDS = 20
+"""Exchanges at most."""
+
+ASKED = 100
+"""Exchanges whose bill is asked before the search ends."""
+
+
+def _marking(ops: tuple[int, ...], ways: list[int]) -> Marking:
+    named = [tuple(op for op, way in zip(ops, ways, strict=True) if way == asked) for asked in (AGAIN, HOST)]
+    return Marking(*named)
+
+
+def _ways_of(choices: Choices, i: int) -> list[int]:
+    """The ways of the operator at a position."""
+    return [KEEP, *([AGAIN] if choices.recomputes and choices.able[i] else []), *([HOST] if choices.offloads else [])]
+
+
+def branch_and_bound(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
+    """The best of all markings, not worse than `start`."""
+    return _Tree(choices, limit, start).solve()
+
+
+class _Tree:
+    """Decides one operator after the other, those that hold most first."""
+
+    def __init__(self, choices: Choices, limit: float, start: Judged | None) -> None:
+        self.choices, self.limit, self.best = choices, limit * (1 + HAIR), start
+        self.ops, self.tried = choices.stage.ops, 0
+        graph = choices.problem.graph
+        held = np.array([graph.ops[op].saved_bytes for op in self.ops])
+        self.order = np.argsort(-held, kind="stable").tolist()
+        self.saved = held.tolist()
+        certain = choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))
+        self.seconds = certain.tolist()
+        self.ways = [KEEP] * len(self.ops)
+        keeping = choices.keeping
+        self.room = self.limit - keeping.static - keeping.versions
+
+    def solve(self) -> Judged | None:
+        self._decide(0, 0.0, 0.0, 0.0)
+        return self.best
+
+    def _decide(self, k: int, seconds: float, held: float, moved: float) -> None:
+        choices = self.choices
+        if self.tried >= TRIED:
+            return
+        self.tried += 1
+        residue = float(choices.residue_s(moved)) if moved else 0.0
+        if self.best is not None and seconds + residue >= self.best.added_s * (1 - HAIR):
+            return
+        if choices.in_runs and held * choices.samples > self.room:
+            return
+        if k == len(self.order):
+            judged = choices.judge(_marking(self.ops, self.ways))
+            if judged.peak <= self.limit and (self.best is None or judged.added_s < self.best.added_s):
+                self.best = judged
+            return
+        i = self.order[k]
+        for way in _ways_of(choices, i):
+            self.ways[i] = way
+            if way == KEEP:
+                self._decide(k + 1, seconds, held + self.saved[i] * choices.held, moved)
+            elif way == AGAIN:
+                self._decide(k + 1, seconds + self.seconds[i], held, moved)
+            else:
+                self._decide(k + 1, seconds, held + 2 * self.saved[i], moved + self.saved[i])
+        self.ways[i] = KEEP
+
+
+def exchanged(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
+    """`start` after exchanges: of one operator's way, or of two operators' ways with each other, while the seconds fall."""
+    best = start or _everything(choices, limit)
+    if best is None:
+        return None
+    for _ in range(ROUNDS):
+        found = _better(choices, limit, best)
+        if found is None:
+            break
+        best = found
+    return best
+
+
+def _better(choices: Choices, limit: float, best: Judged) -> Judged | None:
+    """The first exchange that fits in fewer seconds, those that promise most first."""
+    ops, seconds = choices.stage.ops, choices.slowest_s.tolist()
+    ways = _of(best.marking, ops)
+    for _, other in sorted(_neighbours(ways, [_ways_of(choices, i) for i in range(len(ops))], seconds), key=lambda one: one[0])[
+        :ASKED
+    ]:
+        judged = choices.judge(_marking(ops, other))
+        if judged.peak <= limit * (1 + HAIR) and judged.added_s < best.added_s * (1 - HAIR):
+            return judged
+    return None
+
+
+def _of(marking: Marking, ops: tuple[int, ...]) -> list[int]:
+    return [AGAIN if op in marking.recompute else HOST if op in marking.offload else KEEP for op in ops]
+
+
+def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) -> list[tuple[float, list[int]]]:
+    """Markings with one exchange after which less is computed again or copied, and by how many seconds less, at least roughly."""
+
+    def cost(i: int, way: int) -> float:
+        return seconds[i] if way == AGAIN else 0.0
+
+    out = []
+    for i, way in enumerate(ways):
+        out += [
+            (cost(i, other) - cost(i, way), [*ways[:i], other, *ways[i + 1 :]])
+            for other in able[i]
+            if other != way and way != KEEP and other != AGAIN
+        ]
+    for i, j in combinations(range(len(ways)), 2):
+        if ways[i] != ways[j] and ways[i] in able[j] and ways[j] in able[i]:
+            less = cost(i, ways[j]) + cost(j, ways[i]) - cost(i, ways[i]) - cost(j, ways[j])
+            if less < 0:
+                swapped = list(ways)
+                swapped[i], swapped[j] = ways[j], ways[i]
+                out.append((less, swapped))
+    return out
+
+
+def _everything(choices: Choices, limit: float) -> Judged | None:
+    """Everything treated in one way as far as it can be, if that fits."""
+    able = [_ways_of(choices, i) for i in range(len(choices.stage.ops))]
+    wished = [[way if way in ways else KEEP for ways in able] for way in (AGAIN, HOST)]
+    wished.append([max(ways) for ways in able])
+    tried = [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]
+    return min((one for one in tried if one.peak <= limit * (1 + HAIR)), default=None)

@@ -1,0 +1,126 @@
+"""Memory policies as a part of strategies: what planners propose is made to fit, whichever planner it is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidPlan
+from gpp.memory.policy import AbstractMemory, Auto, Keep, Offload, Recompute
+from gpp.plan.plan import Plan
+from gpp.planners.base import AbstractPlanner
+from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.planners.chains.pipedream_2bw import PipeDream2BW
+from gpp.planners.chains.piper import Piper
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+from gpp.weights.pipeoptim import PipeOptim
+from gpp.weights.stash import Stash
+from tests.support.problems import random_problem
+
+SPARING: tuple[AbstractMemory, ...] = (Recompute(), Offload(), Auto(), Auto(selection="capuchin"), Recompute(selection="all"))
+
+
+def with_memory(problem: Problem, memory_bytes: float, host_bandwidth: float | None = 1e9) -> Problem:
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes, host_bandwidth_bytes_per_s=host_bandwidth) for device in problem.cluster.devices
+    )
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def tight(seed: int) -> Problem:
+    """A random problem on devices that hold a part of what the fastest chain would keep."""
+    rng = random.Random(seed)
+    problem = random_problem(seed, max_ops=6, max_devices=3)
+    problem = replace(problem, optimizer_state_factor=0.0, minibatch_size=4 * problem.minibatch_size)
+    strategy = synchronous(Sequential(), Keep())
+    endless = strategy.posed(with_memory(problem, 1e18))
+    bills = (plan := strategy.plan(endless)).bills(endless)
+    fixed = max(bill.static_bytes for bill in bills)
+    most = max(bill.memory.peak(stage.ahead) for bill, stage in zip(bills, plan.stages, strict=True))
+    return with_memory(problem, fixed + rng.choice([0.15, 0.3, 0.6]) * (most - fixed), rng.choice([None, 1e8, 1e10]))
+
+
+def synchronous(planner: AbstractPlanner, memory: AbstractMemory) -> Strategy:
+    return Strategy(name="test", planner=planner, schedule=OneFOneB(), memory=memory)
+
+
+def planned(strategy: Strategy, problem: Problem) -> tuple[Plan, float] | None:
+    try:
+        plan = strategy.plan(problem)
+    except Infeasible:
+        return None
+    strategy.check(plan, problem)
+    return plan, strategy.predict(plan, problem, record=False).metrics.iteration_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("memory", SPARING, ids=lambda memory: f"{memory.name} {memory.selection}")
+def test_any_planner_takes_any_policy(memory: AbstractMemory, seed: int) -> None:
+    """A plan fits, is never slower than one that keeps everything, and never faster than the bound."""
+    problem = tight(seed)
+    bound = lower_bound(problem, spares=True)
+    for planner in (GraphPipe(), Sequential(), Piper(), PipeDream2BW()):
+        kept, spared = planned(synchronous(planner, Keep()), problem), planned(synchronous(planner, memory), problem)
+        if spared is None:
+            assert kept is None
+            continue
+        plan, seconds = spared
+        assert kept is None or seconds <= kept[1] * (1 + 1e-9)
+        own = bound.of(plan)
+        assert own is None or seconds >= own.iteration_s * (1 - 1e-9)
+        assert all(set(stage.recompute) | set(stage.offload) <= set(stage.ops) for stage in plan.stages)
+        assert "recompute" in memory.ways or not any(stage.recompute for stage in plan.stages)
+        moves = "offload" in memory.ways and problem.cluster.devices[0].host_bandwidth_bytes_per_s is not None
+        assert moves or not any(stage.offload for stage in plan.stages)
+
+
+def test_policies_fit_what_keeping_does_not() -> None:
+    """Over the same problems; else the test above would compare nothing."""
+    gained = dict.fromkeys(("recompute", "offload", "auto"), 0)
+    for seed in range(6):
+        problem = tight(seed)
+        kept = planned(synchronous(Sequential(), Keep()), problem)
+        for memory in (Recompute(), Offload(), Auto()):
+            found = planned(synchronous(Sequential(), memory), problem)
+            gained[memory.name] += found is not None and (kept is None or found[1] < kept[1] * (1 - 1e-6))
+    assert gained["recompute"] > 0 and gained["auto"] >= gained["recompute"]
+
+
+def test_a_plan_that_fits_is_the_planners_own() -> None:
+    problem = with_memory(random_problem(3, max_ops=8, max_devices=3), 1e15)
+    kept, spared = (planned(synchronous(GraphPipe(), memory), problem) for memory in (Keep(), Auto()))
+    assert kept is not None and spared is not None and spared[1] == pytest.approx(kept[1], rel=1e-3)
+    assert not any(stage.recompute or stage.offload for stage in spared[0].stages)
+
+
+def test_nothing_is_computed_again_with_other_weights() -> None:
+    """Where a backward uses other weights than its forward did, operators that read trained weights are left alone."""
+    problem = tight(4)
+    graph = problem.graph
+    for weights, may in ((Stash(), True), (PipeOptim(), False)):
+        strategy = Strategy(
+            name="test", planner=Sequential(replication=False), schedule=NoFlush(), weights=weights, memory=Recompute()
+        )
+        plan = strategy.plan(with_memory(problem, 1e15))
+        first = next(s for s in plan.stages if s.ahead > 1)
+        trained = tuple(op for op in first.ops if graph.trained_by[op])
+        marked = replace(plan, stages=tuple(replace(s, recompute=trained) if s is first else s for s in plan.stages))
+        changes = weights.changes(plan.position(plan.stages.index(first)))
+        assert trained and changes is not may
+        if may:
+            strategy.check(marked, with_memory(problem, 1e15))
+        else:
+            with pytest.raises(InvalidPlan, match=r"computes operators .* again .* uses other weights than the forward did"):
+                strategy.check(marked, with_memory(problem, 1e15))
+
+
+def test_what_fits_in_no_way_is_said() -> None:
+    with pytest.raises(Infeasible, match=r"even with strategy\.memory=recompute"):
+        synchronous(Sequential(), Recompute()).plan(with_memory(random_problem(3, max_ops=8, max_devices=3), 10.0))
