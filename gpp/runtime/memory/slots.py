@@ -114,7 +114,9 @@ class Watch:
     """
 
     def __init__(self, ways: Sequence[int]) -> None:
-        self.place, self.ways = 0, ways
+        self.place = 0
+        # Behind the last node nothing is made that does not stay.
+        self.ways = (*ways, KEPT)
         self.known: dict[int, Made] = {}
         # As long as there is a weak reference to a storage, no other one can have its place.
         self._references: list[Any] = []
