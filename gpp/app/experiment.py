@@ -268,6 +268,7 @@ class Experiment:
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
+            shares_state=self.optimizer.shard == "replicas",
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
@@ -328,9 +329,11 @@ class Experiment:
     def bound(self, problem: Problem) -> Bound | None:
         """A time that no plan can beat; None where none fits, which the planner explains."""
         drains = self.strategy.schedule.drains or self.mode == "compare"
-        if self.mode == "max_batch" or isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
+        one_piece = isinstance(self.strategy.planner, Single)
+        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not drains:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-            # with a micro-batch of their own, and a continuous pipeline may be faster; other batches have other bounds.
+            # with a micro-batch of their own, nor shared updates, and a continuous pipeline may be faster; other batches
+            # have other bounds.
             return None
         known = self.__dict__.setdefault("_bound", [None, None])
         if known[0] is not problem:

@@ -172,6 +172,9 @@ class AbstractEngine(ABC):
         if not weights.flushes:
             rule = f"engine={self.name} drains its pipeline before every update"
             raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if optimizer.shard != "none":
+            rule = f"engine={self.name} updates every replica whole"
+            raise InvalidConfig("optimizer.shard", optimizer.shard, rule, "set optimizer.shard=none, or use engine=distributed")
         if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
             rule = f"engine={self.name} clips by the norm of the whole model"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")

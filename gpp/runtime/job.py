@@ -32,6 +32,7 @@ from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
+from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_json, read_text, to_json
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -274,6 +275,7 @@ def assemble(
     _check_weights(strategy.weights, settings)
     optimizer.check(strategy.weights)
     _check_clipping(optimizer, plan, problem.graph)
+    check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
     if overwrites:
         _check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(
