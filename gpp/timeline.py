@@ -45,18 +45,39 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of a stage on each of its devices, as its bill has them, and what computing again costs.
+
+    Args:
+        static_bytes: weights with their copies, gradients, optimizer's state, rows of the user's inputs.
+        microbatch_bytes: of each micro-batch from its forward to its backward.
+        moved_bytes: of each micro-batch, from its forward until they are on the host, and from their fetch to the backward.
+        transient_bytes: while a pass runs.
+        again_s: seconds of each backward in which forwards are computed again.
+    """
+
+    static_bytes: float
+    microbatch_bytes: float
+    moved_bytes: float
+    transient_bytes: float
+    again_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Events of one training step (zero = its start) and the metrics that they add up to.
 
     Args:
         steps: mini-batches whose time the events fill; above 1 for a continuous pipeline, seen in its steady state. The
             metrics are those of one mini-batch.
+        memory: what each stage holds; empty where nobody has reckoned it.
     """
 
     source: str
     metrics: Metrics
     events: tuple[Event, ...] = ()
     steps: int = 1
+    memory: tuple[StageMemory, ...] = ()
 
     @property
     def length_s(self) -> float:

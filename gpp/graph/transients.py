@@ -9,6 +9,9 @@ counted beyond everything that the set saves. Branches may run in any order, so 
 what leaves the set are there during the whole backward and are counted with the boundary (`Line.within`). The operator that
 they come to first then does not count them again, unless it has saved the tensor: that is held as long, and not freed.
 
+Activations that are made again (`again_bytes`, in views of a problem that `gpp.memory.priced` makes) are all there at once, beside
+that.
+
 One line stands for all of these lines: its slope T is the steepest one's, and at one sample it has the largest value U, so it
 is exact there and below none of them at any larger number of samples.
 """
@@ -54,7 +57,8 @@ class Transients:
     def __init__(self, graph: OpGraph) -> None:
         rows = np.array([(op.transient_bytes, op.fixed_bytes) for op in graph.ops], dtype=float).reshape(-1, 2)
         self._own, self._fixed = rows[:, 0], rows[:, 1]
-        self._any = bool(rows.any())
+        self._again = np.array([op.again_bytes for op in graph.ops])
+        self._any = bool(rows.any() or self._again.any())
         n, tensors = graph.num_ops, [t for t in graph.tensors if t.consumers and t.differentiable and not t.saved]
         self._after = np.zeros((n, n))  # [w, v]: what w frees before v, in a backward
         for v in range(n):
@@ -78,7 +82,8 @@ class Transients:
         inside = members.astype(float)
         leaving = (inside @ self._readers < self._num_readers) @ self._gradients
         slopes = np.where(members, self._own - inside @ self._after - leaving, 0.0)
-        return Line(slopes.max(axis=1, initial=0.0), (slopes + inside * self._fixed).max(axis=1, initial=0.0))
+        again = inside @ self._again
+        return Line(slopes.max(axis=1, initial=0.0) + again, (slopes + inside * self._fixed).max(axis=1, initial=0.0) + again)
 
     def of_intervals(self, order: Sequence[int]) -> Line:
         """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""
@@ -98,6 +103,10 @@ class Transients:
             own = after[p, : p + 1, None] + (self._own[op] - after[p, None, p + 1 :] - leaving[p, None, p + 1 :])
             np.maximum(slope[box], own, out=slope[box])
             np.maximum(first[box], own + self._fixed[op], out=first[box])
+        if self._again.any():
+            prefix = np.concatenate([[0.0], self._again[ids].cumsum()])
+            again = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
+            slope, first = slope + again, first + again
         return Line(slope, first)
 
 

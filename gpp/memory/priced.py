@@ -124,7 +124,7 @@ class Priced:
         for i in read:
             kept[graph.tensors[i].producer] += graph.tensors[i].bytes_per_sample
         ops = tuple(
-            replace(op, saved_bytes=size, transient_bytes=op.transient_bytes + (op.saved_bytes if missing else 0.0))
+            replace(op, saved_bytes=size, again_bytes=op.saved_bytes if missing else 0.0)
             for op, size, missing in zip(graph.ops, kept, gone.tolist(), strict=True)
         )
         tensors = tuple(replace(t, saved=True) if i in read else t for i, t in enumerate(graph.tensors))

@@ -6,13 +6,13 @@ to it. A sum is one node, too, for all its members. An edge says that a node wai
 
 * an operation waits for the one before it in its queue, and for the last wait of the host that issued it;
 * a pass waits for the messages that it needs;
-* a send, a sum and a copy to or from the host wait for the passes before them;
-* a pass and a copy wait for the copies that they need;
+* a send and a sum wait for the passes before them;
 * an update and a norm wait for the sums before them;
 * a wait of the host waits for the operations that it is about.
 
-So the program runs to its end if and only if the graph has no cycle, however long each operation takes. A `Path` says which queues
-there are, and what a host waits for.
+Copies to the host and back are left out: one waits for what its own card has issued before it, and so does whatever needs it, with
+or without it. So the program runs to its end if and only if the graph has no cycle, however long each operation takes. A `Path`
+says which queues there are, and what a host waits for.
 
 What runs on the `STRICTEST` path, where a card does one operation at a time, runs on every path on which a card waits only for what
 it has issued before: each of its waits is one that the single queue has, too. So it needs no two streams of a card to progress side
@@ -22,7 +22,7 @@ lie in one of them, so nothing waits for what comes later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
@@ -46,10 +46,9 @@ class Queues(Enum):
     ONE = "one"
     """A single one for everything: no two operations of a card overlap."""
     COMMUNICATORS = "communicators"
-    """One for passes and updates, one for copies of either way, one for each communicator of the card
-    (`gpp.program.communicators`)."""
+    """One for passes and updates, and one for each communicator that the card is in (`gpp.program.communicators`)."""
     CHANNELS = "channels"
-    """One for passes and updates, one for copies of either way, one for each channel, and one for each set of devices that sum."""
+    """One for passes and updates, one for each channel, and one for each set of devices that sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +184,12 @@ class _Operations:
         posted: dict[tuple[str, int, int], list[int]] = {}
         sends: list[int] = []
         sums: list[int] = []
-        copied: dict[tuple[str, int, int], int] = {}
-        """(kind, stage, micro-batch) of a copy -> its node; in place of the micro-batch `_LATEST` for that of the stage."""
         updated, host = False, -1
         for position, action in enumerate(actions):
             kind, stage, microbatch, peer_stage, peer_device, lo, hi = action
             role, direction = _ROLES[kind]
+            if role is Role.COPY:
+                continue
             needs: Sequence[int] = ()
             queue: object = device
             if role is _SEND or role is _RECEIVE:
@@ -220,12 +219,6 @@ class _Operations:
                 needs = [tails[device]] if device in tails else []
                 needs = [*needs, *sums] if group == EVERYONE else needs
                 sums = [*sums, node]
-            elif role is Role.COPY:
-                node = len(owner)
-                owner.append((device, position))
-                needs = [*([tails[device]] if device in tails else []), *_copied(copied, kind, stage, microbatch)]
-                copied[kind, stage, microbatch] = copied[kind, stage, _LATEST] = node
-                queue = device if one else KINDS[kind].occupies
             else:
                 if role is Role.COMPUTE and (stage, device) in self._teams:
                     node = self._pass(device, position, self._teams[stage, device], (kind, stage, microbatch))
@@ -233,7 +226,6 @@ class _Operations:
                     node = len(owner)
                     owner.append((device, position))
                 needs, updated = (sums, True) if role is Role.UPDATE else (posted.pop((direction, stage, microbatch), ()), updated)
-                needs = [*needs, *_copied(copied, kind, stage, microbatch)] if copied else needs
             for need in needs:
                 waiting.append(node)
                 waits.append(4 * need + _NEEDS)
@@ -323,15 +315,6 @@ SHOWN = 6
 """Waits of a long circle that are shown from its beginning, and from its end."""
 
 _WHY: Final = ("stands behind", "is issued after", "needs", "is about")
-
-
-_LATEST = -1
-
-
-def _copied(copied: Mapping[tuple[str, int, int], int], kind: str, stage: int, microbatch: int) -> list[int]:
-    """The copies that an action needs; that they stand before it is proved (`gpp.program.copies`)."""
-    wanted = ((need.kind, stage, _LATEST if need.previous else microbatch) for need in KINDS[kind].needs)
-    return [copied[key] for key in wanted if key in copied]
 
 
 class _Roles(dict[str, tuple[Role, str]]):

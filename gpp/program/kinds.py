@@ -209,6 +209,9 @@ UPDATES: Final = _texts(Role.UPDATE)
 COPIES: Final = _texts(Role.COPY)
 TRANSFERS: Final = SENDS | RECEIVES
 
+BESIDE: Final = frozenset(kind.text for kind in KINDS.values() if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS))
+"""Kinds that do not occupy their device: it goes on meanwhile."""
+
 PASS: Final = {direction: _only(Role.COMPUTE, direction) for direction in (FORWARD, BACKWARD)}
 """Direction -> the pass of our programs that runs in it."""
 SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD)}

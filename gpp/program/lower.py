@@ -60,7 +60,7 @@ def lower(
             last = _last_of(order, plan, minibatches - 1 - t)
             updates[last] = [*sums, *(Action(UPDATE, s, t) for s in stages)]
         copying = {s for s in stages if trains and plan.stages[s].offload}
-        copies = _copies(order, copying) if copying else {}
+        copies = _copies(order, copying, drains=minibatches == 1) if copying else {}
         actions[device] = tuple(_interleave(order, device, before, after, updates, copies))
     return Program(num_samples=num_samples, actions=actions, minibatches=minibatches)
 
@@ -95,7 +95,7 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
     return before, after
 
 
-def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list[Action]]:
+def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -> dict[Task, list[Action]]:
     """The copies behind each pass.
 
     What a forward made goes at once. It comes back while the pass in front of its backward runs, as far as two micro-batches'
@@ -106,6 +106,8 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list
     Args:
         order: the passes of a device.
         copying: the stages whose copies are meant.
+        drains: whether backwards follow each other before the end; else every mini-batch has the order of the steady state, also
+            where the pipeline drains at last, as stretches of other lengths are made of it.
     """
     out: dict[Task, list[Action]] = defaultdict(list)
     gone: dict[tuple[int, int], int] = {}
@@ -120,7 +122,7 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int]) -> dict[Task, list
             out[task].append(Action(COPY_OUT, stage, microbatch))
             gone[stage, microbatch] = latest[stage] = place
         if stage in copying and KINDS[kind].frees:
-            before = used[stage][-2:] or [place - 2]
+            before = used[stage][-2 if drains else -1 :] or [place - 2]
             free = before[0] if latest[stage] < before[0] else before[-1]
             out[order[max(free, gone[stage, microbatch])]].append(Action(COPY_IN, stage, microbatch))
             used[stage].append(place)

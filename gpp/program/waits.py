@@ -28,7 +28,7 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
-from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, SUMS, TRANSFERS, Direction, Resource, Role
+from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, SUMS, Direction, Resource, Role
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
@@ -198,7 +198,7 @@ class Waits:
         out: list[int | None] = []
         for device in self.devices:
             begin = enumerate(self.actions[device], start=self.first[device])
-            out.append(next((node for node, action in begin if action.kind not in _BESIDE), None))
+            out.append(next((node for node, action in begin if action.kind not in BESIDE), None))
         ends = sorted([*self.channels.values(), *self.to_host.values()], key=lambda ends: ends.resource)
         return out + [own.sends[0] for own in ends]
 
@@ -413,5 +413,3 @@ _CODES = {role: code for code, role in enumerate(Role)}
 _COMPUTE, _SEND, _RECEIVE, _SUM, _UPDATE, _COPY = range(len(Role))
 _ROWS = _Rows()
 _SUMS_AND_COPIES = SUMS | COPIES
-_BESIDE = TRANSFERS | COPIES
-"""Kinds that do not occupy their device."""

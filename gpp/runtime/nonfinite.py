@@ -17,9 +17,9 @@ Steps, stages and micro-batches count from 0, as in metrics.jsonl.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.graph.captured import LOSS
@@ -60,6 +60,7 @@ class Finding:
     Args:
         received, rows, made: of the forward of a micro-batch: tensors from other stages, rows of the data set, and
             tensors for other stages or the loss.
+        gone: tensors for other stages that the stage has let go of, so that only who received them can tell.
         weights: trained parameters.
         backward: the first backward, of those remembered, whose gradient is not finite.
     """
@@ -69,6 +70,7 @@ class Finding:
     received: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     backward: Place | None = None
 
@@ -161,6 +163,14 @@ def _by_backward(findings: Sequence[Finding], before: Place | None) -> str | Non
     return f"it began with a gradient, in the backward of micro-batch {place.microbatch} of step {place.step} on stage {stage}"
 
 
+def _with_gone(findings: Sequence[Finding]) -> list[Finding]:
+    """The same, with what others have received of a micro-batch in place of what its stage has let go of."""
+    received = {name for f in findings for name in f.received}
+    # Of a stage that has several of those samples' micro-batches in flight, nobody knows which one it was.
+    once = {name for name, count in Counter(name for f in findings for name in f.gone).items() if count == 1}
+    return [replace(f, made=(*f.made, *(name for name in f.gone if name in received & once))) for f in findings]
+
+
 def _origin(seen: Seen, findings: Sequence[Finding], first_step: int) -> str:
     if gradient := _by_backward(findings, seen.place):
         return gradient
@@ -171,6 +181,7 @@ def _origin(seen: Seen, findings: Sequence[Finding], first_step: int) -> str:
             return f"{whose} were not finite when the run began"
         when = f"its gradient or update before step {seen.place.step} was not"
         return f"{whose} were not finite any more: {when}; the micro-batch is not known"
+    findings = _with_gone(findings)
     made = sorted((f for f in findings if f.made), key=lambda f: (f.stage, f.microbatch))
     first = next((f for f in made if not f.received), None)
     if first is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gpp.cost.problem import Problem
@@ -24,7 +25,7 @@ from gpp.simulate.copies import copy_costs
 from gpp.simulate.messages import message_rates
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
-from gpp.timeline import Event, Metrics, Timeline
+from gpp.timeline import Event, Metrics, StageMemory, Timeline
 
 SHOWN = 3
 """Mini-batches that the timeline of a pipeline which does not drain shows: its pattern may take more than one to repeat."""
@@ -73,7 +74,30 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         weight_versions={s: problem.regime.weights.copies(plan.position(s)) for s in range(len(plan.stages))},
         staleness={s: problem.regime.weights.staleness(plan.position(s)) for s in range(len(plan.stages))},
     )
-    return Timeline(source="predicted", metrics=metrics, events=tuple(events), steps=SHOWN if count > 1 else 1)
+    return Timeline(
+        source="predicted",
+        metrics=metrics,
+        events=tuple(events),
+        steps=SHOWN if count > 1 else 1,
+        memory=_stage_memory(plan, problem) if record else (),
+    )
+
+
+def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
+    """What each stage holds, and the seconds that its backward takes for computing again."""
+    kept = replace(plan, stages=tuple(replace(stage, recompute=()) for stage in plan.stages))
+    bills = plan.bills(problem)
+    without = kept.bills(problem) if any(stage.recompute for stage in plan.stages) else bills
+    return tuple(
+        StageMemory(
+            static_bytes=bill.static_bytes + bill.version_bytes,
+            microbatch_bytes=bill.microbatch_bytes,
+            moved_bytes=bill.moved_bytes,
+            transient_bytes=bill.transient_bytes,
+            again_s=bill.backward_s - other.backward_s,
+        )
+        for bill, other in zip(bills, without, strict=True)
+    )
 
 
 def _computing_s(program: Program, plan: Plan, problem: Problem, costs: Costs) -> float:

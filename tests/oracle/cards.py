@@ -114,7 +114,7 @@ class _Host:
     ) -> None:
         self.host, self.device, self.devices, self.groups = host, device, devices, groups
         self.today, self.receives_wait, self.pending = today, today or receives_wait, pending
-        self.compute = host.queue("compute")
+        self.compute, self.copies = host.queue("compute"), {"O": host.queue("copy out"), "P": host.queue("copy in")}
         self.team: tuple[int, ...] | None = None
 
     def run(self, program: Program) -> Steps:
@@ -122,12 +122,17 @@ class _Host:
         posted: dict[tuple, list[Op]] = defaultdict(list)
         sent: deque[Op] = deque()
         summed: list[Op] = []
+        copied: dict[tuple, Op] = {}
         for a in program.actions[self.device]:
             behind = compute if self.receives_wait or a.kind not in ("RF", "RB") else None
             if a.kind in ("F", "B"):
                 for op in posted.pop((a.kind, a.stage, a.microbatch), ()):
                     host.order(compute, op)
-                host.launch(compute, a.text(self.device))
+                # A forward waits for its stage's last copy out, a backward for its own copy back.
+                for what in [("O", a.stage)] if a.kind == "F" else [("P", a.stage, a.microbatch)]:
+                    if what in copied:
+                        host.order(compute, copied[what])
+                latest = host.launch(compute, a.text(self.device))
                 if self.team:
                     host.order(compute, self.groups[self.team].sum(host, (a.kind, a.stage, a.microbatch), after=compute))
             elif a.kind == "U":
@@ -145,6 +150,12 @@ class _Host:
                 if self.today:
                     host.order(compute, op)
                 summed.append(op)
+            elif a.kind in ("O", "P"):
+                queue = self.copies[a.kind]
+                for op in [latest, *(copied[what] for what in [("O", a.stage, a.microbatch)] if a.kind == "P")]:
+                    host.order(queue, op)
+                op = host.launch(queue, a.text(self.device))
+                copied[a.kind, a.stage] = copied[a.kind, a.stage, a.microbatch] = op
             elif a.peer_device == self.device:
                 continue
             elif a.kind in ("RF", "RB"):

@@ -6,7 +6,7 @@ import pytest
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, PASS, RECEIVE, SEND, TRANSFERS, Resource, Role
 from gpp.program.program import Program, check_program
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
 from gpp.runtime.worker.interpreter import Interpreter
@@ -14,6 +14,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import simulate
 from tests.schedules.test_schedules import plan_of
 from tests.support.graphs import chain, problem
+from tests.support.host import hosted
 from tests.support.programs import lower
 
 OWN = [kind for kind in KINDS.values() if kind.own]
@@ -50,6 +51,44 @@ def test_every_row_answers() -> None:
         assert (kind.text in COMPUTE) == kind.computes and (kind.text in TRANSFERS) == kind.transfers
         assert not (kind.holds or kind.frees or kind.returns or kind.finishes) or kind.computes
         assert kind.direction is not None or not kind.transfers
+        assert (kind.text in COPIES) == (kind.occupies in (Resource.COPY_OUT, Resource.COPY_IN))
+        assert all(need.kind in KINDS and need.kind != kind.text for need in kind.needs)
+
+
+WRONG = {
+    "a copy out is missing": ("drop", "O1", r"s0\.F2@d0 needs s0\.O1@d0 \(copy to the host\) before it"),
+    "a fetch is missing": ("drop", "P1", r"s0\.B1@d0 needs s0\.P1@d0 \(fetch from the host\) before it"),
+    "a fetch before its copy out": ("first", "P1", r"s0\.P1@d0 needs s0\.O1@d0"),
+    "a copy out before its forward": ("first", "O1", r"s0\.O1@d0 needs s0\.F1@d0 \(forward\) before it"),
+    "a third one comes": ("early", "P3", r"s0\.F5@d0 comes before a backward of stage 0 has made room"),
+    "a copy out twice": ("twice", "O1", r"blocked: s0\.O1@d0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_programs_that_copy_wrongly_are_refused(name: str) -> None:
+    change, word, message = WRONG[name]
+    program, _, _ = hosted(4, 8, 0.5)
+    own = list(program.actions[0])
+    at = next(i for i, a in enumerate(own) if f"{a.kind}{a.microbatch}" == word)
+    action = own[at] if change == "twice" else own.pop(at)
+    if change == "first":
+        own.insert(0, action)
+    if change == "early":
+        own.insert(next(i for i, a in enumerate(own) if (a.kind, a.microbatch) == ("P", 2)) + 1, action)
+    if change == "twice":
+        own.insert(at, action)
+    check_program(program)
+    with pytest.raises(MalformedProgram, match=message):
+        check_program(Program(num_samples=8, actions={**program.actions, 0: tuple(own)}))
+
+
+def test_a_copy_that_nobody_uses_is_refused() -> None:
+    program, _, _ = hosted(4, 8, 0.5)
+    own = [a for a in program.actions[0] if (a.kind, a.microbatch) not in (("B", 7), ("RB", 7))]
+    others = {d: tuple(a for a in own if (a.kind, a.microbatch) != ("SB", 7) or d != 1) for d, own in program.actions.items()}
+    with pytest.raises(MalformedProgram, match=r"s0\.B7@d0 \(backward\) is missing: a stage that copies"):
+        check_program(Program(num_samples=8, actions={**others, 0: tuple(own)}))
 
 
 def with_kind(kind: str) -> tuple[Program, object, object]:

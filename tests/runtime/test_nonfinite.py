@@ -46,8 +46,8 @@ class Poison:
         """Spoil passes of the stage's module; those of a step come in the order of its samples."""
         at, forward = {"step": -1, "sample": 0}, module.forward
 
-        def spoilt(num_samples: int, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            outputs = forward(num_samples, values)
+        def spoilt(num_samples: int, values: dict[str, torch.Tensor], *watcher: object) -> dict[str, torch.Tensor]:
+            outputs = forward(num_samples, values, *watcher)
             if at["step"] != step():
                 at.update(step=step(), sample=0)
             first, at["sample"] = at["sample"], at["sample"] + num_samples
@@ -102,13 +102,15 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("engine", ["distributed", "reference"])
 @pytest.mark.parametrize("kind", ["forward", "gradient"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_origin_is_found(engine: str, kind: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "discards"), [(0, False), (1, False), (0, True)])
+def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, tmp_path: Path) -> None:
     rng = random.Random(f"{kind}{seed}")
     job, weights = random_job("digits", SGD(lr=0.05), rng)
     while not any(len(stage.devices) == 1 for stage in job.plan.stages):
         job, weights = random_job("digits", SGD(lr=0.05), rng)
     job = replace(job, settings=replace(job.settings, on_nonfinite="warn"))
+    if discards:
+        job = replace(job, plan=replace(job.plan, stages=tuple(replace(own, recompute=own.ops) for own in job.plan.stages)))
     stage, microbatch, sample = one_of(job.plan, kind, rng)
     poison = Poison(kind, stage, step := rng.randrange(1, 5), sample)
     if engine == "distributed":
@@ -182,6 +184,15 @@ def place(step: int, microbatch: int) -> Place:
         ),
         # The frozen stage before it keeps nothing.
         ([Finding(stage=2, microbatch=1, received=("h",), made=("loss",))], "came to stage 2 with h, from a stage that keeps"),
+        # The stage before it has let go of it: it has none of it itself. Of two micro-batches nobody knows which one it was.
+        (
+            [Finding(stage=2, microbatch=1, received=("h",), made=("loss",)), Finding(stage=0, microbatch=3, gone=("g", "h"))],
+            "began in the forward of micro-batch 3 on stage 0 (h)",
+        ),
+        (
+            [Finding(stage=2, microbatch=1, received=("h",)), *(Finding(stage=0, microbatch=m, gone=("h",)) for m in (2, 3))],
+            "came to stage 2 with h, from a stage that keeps",
+        ),
         # Gradients run backwards: stage 1 had it before stage 0.
         (
             [Finding(stage=0, weights=("a", "b"), made=("h",)), Finding(stage=1, weights=("c",)), Finding(stage=2)],

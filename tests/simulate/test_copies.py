@@ -10,18 +10,17 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
-from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.program.program import Program, reduce_groups
+from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.recurrence import can_score
+from gpp.simulate.sharing import shared_times
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle import events
 from tests.program.test_waits import random_case
-from tests.support.graphs import chain, problem
-from tests.support.host import on_host
-from tests.support.programs import lower
+from tests.support.host import hosted, on_host
 
 SAME = 1e-9
 
@@ -74,9 +73,8 @@ def costs_of(program: Program, plan: Plan, prob: Problem) -> events.Costs:
     return events.Costs(own, message, summed)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(seed: int) -> None:
-    program, plan, prob = random_case(seed, on_host)
+def compare(program: Program, plan: Plan, prob: Problem) -> None:
+    """The times of a step and of a further one by the simulator and by the walk; two copies of a stage at a time in both."""
     groups = reduce_groups(plan, prob.graph)
     members = {g: set(group.devices) for g, group in enumerate(groups)} | {-1: set(program.actions)}
     happened = events.walk(program.to_text(), members, costs_of(program, plan, prob), 12)
@@ -103,6 +101,28 @@ def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(
     )
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_times_are_those_of_a_walk_over_the_text_and_two_copies_are_on_a_device(seed: int) -> None:
+    compare(*random_case(seed, on_host))
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1F1B", "GPipe"])
+def test_the_last_micro_batch_may_be_smaller(schedule: AbstractSchedule) -> None:
+    compare(*hosted(4, 11, 0.9, schedule, microbatch_size=3))
+
+
+def test_a_second_fetch_waits_for_what_goes() -> None:
+    """Copies there take 5 s and all else takes 1: the third has gone after 18 s, and only then a second one comes."""
+    words = "F0 O0 F1 O1 F2 O2 P0 P1 B0 P2 B1 B2"
+    program = Program.from_text("samples 3 minibatches 1\n" + " ".join(f"s0.{word}@d0" for word in words.split()) + "\n")
+    waits = program.waits
+    seconds = [5.0 if action.kind == "O" else 1.0 for _, action in waits.labels]
+    times = waits.times(seconds, [0.0] * (waits.num_resources - 1))
+    begin = dict(zip(words.split(), times.begin_s, strict=True))
+    assert (begin["F1"], begin["F2"], begin["O2"]) == (6, 12, 13)
+    assert (begin["P0"], begin["P1"], begin["B0"], begin["P2"]) == (13, 18, 14, 19)
+
+
 def test_the_random_plans_copy_and_wait_for_it() -> None:
     cases = [random_case(seed, on_host) for seed in range(60)]
     assert sum(any(a.kind == "O" for own in program.actions.values() for a in own) for program, _, _ in cases) > 40
@@ -110,17 +130,6 @@ def test_the_random_plans_copy_and_wait_for_it() -> None:
     slower = [simulate(*case).metrics.iteration_s > alone * (1 + 1e-9) for case, alone in zip(cases, free, strict=True)]
     assert any(slower) and not all(slower)
     assert any(prob.cluster.inter_node.over_host for _, _, prob in cases)
-
-
-def hosted(count: int, batch: int, seconds: float, schedule=None) -> tuple[Program, Plan, Problem]:
-    """A chain whose stages keep all on the host; a copy of a micro-batch takes so many seconds."""
-    schedule = schedule or OneFOneB()
-    prob = problem(chain(count), count, batch)
-    devices = tuple(replace(d, host_bandwidth_bytes_per_s=1.0 / seconds) for d in prob.cluster.devices)
-    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
-    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(count)], 1)
-    plan = replace(plan, stages=tuple(replace(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
-    return lower(plan, prob.graph, schedule), plan, prob
 
 
 def test_copies_that_fit_beside_a_pass_cost_nothing_and_longer_ones_what_they_are_longer() -> None:
@@ -146,5 +155,18 @@ def test_a_device_without_a_host_is_refused() -> None:
         simulate(program, plan, replace(prob, cluster=replace(prob.cluster, devices=devices)))
 
 
-def test_all_forwards_first() -> None:
-    assert simulate(*hosted(4, 8, 0.5, GPipe())).metrics.iteration_s > 0
+def test_where_backwards_follow_each_other_a_fetch_runs_beside_the_one_before() -> None:
+    """Of all forwards first: beside the first fetch and the last two, each is hidden, and every forward waits for a copy out."""
+    count, took = 32, 0.5
+    step = simulate(*hosted(3, count, took, GPipe())).metrics.iteration_s
+    free = simulate(*hosted(3, count, 0.001, GPipe())).metrics.iteration_s
+    assert step < free + count * took + 2 * took
+
+
+def test_devices_with_a_processor_each_run_as_if_they_shared_none() -> None:
+    for seed in range(20):
+        program, plan, prob = random_case(seed, on_host)
+        waits, costs = program.waits, Costs.of(program, plan, prob)
+        shared, _ = shared_times(waits, costs.seconds, costs.late, len(waits.devices), repeats=1)
+        times = waits.times(costs.seconds, costs.late)
+        assert shared.begin_s == pytest.approx(times.begin_s) and shared.end_s == pytest.approx(times.end_s), seed

@@ -23,6 +23,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.simulate.simulator import Costs
 from gpp.weights.stash import Stash
 from tests.support.graphs import graph, with_weights
+from tests.support.host import on_host
 from tests.support.problems import Rate, cluster, uneven
 from tests.support.programs import lower
 
@@ -65,6 +66,8 @@ def case(seed: int) -> Case:
     )
     prob = uneven(prob, seed) if rng.random() < 0.3 else prob
     plan = _plan(rng, prob, schedule, count)
+    if seed % 3 == 2:
+        prob, plan = on_host(random.Random(seed), prob, plan)
     words = [type(schedule).__name__, *("norm" for _ in range(norm)), *("shared devices" for _ in range(plan.shares_devices))]
     words += ["round robin"] if any(s.round_robin_degree > 1 for s in plan.stages) else []
     words += ["split"] if any(s.round_robin_degree == 1 and len(s.devices) > 1 for s in plan.stages) else []
@@ -72,6 +75,7 @@ def case(seed: int) -> Case:
     words += ["unequal"] if len({s.microbatch_size for s in plan.stages}) > 1 else []
     words += ["skips"] if any(t - s > 1 for s, t in plan.edges) else []
     words += ["frozen"] if any(not plan.runs_backward(s, net) for s in range(count)) else []
+    words += ["copies"] if any(s.offload for s in plan.stages) else []
     groups = reduce_groups(plan, net)
     if rng.random() < 0.2:
         evaluation = lower(plan, net, ForwardOnly(), rng.randint(1, 3 * batch))

@@ -111,7 +111,7 @@ def lowered(draw: st.DrawFn, most_stages: int = 6) -> Lowered:
 def actions() -> st.SearchStrategy[Action]:
     """Any action at all, with a peer where its kind has one."""
     number = st.integers(0, MOST)
-    alone = st.tuples(st.sampled_from(["F", "B", "R", "N", "U"]), number, number)
+    alone = st.tuples(st.sampled_from(["F", "B", "R", "N", "U", "O", "P"]), number, number)
     between = st.tuples(st.sampled_from(["SF", "SB", "RF", "RB"]), *[number] * 6)
     return st.one_of(alone, between).map(lambda numbers: Action(*numbers))
 

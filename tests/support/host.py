@@ -6,7 +6,13 @@ import random
 from dataclasses import replace
 
 from gpp.cost.problem import Problem
+from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
+from gpp.program.program import Program
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.support.graphs import chain, problem
+from tests.support.programs import lower
 
 
 def on_host(rng: random.Random, problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
@@ -28,3 +34,16 @@ def on_host(rng: random.Random, problem: Problem, plan: Plan) -> tuple[Problem, 
     )
     inter = replace(problem.cluster.inter_node, over_host=rng.random() < 0.5)
     return replace(problem, cluster=replace(problem.cluster, devices=devices, inter_node=inter)), plan
+
+
+def hosted(
+    count: int, batch: int, seconds: float, schedule: AbstractSchedule | None = None, microbatch_size: int = 1
+) -> tuple[Program, Plan, Problem]:
+    """A chain whose stages keep all on the host, the last two apart; a copy of a sample takes so many seconds."""
+    schedule = schedule or OneFOneB()
+    prob = problem(chain(count), count, batch)
+    devices = tuple(replace(d, host_bandwidth_bytes_per_s=1.0 / seconds) for d in prob.cluster.devices)
+    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
+    plan = make_plan(prob, "test", [(1 << op, 1) for op in range(count)], microbatch_size)
+    plan = replace(plan, stages=tuple(replace(s, offload=s.ops) if i + 2 < count else s for i, s in enumerate(plan.stages)))
+    return lower(plan, prob.graph, schedule), plan, prob

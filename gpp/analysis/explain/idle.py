@@ -1,7 +1,8 @@
 """The use of each device's time in one step, read off the timeline; the idle reasons add up to the bubble.
 
-Every instant of a device that is not a forward or backward has exactly one reason:
+Every instant of a device that is not a forward or backward has exactly one reason, the first of these that holds:
 
+* `host`: before a pass whose copy to the host, or from it, is over last.
 * `fill`: before its first backward, while the pipeline fills; deeper pipelines and larger micro-batches take longer.
 * `data`: later, before a forward; a predecessor, or the link from it, is slower.
 * `gradient`: later, before a backward; a successor, or the link from it, is slower.
@@ -21,11 +22,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gpp.program.kinds import COMPUTE, KINDS, REDUCE, TRANSFERS
+from gpp.program.kinds import BESIDE, COMPUTE, COPIES, KINDS, REDUCE
 from gpp.timeline import Event, Timeline
 
-Reason = Literal["fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
-REASONS: tuple[Reason, ...] = ("fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
+Reason = Literal["host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update"]
+REASONS: tuple[Reason, ...] = ("host", "fill", "data", "gradient", "drain", "peers", "all_reduce", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +43,46 @@ def device_times(timeline: Timeline, stage_of_device: Mapping[int, int]) -> tupl
     """The time of every device of a plan in the step, in the order of the devices."""
     own: dict[int, list[Event]] = {device: [] for device in sorted(stage_of_device)}
     reached: dict[int, float] = defaultdict(float)  # gradient group -> when its last member arrives
+    copied: Copied = defaultdict(set)
     for event in timeline.events:
-        if event.kind not in TRANSFERS and event.device in own:
+        if event.kind in COPIES:
+            copied[event.device, event.stage, event.kind].add(_instant(event.end_s))
+        if event.kind not in BESIDE and event.device in own:
             own[event.device].append(event)
             if event.kind == REDUCE:
                 reached[event.microbatch] = max(reached[event.microbatch], event.start_s)
     if timeline.steps > 1:
         length_s, steps = timeline.length_s, timeline.steps
-        return tuple(_steady_time(device, stage_of_device[device], events, length_s, steps) for device, events in own.items())
+        return tuple(
+            _steady_time(device, stage_of_device[device], events, copied, length_s, steps) for device, events in own.items()
+        )
     step = timeline.metrics.iteration_s
-    return tuple(_device_time(device, stage_of_device[device], events, reached, step) for device, events in own.items())
+    return tuple(_device_time(device, stage_of_device[device], events, copied, reached, step) for device, events in own.items())
 
 
-def _steady_time(device: int, stage: int, events: list[Event], length_s: float, steps: int) -> DeviceTime:
+Copied = dict[tuple[int, int, str], set[float]]
+"""(device, stage, kind of copy) -> the instants at which one ends."""
+
+
+def _instant(seconds: float) -> float:
+    """A time without the rounding of a sum."""
+    return float(f"{seconds:.9e}")
+
+
+def _on_host(event: Event, copied: Copied) -> bool:
+    """Whether a pass begins when a copy ends that it needs."""
+    needed = (need.kind for need in KINDS[event.kind].needs if need.kind in COPIES)
+    return any(_instant(event.start_s) in copied[event.device, event.stage, kind] for kind in needed) if copied else False
+
+
+def _steady_time(device: int, stage: int, events: list[Event], copied: Copied, length_s: float, steps: int) -> DeviceTime:
     """The mean step of a continuous pipeline; an event across the end of the view stands for one across its start."""
     events.sort(key=lambda e: (e.start_s, e.end_s))
     idle: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     compute, now = 0.0, events[-1].end_s - length_s if events else 0.0
     for event in events:
-        idle["gradient" if KINDS[event.kind].returns else "data"] += max(0.0, event.start_s - now) / steps
+        why: Reason = "host" if _on_host(event, copied) else "gradient" if KINDS[event.kind].returns else "data"
+        idle[why] += max(0.0, event.start_s - now) / steps
         took = (event.end_s - event.start_s) / steps
         if event.kind in COMPUTE:
             compute += took
@@ -72,7 +94,9 @@ def _steady_time(device: int, stage: int, events: list[Event], length_s: float, 
     return DeviceTime(device=device, stage=stage, compute_s=compute, idle_s=idle)
 
 
-def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[int, float], step: float) -> DeviceTime:
+def _device_time(
+    device: int, stage: int, events: list[Event], copied: Copied, reached: Mapping[int, float], step: float
+) -> DeviceTime:
     events.sort(key=lambda e: (e.start_s, e.end_s))
     backwards = [e.start_s for e in events if KINDS[e.kind].returns]
     forwards = [e for e in events if KINDS[e.kind].holds]
@@ -84,7 +108,8 @@ def _device_time(device: int, stage: int, events: list[Event], reached: Mapping[
     end_s, compute = now + step, 0.0
     for event in events:
         if event.start_s > now:
-            idle[_reason(event, now, full, last)] += event.start_s - now
+            why = "host" if _on_host(event, copied) else _reason(event, now, full, last)
+            idle[why] += event.start_s - now
         start, end = max(now, event.start_s), max(now, event.end_s)
         if event.kind in COMPUTE:
             compute += end - start

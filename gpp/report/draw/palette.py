@@ -36,6 +36,7 @@ _HUES = (
 TRUNK = Tone(light="#c3cedb", mid="#8391a5", dark="#46556b")
 IDLE = "#f1f2f4"
 REDUCE, UPDATE, OTHER, TRANSFER = "#cfc5b4", "#8d806b", "#b9b2a8", "#334155"
+COPY_OUT, FETCH = "#4fae8e", "#0a6577"
 PREDICTED, MEASURED, LIMIT = "#93b4d4", "#1d4e79", "#b91c1c"
 INK, MUTED, RULE = "#1f2937", "#4b5563", "#d1d5db"
 

@@ -37,8 +37,9 @@ def module_names(plan: Plan, graph: OpGraph, stage: int) -> tuple[str, ...]:
 
 
 def operator_words(stage: Stage) -> str:
-    """The number of recomputed operators and the degree of tensor parallelism; empty for an ordinary stage."""
+    """How many operators are recomputed or on the host, and the degree of tensor parallelism; empty for an ordinary stage."""
     words = [f"{len(stage.recompute)} recomputed"] if stage.recompute else []
+    words += [f"{len(stage.offload)} on host"] if stage.offload else []
     words += [f"split in {stage.tensor_parallel}"] if stage.tensor_parallel > 1 else []
     return ", ".join(words)
 

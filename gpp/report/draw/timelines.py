@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpp.program import kinds
-from gpp.program.kinds import COMPUTE, KINDS, TRANSFERS
-from gpp.report.draw import text
-from gpp.report.draw.palette import IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
+from gpp.program.kinds import BESIDE, COMPUTE, COPIES, COPY_IN, COPY_OUT, KINDS, TRANSFERS
+from gpp.report.draw import palette, text
+from gpp.report.draw.palette import FETCH, IDLE, INK, MUTED, OTHER, REDUCE, RULE, TRANSFER, TRUNK, UPDATE, Tone
 from gpp.report.draw.stage_graph import HATCH, HATCH_DARK
 from gpp.report.draw.svg import Drawing, Swatch, element, escape, label, line, number, picture, rect, swatch, tick_label, ticks
 from gpp.timeline import Event, Timeline
 
 DETAIL_LIMIT = 3000  # up to this many events of both timelines, each has its own rectangle with a tooltip
 LEFT, RIGHT, TOP = 76.0, 62.0, 8.0
+COPY_FILLS = {COPY_OUT: palette.COPY_OUT, COPY_IN: FETCH}
+COPY_TRACK = 3.0
+"""Pixels of each of the two tracks under a row that copies to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ def draw_timelines(
     height = 22.0 if len(rows.devices) <= 16 else 16.0 if len(rows.devices) <= 40 else 10.0
     scale = (width - LEFT - RIGHT) / span
     detailed = sum(len(t.events) for _, t in named) <= DETAIL_LIMIT
+    copies = any(event.kind in COPIES for _, timeline in named for event in timeline.events)
+    pitch = height + 3 + (2 * COPY_TRACK + 2) * copies
     body, y = [], TOP
     for heading, timeline in named:
         metrics = timeline.metrics
@@ -101,9 +106,9 @@ def draw_timelines(
         body.append(label(0, y + 13, what, 13, INK, font_weight="600"))
         body.append(label(width, y + 13, "bubble", 10.5, MUTED, "end"))
         y += 20
-        body += _rows(timeline, rows, y, height, scale, width, detailed)
-        y += len(rows.devices) * (height + 3) + 16
-        body += _axis(span, scale, y - 14, 20.0 + len(rows.devices) * (height + 3))
+        body += _rows(timeline, rows, y, height, pitch, scale, width, detailed)
+        y += len(rows.devices) * pitch + 16
+        body += _axis(span, scale, y - 14, 20.0 + len(rows.devices) * pitch)
         y += 22
     return picture(width, y, body, "Timelines", min_width=min(width, 1000.0))
 
@@ -120,7 +125,9 @@ def _axis(span: float, scale: float, y: float, height: float) -> list[str]:
     return out
 
 
-def _rows(timeline: Timeline, rows: Rows, top: float, height: float, scale: float, width: float, detailed: bool) -> list[str]:
+def _rows(
+    timeline: Timeline, rows: Rows, top: float, height: float, pitch: float, scale: float, width: float, detailed: bool
+) -> list[str]:
     by_device: dict[int, list[Event]] = defaultdict(list)
     for event in timeline.events:
         by_device[event.device].append(event)
@@ -128,16 +135,20 @@ def _rows(timeline: Timeline, rows: Rows, top: float, height: float, scale: floa
     step = timeline.length_s
     out, size = [], min(11.0, height + 0.5)
     for n, device in enumerate(rows.devices):
-        y = top + n * (height + 3)
+        y = top + n * pitch
         stages = rows.stages_of[device]
         out.append(rect(LEFT, y, step * scale, height, IDLE))
         out.append(rect(LEFT - 10, y, 5, height, rows.tone(stages[0]).dark))
         out.append(label(LEFT - 14, y + height / 2 + size * 0.36, f"s{'+'.join(map(str, stages))}  d{device}", size, INK, "end"))
         out.append(label(width, y + height / 2 + size * 0.36, text.percent(bubbles[device]), size, INK, "end"))
         events = sorted(by_device[device], key=lambda e: (e.start_s, e.end_s))
-        slices = [e for e in events if not is_transfer(e)]
+        slices = [e for e in events if e.kind not in BESIDE]
         out.append(_detailed(slices, rows, y, height, scale) if detailed else _merged(slices, rows, y, height, scale))
         out.append(_marks([e for e in events if is_transfer(e)], y, height, scale))
+        for track, (kind, fill) in enumerate(COPY_FILLS.items()):
+            at = y + height + 2 + COPY_TRACK * (track + 0.5)
+            path = _dashes([e for e in events if e.kind == kind], at, scale, 0.6)
+            out.append(element("path", d=path, stroke=fill, stroke_width=COPY_TRACK, fill="none") if path else "")
     return out
 
 
@@ -212,8 +223,8 @@ def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
     return element("path", d=path, stroke=TRANSFER, stroke_width=1.6, fill="none") if path else ""
 
 
-def event_swatches() -> list[Swatch]:
-    """The legend of the shades of events, in the trunk's colours."""
+def event_swatches(timelines: Iterable[Timeline] = ()) -> list[Swatch]:
+    """The legend of the shades of events, in the trunk's colours; that of copies where the timelines have some."""
     shades = {
         "forward": TRUNK.light,
         "backward": TRUNK.dark,
@@ -224,4 +235,6 @@ def event_swatches() -> list[Swatch]:
     out = [swatch(name, rect(0, 0, 26, 12, fill)) for name, fill in shades.items()]
     out.append(swatch("idle", rect(0.5, 0.5, 25, 11, IDLE, stroke=RULE)))
     out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
+    if any(event.kind in COPIES for timeline in timelines for event in timeline.events):
+        out += [swatch(KINDS[kind].meaning, line(0, 8, 26, 8, fill, COPY_TRACK)) for kind, fill in COPY_FILLS.items()]
     return out

@@ -9,7 +9,7 @@ from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import REASONS, Reason
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, Table
-from gpp.report.draw.palette import INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE
+from gpp.report.draw.palette import FETCH, INK, MUTED, OTHER, PREDICTED, REDUCE, RULE, TRUNK, UPDATE
 from gpp.report.draw.svg import Drawing, Swatch, label, line, picture, rect, swatch, ticks
 from gpp.report.run.explain_words import (
     REASON_NAMES,
@@ -25,6 +25,7 @@ from gpp.report.run.record import RunRecord
 
 COMPUTE_FILL = TRUNK.mid
 FILLS: dict[Reason, str] = {
+    "host": FETCH,
     "fill": "#a9d0ec",
     "data": "#d99a3a",
     "gradient": "#a03600",

@@ -68,6 +68,7 @@ def _show_devices(console: Console, explanation: Explanation) -> None:
 
 
 _SHORT: dict[Reason, str] = {
+    "host": "copies",
     "fill": "fill",
     "data": "data",
     "gradient": "grad.",

@@ -13,6 +13,7 @@ SAME = 5e-4
 """Times that differ by a smaller share count as equal."""
 
 REASON_NAMES: dict[Reason, str] = {
+    "host": "for copies",
     "fill": "filling",
     "data": "for data",
     "gradient": "for gradients",
@@ -22,6 +23,7 @@ REASON_NAMES: dict[Reason, str] = {
     "update": "update",
 }
 REASON_WORDS: dict[Reason, str] = {
+    "host": "a copy to the host or back is not over yet",
     "fill": "the pipeline fills: before the device's first backward",
     "data": "later, before a forward: a predecessor or its link is slower",
     "gradient": "later, before a backward: a successor or its link is slower",

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars, line_chart
+from gpp.report.draw.memory import draw_memory, memory_swatches
 from gpp.report.draw.page import Column, Kind, Table
 from gpp.report.draw.palette import MEASURED, PREDICTED, tone
 from gpp.report.draw.stage_graph import microbatch_words
@@ -47,6 +48,8 @@ def run_report(run: RunRecord) -> str:
         **plan_drawings(run.plan, run.graph, run.branches, [("Predicted", run.predicted), ("Measured", run.measured)]),
         explanation=explanation_view(run.explanation, run) if run.explanation else None,
         memory=_memory(run),
+        memory_over_time=_memory_over_time(run),
+        memory_swatches=memory_swatches(),
         training_charts=_training_charts(run),
         final_metrics=[(name, text.significant(value, 4)) for name, value in result.get("final_metric", {}).items()],
         versions=_versions(run),
@@ -98,6 +101,14 @@ def _memory(run: RunRecord) -> Drawing | None:
         title="Peak memory per device",
         limits=[run.cluster.devices[d].memory_bytes if run.cluster and d < run.cluster.num_devices else None for d in devices],
     )
+
+
+def _memory_over_time(run: RunRecord) -> Drawing | None:
+    """What each device holds over the predicted step."""
+    if run.plan is None or run.predicted is None:
+        return None
+    devices = enumerate(run.cluster.devices) if run.cluster else ()
+    return draw_memory(run.predicted, run.plan.stages_of_device, {d: device.memory_bytes for d, device in devices}) or None
 
 
 def _over_steps(values: Sequence[float | None], first: int) -> list[tuple[float, float]]:

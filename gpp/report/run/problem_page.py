@@ -70,6 +70,7 @@ def plan_drawings(
         tones = {s: tone(branch_of(stage, graph, known)) for s, stage in enumerate(plan.stages)}
     named = [(heading, timeline) for heading, timeline in timelines if timeline is not None and timeline.events]
     if named:
+        out["event_swatches"] = event_swatches(timeline for _, timeline in named)
         rows = rows_of(plan.stages_of_device if plan else {}, tones, [timeline for _, timeline in named])
         out["timelines"] = draw_timelines(named, rows, scale_s=scale_s)
     return out

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS
+from gpp.plan.stage import Stage
+from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import device_words, module_names, operator_words
 from gpp.report.run.record import RunRecord
@@ -74,10 +75,21 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
                 memory_bytes=used,
                 limit_bytes=limit,
                 next_stages=plan.successors[s],
-                operators=operator_words(stage),
+                operators=_operators(stage, s, run.predicted),
             )
         )
     return out
+
+
+def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:
+    """What is special about a stage's operators, and the seconds of a micro-batch's forwards that run again, and of a copy."""
+    words = operator_words(stage)
+    if predicted is not None and predicted.memory:
+        again_s = predicted.memory[s].again_s
+        took_s = max((e.end_s - e.start_s for e in predicted.events if e.kind in COPIES and e.stage == s), default=0.0)
+        words = words.replace("recomputed", f"recomputed ({text.seconds(again_s)})") if stage.recompute else words
+        words = words.replace("on host", f"on host ({text.seconds(took_s)})") if stage.offload else words
+    return words
 
 
 def pass_seconds(timeline: Timeline | None) -> dict[tuple[int, str], float]:

@@ -1,6 +1,6 @@
 """Timelines as a Chrome trace, for ui.perfetto.dev.
 
-A process for every device of every source, threads for compute and communication, arrows from
+A process for every device of every source, threads for compute, communication and copies to the host, arrows from
 producers to consumers, a counter of samples in flight for every stage. Times are microseconds.
 
 Format: Perfetto, "Visualizing external trace formats"; Chrome, "Trace Event Format".
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, FORWARD, KINDS, PASS
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, PASS
 from gpp.report.draw.timelines import is_transfer, stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline
 
 COMPUTE_TID, COMMUNICATION_TID = 1, 100
+COPY_TIDS = {COPY_OUT: 200, COPY_IN: 300}
 SOURCE_STRIDE = 100_000  # between the process ids of two sources
 MAX_FLOWS = 40_000
 Slice = dict[str, Any]
@@ -62,12 +63,12 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for event in sorted(timeline.events, key=lambda e: (e.device, e.start_s, e.end_s)):
         start, end = round(event.start_s * 1e9), round(event.end_s * 1e9)
-        first = COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID
+        first = COPY_TIDS.get(event.kind, COMMUNICATION_TID if is_transfer(event) else COMPUTE_TID)
         ends = lanes[event.device, first]
         lane = next((i for i, busy in enumerate(ends) if busy <= start), len(ends))
         if lane == len(ends):
             ends.append(0)
-            word = "communication" if first == COMMUNICATION_TID else "compute"
+            word = _THREADS[first]
             thread = {"ph": "M", "pid": base + event.device, "tid": first + lane}
             out.append({**thread, "name": "thread_name", "args": {"name": word if lane == 0 else f"{word} {lane + 1}"}})
             out.append({**thread, "name": "thread_sort_index", "args": {"sort_index": first + lane}})
@@ -89,6 +90,11 @@ def _slices(timeline: Timeline, base: int, out: list[dict[str, Any]]) -> dict[tu
         if first == COMPUTE_TID:
             found[event.kind, event.stage, event.microbatch, event.device] = piece
     return found
+
+
+_THREADS = {COMPUTE_TID: "compute", COMMUNICATION_TID: "communication"} | {
+    tid: KINDS[kind].meaning for kind, tid in COPY_TIDS.items()
+}
 
 
 def _name(event: Event) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.transport.channels import Mark
 
 Storage = torch.UntypedStorage
@@ -139,7 +140,7 @@ class HostParcel(Parcel):
 
 
 def _bytes(storages: Sequence[Storage]) -> list[Tensor]:
-    return [torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages]
+    return [on_storage(storage, torch.uint8, (storage.nbytes(),), (1,), 0) for storage in storages]
 
 
 def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:

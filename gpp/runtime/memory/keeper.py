@@ -24,7 +24,7 @@ from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
 from gpp.runtime.memory.copies import AbstractCopies
 from gpp.runtime.memory.marks import KEPT, MOVED, Marks
-from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, given, held, plain
+from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, given, held, on_storage, told
 from gpp.runtime.transport.channels import Mark
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -77,6 +77,7 @@ class _Discarded:
         watcher = _Again(self, values, self.keeper.generators)
         with self.keeper.repeating(draws=bool(self.states)), saved_tensors_hooks(watcher.pack, _never):
             self.code.call(self.batch, watcher, values)
+        watcher.forget()
         self.slots, self.states = {}, {}
 
 
@@ -88,8 +89,8 @@ class Forward(Watch):
     """The watcher and the hooks of a forward."""
 
     def __init__(self, keeper: Keeper, hooks: Hooks | None) -> None:
-        super().__init__()
-        self.keeper, self._hooks = keeper, hooks
+        super().__init__(keeper.marks.way)
+        self.keeper, self._hooks, self._readers = keeper, hooks, keeper.readers
         self.moved: list[weakref.ref[Slot]] = []
         self.runs: list[_Discarded] = []
 
@@ -109,23 +110,24 @@ class Forward(Watch):
 
     def made(self, place: int, following: int, value: Any) -> None:
         self.place = following
-        marks = self.keeper.marks
-        self.note(value, marks.way[place], place)
-        for number in self.keeper.readers[place]:
-            self.runs[number].inputs[marks.calls[place]] = held(value, lambda tensor, n=number: self._hold(tensor, n))
+        self.note(value, place)
+        for number in self._readers[place]:
+            name = self.keeper.marks.calls[place]
+            self.runs[number].inputs[name] = held(value, lambda tensor, n=number: self._hold(tensor, n))
 
     def _hold(self, tensor: Tensor, number: int) -> Held:
         """A value for a run."""
-        made = self.known.get(tensor.untyped_storage()._cdata) if plain(tensor) else None
-        if made is not None and (made.way == MOVED or made.way in self.keeper.marks.runs[number].behind):
-            return Held(View(self._slot(made, tensor), tensor), tensor.requires_grad)
+        if tensor.layout is torch.strided and told(tensor):
+            made = self.known[tensor.untyped_storage()._cdata]
+            if made.way == MOVED or made.way in self.keeper.marks.runs[number].behind:
+                return Held(View(self._slot(made, tensor), tensor), tensor.requires_grad)
         return Held(tensor.detach(), tensor.requires_grad)
 
     def _slot(self, made: Made, tensor: Tensor) -> Slot:
         """The slot of a storage that does not stay."""
         if made.slot is None:
             if made.way == MOVED:
-                made.slot = Slot(tensor.untyped_storage(), None)
+                made.slot = Slot(tensor.detach(), None)
                 self.moved.append(weakref.ref(made.slot))
             else:
                 run = self.runs[made.way]
@@ -139,14 +141,11 @@ class Forward(Watch):
             packed = self._hooks[0](tensor)
             if packed is not tensor:
                 return packed
-        if not plain(tensor):
+        if tensor.layout is not torch.strided:
             return tensor
         storage = tensor.untyped_storage()
-        made = self.known.get(storage._cdata)
-        if made is None:
-            place = self.place
-            made = self.register(storage, self.keeper.marks.way[place], place)
-        return tensor if made.way == KEPT else View(self._slot(made, tensor), tensor)
+        made = self.known.get(storage._cdata) or self.register(storage, tensor, self.place)
+        return tensor if made.way == KEPT or not told(tensor) else View(self._slot(made, tensor), tensor)
 
     def unpack(self, packed: Any) -> Tensor:
         """The hook of a backward that wants it."""
@@ -159,7 +158,6 @@ class Forward(Watch):
 
     def settle(self) -> None:
         """The forward is over."""
-        self.known = {}
         # A run that reads views of another's storages wants them only if it is wanted itself.
         for run in sorted(self.runs, key=lambda run: len(self.keeper.marks.runs[run.number].behind), reverse=True):
             run.settle()
@@ -170,7 +168,7 @@ class _Again(Watch):
     """The watcher and the hook of a run that is called again: it fills the slots, and holds nothing else."""
 
     def __init__(self, run: _Discarded, values: Sequence[Any], generators: Sequence[torch.Generator]) -> None:
-        super().__init__()
+        super().__init__(run.keeper.marks.way)
         self._run, self._generators = run, generators
         self.place = run.code.first
         self.others(values)
@@ -179,22 +177,19 @@ class _Again(Watch):
         for generator, state in zip(self._generators, self._run.states[place], strict=True):
             generator.set_state(state)
 
-    def register(self, storage: torch.UntypedStorage, way: int, place: int) -> Made:
-        made = super().register(storage, way, place)
+    def register(self, storage: torch.UntypedStorage, tensor: Tensor, place: int) -> Made:
+        made = super().register(storage, tensor, place)
         slot = wanted() if (wanted := self._run.slots.get(made.key)) else None
         if slot is not None:
-            slot.storage = storage
+            slot.base = tensor.detach()
         return made
 
     def made(self, place: int, following: int, value: Any) -> None:
         self.place = following
-        self.note(value, KEPT, place)
+        self.note(value, place)
 
     def pack(self, tensor: Tensor) -> None:
-        if plain(tensor):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self.known:
-                self.register(storage, KEPT, self.place)
+        self.note(tensor, self.place)
 
 
 class Keeper:
@@ -234,8 +229,11 @@ class Keeper:
         """
         self._leave()
         forward = Forward(self, hooks)
-        with saved_tensors_hooks(forward.pack, forward.unpack):
-            yield forward
+        try:
+            with saved_tensors_hooks(forward.pack, forward.unpack):
+                yield forward
+        finally:
+            forward.forget()
         forward.settle()
         if forward.moved:
             self._moved[microbatch] = forward.moved
@@ -303,7 +301,7 @@ class _Moving:
 
     def __init__(self, slots: Sequence[Slot], copies: AbstractCopies) -> None:
         self._slots, self._copies = [weakref.ref(slot) for slot in slots], copies
-        self._parcel = copies.out([slot.storage for slot in slots if slot.storage is not None])
+        self._parcel = copies.out([slot.base.untyped_storage() for slot in slots if slot.base is not None])
         self.turned = self._left = False
 
     @property
@@ -324,7 +322,7 @@ class _Moving:
         self._parcel.leave()
         for reference in self._slots:
             if (slot := reference()) is not None:
-                slot.storage = None
+                slot.base = None
 
     def turn(self) -> tuple[Mark, Mark]:
         """Begin to bring them back, once."""
@@ -339,4 +337,4 @@ class _Moving:
         self.turn()
         for reference, storage in zip(self._slots, self._parcel.arrive(), strict=True):
             if (slot := reference()) is not None:
-                slot.storage = storage
+                slot.base = on_storage(storage, torch.uint8, (storage.nbytes(),), (1,), 0)

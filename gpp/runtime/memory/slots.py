@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.runtime.memory.marks import KEPT
 
@@ -23,12 +22,12 @@ class Again(Protocol):
 
 
 class Slot:
-    """The place of a storage between forward and backward; `run` makes it again where it is empty."""
+    """The place of a storage between forward and backward, with some tensor on it; `run` makes it again where it is empty."""
 
-    __slots__ = ("__weakref__", "run", "storage")
+    __slots__ = ("__weakref__", "base", "run")
 
-    def __init__(self, storage: torch.UntypedStorage | None, run: Again | None) -> None:
-        self.storage, self.run = storage, run
+    def __init__(self, base: Tensor | None, run: Again | None) -> None:
+        self.base, self.run = base, run
 
 
 class View:
@@ -43,14 +42,22 @@ class View:
     def tensor(self) -> Tensor:
         """The tensor; its run is called again if the slot is empty."""
         slot = self.slot
-        if slot.storage is None:
+        if slot.base is None:
             assert slot.run is not None, "a copy has not come back"
             slot.run.again()
-        storage = slot.storage
-        if storage is None:
+        base = slot.base
+        if base is None:
             raise RuntimeError("a discarded storage was not made again: its operator did something else the second time")
-        with torch.no_grad():
-            return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, self.offset, self.size, self.stride)
+        if base.dtype is self.dtype:
+            return base.as_strided(self.size, self.stride, self.offset)
+        return on_storage(base.untyped_storage(), self.dtype, self.size, self.stride, self.offset)
+
+
+def on_storage(
+    storage: torch.UntypedStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+) -> Tensor:
+    """A tensor on a storage."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
 class Held:
@@ -67,14 +74,17 @@ class Held:
 
 
 class Made:
-    """A storage of the pass under way."""
+    """A storage of the pass under way that does not stay; `slot` is made when somebody wants it."""
 
-    __slots__ = ("key", "reference", "slot", "way")
+    __slots__ = ("key", "slot", "way")
 
-    def __init__(self, storage: torch.UntypedStorage, way: int, key: Key) -> None:
-        # As long as a weak reference is there, no other storage can have this one's place.
-        self.reference, self.way, self.key = StorageWeakRef(storage), way, key
+    def __init__(self, way: int, key: Key) -> None:
+        self.way, self.key = way, key
         self.slot: Slot | None = None
+
+
+_STAYS = Made(KEPT, (-1, 0))
+"""Any storage that stays."""
 
 
 def held(value: Any, of: Callable[[Tensor], Held]) -> Any:
@@ -91,42 +101,60 @@ def given(value: Any) -> Any:
     return value.tensor() if isinstance(value, Held) else value
 
 
-def plain(tensor: Tensor) -> bool:
-    """Whether a tensor is told by storage, type, size, strides and offset."""
-    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
+def told(tensor: Tensor) -> bool:
+    """Whether storage, type, size, strides and offset are all that there is to a tensor with a storage."""
+    return not tensor.is_conj() and not tensor.is_neg()
 
 
 class Watch:
-    """Follows the storages of a pass: those that a node makes, and those of others, which are registered as nobody's."""
+    """Follows the storages of a pass: those that a node makes, and those of others, which stay.
 
-    def __init__(self) -> None:
+    Args:
+        ways: of each place.
+    """
+
+    def __init__(self, ways: Sequence[int]) -> None:
         self.place = 0
+        # Behind the last node nothing is made that does not stay.
+        self.ways = (*ways, KEPT)
         self.known: dict[int, Made] = {}
+        # As long as there is a weak reference to a storage, no other one can have its place.
+        self._references: list[Any] = []
         self._counts: dict[int, int] = {}
 
     def others(self, tensors: Sequence[Any]) -> None:
-        """Storages that none of the pass's nodes make."""
+        """Storages that none of the pass's nodes make, and that live as long as the pass."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.known[storage._cdata] = Made(storage, KEPT, (-1, 0))
+                self.known[tensor.untyped_storage()._cdata] = _STAYS
             elif isinstance(tensor, tuple):
                 self.others(tensor)
 
-    def register(self, storage: torch.UntypedStorage, way: int, place: int) -> Made:
-        """A storage that nobody has seen before."""
-        number = self._counts.get(place, 0)
-        self._counts[place] = number + 1
-        made = self.known[storage._cdata] = Made(storage, way, (place, number))
+    def register(self, storage: torch.UntypedStorage, tensor: Tensor, place: int) -> Made:
+        """A storage that nobody has seen before, and a tensor on it."""
+        reference: Any = storage._weak_ref()
+        self._references.append(reference)
+        made, way = _STAYS, self.ways[place]
+        if way != KEPT:
+            number = self._counts.get(place, 0)
+            self._counts[place] = number + 1
+            made = Made(way, (place, number))
+        self.known[storage._cdata] = made
         return made
 
-    def note(self, value: Any, way: int, place: int) -> None:
+    def note(self, value: Any, place: int) -> None:
         """The storages of a node's value."""
         if isinstance(value, Tensor):
-            if plain(value):
+            if value.layout is torch.strided:
                 storage = value.untyped_storage()
                 if storage._cdata not in self.known:
-                    self.register(storage, way, place)
+                    self.register(storage, value, place)
         elif isinstance(value, (tuple, list)):
             for part in value:
-                self.note(part, way, place)
+                self.note(part, place)
+
+    def forget(self) -> None:
+        """The pass is over."""
+        for reference in self._references:
+            torch.UntypedStorage._free_weak_ref(reference)
+        self._references, self.known = [], {}

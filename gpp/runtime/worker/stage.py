@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.graph.captured import LOSS, is_loss
 from gpp.program.kinds import BACKWARD, FORWARD
+from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
 from gpp.runtime.worker.loss_scale import LossScale
@@ -45,9 +46,7 @@ class _Edge(NamedTuple):
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
-        dtype, size, stride, offset = self.form
-        with torch.no_grad():
-            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+        return on_storage(storage, *self.form)
 
 
 def _edges(outputs: Mapping[str, torch.Tensor]) -> dict[str, _Edge]:
@@ -209,8 +208,8 @@ class StageRunner:
         if self.train:
             roots = _edges(outputs) if self.keeper else outputs
             self._passes[microbatch] = _Pass(leaves, roots, losses, (hi - lo) / self.num_samples)
-        if outputs:
-            self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
+        # A message without tensors, which only says whose turn it is, is one too.
+        self.mailbox.put(FORWARD, microbatch, lo, {name: value.detach() for name, value in outputs.items()})
         if self._unread and not self.deferred:
             self.examine()
         return start, end
@@ -254,7 +253,8 @@ class StageRunner:
         for microbatch, kept in list(self._passes.items()):
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
-                made = {**_seen(kept.outputs), **({LOSS: sum(kept.losses)} if kept.losses else {})}
+                there = _seen(kept.outputs)
+                made = {**there, **({LOSS: sum(kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
                         stage=self.stage,
@@ -262,6 +262,7 @@ class StageRunner:
                         received=nonfinite(kept.leaves),
                         rows=nonfinite(self._fetch(first, end)) if self.module.inputs else (),
                         made=nonfinite(made),
+                        gone=tuple(name for name in kept.outputs if name not in there),
                     )
                 )
         return tuple(found)

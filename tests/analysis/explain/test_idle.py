@@ -12,9 +12,11 @@ from gpp.planners.chains.sequential import Sequential
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
 from gpp.timeline import Event, Metrics, Timeline
 from tests.support.graphs import chain, problem
+from tests.support.host import hosted
 from tests.support.problems import random_problem
 
 STRATEGIES = [
@@ -86,6 +88,20 @@ def test_each_kind_of_gap_has_its_reason() -> None:
         weight_versions={},
     )
     first, second = device_times(Timeline(source="x", metrics=metrics, events=events), {0: 0, 1: 1})
-    assert first.idle_s == {"fill": 3, "data": 2, "gradient": 0, "drain": 2, "peers": 2, "all_reduce": 2, "update": 1}
-    assert second.idle_s == {"fill": 0, "data": 0, "gradient": 0, "drain": 4, "peers": 0, "all_reduce": 2, "update": 0}
+    expected = {"host": 0, "fill": 3, "data": 2, "gradient": 0, "drain": 2, "peers": 2, "all_reduce": 2, "update": 1}
+    assert first.idle_s == expected
+    assert second.idle_s == dict.fromkeys(expected, 0) | {"drain": 4, "all_reduce": 2}
     assert sum(idle_shares((first, second), 16).values()) == pytest.approx(metrics.bubble_fraction)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=["1F1B", "GPipe"])
+def test_a_device_that_waits_for_its_host_says_so(schedule) -> None:
+    """Copies of 4 s: what a step is longer than without copies, stage 0 mostly waits for them; the others wait for stage 0."""
+    program, plan, given = hosted(3, 8, 4.0, schedule)
+    timeline = simulate(program, plan, given)
+    first, *others = device_times(timeline, plan.stage_of_device)
+    longer = timeline.metrics.iteration_s - simulate(*hosted(3, 8, 0.001, schedule)).metrics.iteration_s
+    assert longer > 8 and first.idle_s["host"] > 0.8 * longer
+    assert all(device.idle_s["host"] == 0 for device in others)
+    for device in (first, *others):
+        assert device.compute_s + sum(device.idle_s.values()) == pytest.approx(timeline.metrics.iteration_s)
