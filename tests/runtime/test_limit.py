@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from gpp.data.synthetic import Synthetic
-from gpp.errors import Exhausted, OutOfMemory
+from gpp.errors import Exhausted, InvalidConfig, OutOfMemory
 from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.optimizers import Adam
 from gpp.plan.build import make_plan
 from gpp.program.program import reduce_groups
+from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.hang_detection.status import NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
@@ -105,6 +106,20 @@ def test_a_plan_that_fits_runs_and_one_that_does_not_is_stopped_where_it_is_full
     assert 0 < held < planned < (held + asked) * 1.1
     at_once = end_of(job, tmp_path, 1e6)
     assert at_once.startswith("OutOfMemory: device 0 is out of memory: before its first action it held"), at_once
+
+
+def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
+    job, _ = made(tmp_path)
+    engine = Distributed(enforce_memory=True)
+    engine.refuse(job)
+    moved = replace(job.plan, stages=(replace(job.plan.stages[0], offload=(0,)),))
+    for other, says in (
+        (replace(job, plan=moved), "stage 0 has operators on the host"),
+        (replace(job, settings=replace(job.settings, device_kind="cuda")), "a card's allocator has"),
+        (replace(job, settings=replace(job.settings, compile="inductor")), "cannot tell a stage's memory"),
+    ):
+        with pytest.raises(InvalidConfig, match=rf"{says}.*Fix: "):
+            engine.refuse(other)
 
 
 def test_an_end_of_memory_that_was_explained_stays_as_it_is() -> None:

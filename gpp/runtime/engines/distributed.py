@@ -215,7 +215,7 @@ def _check_bounded(job: Job) -> None:
     """Refuse to bound workers where that cannot be done.
 
     Raises:
-        InvalidConfig: on a card; for compiled stages; on a machine whose kernel bounds no process.
+        InvalidConfig: on a card; for compiled stages; for stages with operators on the host; where the kernel bounds no process.
     """
     from gpp.runtime.worker.limit import why_not
 
@@ -225,6 +225,9 @@ def _check_bounded(job: Job) -> None:
     if job.settings.device_kind == "cuda":
         rule = "is for workers on processors; a card's allocator has the card's memory as its bound"
         raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or use cluster=local")
+    if moved := [s for s, stage in enumerate(job.plan.stages) if stage.offload]:
+        rule = f"stage {moved[0]} has operators on the host, whose memory is that of its devices here"
+        raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or set strategy/memory=recompute")
     if reason := why_not():
         raise InvalidConfig("engine.enforce_memory", True, reason, "leave it out, or run on Linux 4.7 or later")
 

@@ -89,8 +89,7 @@ class Worker:
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
-        groups = reduce_groups(plan, job.graph)
-        self.shares = Shares(self.spec, job.graph, groups)
+        self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
         self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
         self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
         self.weights = self._weights()
@@ -145,8 +144,8 @@ class Worker:
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
         weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        owned = owned_names(self.job, self.device_id, weights) if self.job.settings.checkpoint_every else frozenset[str]()
-        owned = self.shares.owned(self.device_id, owned)
+        own = self.shares.owned(self.device_id, owned_names(self.job, self.device_id, weights))
+        owned = own if self.job.settings.checkpoint_every else frozenset[str]()
         if self.scale:
             weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
         return Checkpointer(
