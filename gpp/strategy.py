@@ -58,6 +58,10 @@ FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
 
 
+CLOSE = 0.02
+"""Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
+
+
 @final
 @dataclass(slots=True)
 class Judged:
@@ -350,7 +354,7 @@ class Strategy:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
         run, or if the engine cannot run it."""
         chosen = self._as_run(candidate, problem)
-        plan = self.memory.fitted(chosen, problem)
+        plan = self.memory.fitted(chosen, problem, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))
         reason = problem.refuses(plan) if plan else None

@@ -243,7 +243,7 @@ def where_spared(limits: Any, *, _root_: Any) -> float | None:
     if str(_root_.strategy.memory._target_).endswith(".Keep"):
         return None
     if count not in limits.get(name, {}):
-        raise ValueError(f"cluster.memory_bytes: no limit for {name} on {count} devices. Fix: add it, or set cluster.memory_bytes=...")
+        raise ValueError(f"cluster.memory_bytes: no limit for {name} on {count} devices. Fix: add it, or set memory_bytes=...")
     return float(limits[name][count])
 
 

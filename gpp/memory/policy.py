@@ -12,7 +12,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import replace
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
@@ -23,6 +23,26 @@ from gpp.plan.stage import Stage
 from gpp.settings import settings
 
 
+class Question(NamedTuple):
+    """A stage that is to fit.
+
+    Args:
+        held: micro-batches in flight on a device.
+        limit_bytes: memory of the device for this stage.
+        depth: of the pipeline, where the versions of the weights depend on it.
+        again: operators that may be computed again.
+        within: as in `gpp.memory.fit.fit`.
+    """
+
+    problem: Problem
+    stage: Stage
+    held: int
+    limit_bytes: float
+    depth: int | None
+    again: Collection[int]
+    within: float
+
+
 class AbstractMemory(ABC):
     """Which operators of a stage keep what they make. Settings are the fields of the dataclass."""
 
@@ -31,40 +51,35 @@ class AbstractMemory(ABC):
     """How operators may spare memory; empty for a policy under which plans are as planners make them."""
 
     @abstractmethod
-    def fit(
-        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
-    ) -> Fit | None:
-        """How a stage's operators run, so that it fits; None if it does not, however they run.
+    def fit(self, asked: Question) -> Fit | None:
+        """How a stage's operators run, so that it fits; None if it does not, however they run."""
+
+    def fitted(self, plan: Plan, problem: Problem, within: float = 0.0) -> Plan | None:
+        """The plan with every stage made to fit; None if one cannot. Stages that fit stay as they are.
 
         Args:
-            held: micro-batches in flight on a device.
-            limit_bytes: memory of the device for this stage.
-            depth: of the pipeline, where the versions of the weights depend on it.
-            again: operators that may be computed again.
+            within: as in `gpp.memory.fit.fit`.
         """
-
-    def fitted(self, plan: Plan, problem: Problem) -> Plan | None:
-        """The plan with every stage made to fit; None if one cannot. Stages that fit stay as they are."""
         if not self.ways:
             return plan
         peaks = [bill.memory.peak(held(stage)) for stage, bill in zip(plan.stages, plan.bills(problem), strict=True)]
         limits = _limits(plan, problem, peaks)
         stages: list[Stage] = []
         for s, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
-            found = self._fitted(plan, problem, s, peak, limit)
+            found = self._fitted(plan, problem, s, peak, limit, within)
             if found is None:
                 return None
             stages.append(found)
         return plan if all(map(operator.is_, stages, plan.stages)) else replace(plan, stages=tuple(stages))
 
-    def _fitted(self, plan: Plan, problem: Problem, s: int, peak: float, limit: float) -> Stage | None:
+    def _fitted(self, plan: Plan, problem: Problem, s: int, peak: float, limit: float, within: float) -> Stage | None:
         stage = plan.stages[s]
         if peak <= limit:
             return stage
         if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
             return None
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
-        found = self.fit(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s))
+        found = self.fit(Question(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s), within))
         return None if found is None else replace(stage, recompute=found.recompute, offload=found.offload)
 
 
@@ -75,30 +90,13 @@ class Keep(AbstractMemory):
 
     name: ClassVar[str] = "keep"
 
-    def fit(
-        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
-    ) -> Fit | None:
+    def fit(self, asked: Question) -> Fit | None:
         return None
-
-
-class _Sparing(AbstractMemory):
-    """Policies under which stages that lack memory spare some of it.
-
-    Args:
-        selection: which operators: `least`, those that cost least time (`gpp.memory.fit`), or `capuchin`, the published greedy.
-    """
-
-    selection: Selection
-
-    def fit(
-        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
-    ) -> Fit | None:
-        return fit(problem, stage, held, limit_bytes, ways=self.ways, selection=self.selection, depth=depth, again=again)
 
 
 @final
 @settings("strategy.memory")
-class Recompute(_Sparing):
+class Recompute(AbstractMemory):
     """Operators are computed again where a stage lacks memory.
 
     Args:
@@ -110,35 +108,46 @@ class Recompute(_Sparing):
     ways: ClassVar[Collection[Way]] = ("recompute",)
     selection: Selection | Literal["all"] = "least"
 
-    def fit(
-        self, problem: Problem, stage: Stage, held: int, limit_bytes: float, depth: int | None, again: Collection[int]
-    ) -> Fit | None:
-        if self.selection != "all":
-            return _Sparing.fit(self, problem, stage, held, limit_bytes, depth, again)
-        marked = tuple(op for op in stage.ops if op in again)
-        kept, bill = (StageCost.of(problem, replace(stage, recompute=ops, offload=()), depth) for ops in ((), marked))
-        fits = bill.memory.peak(held) <= limit_bytes
-        return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
+    def fit(self, asked: Question) -> Fit | None:
+        return _all(asked) if self.selection == "all" else _chosen(asked, self.ways, self.selection)
 
 
 @final
 @settings("strategy.memory")
-class Offload(_Sparing):
+class Offload(AbstractMemory):
     """What operators make goes to the host and comes back where a stage lacks memory."""
 
     name: ClassVar[str] = "offload"
     ways: ClassVar[Collection[Way]] = ("offload",)
     selection: Selection = "least"
 
+    def fit(self, asked: Question) -> Fit | None:
+        return _chosen(asked, self.ways, self.selection)
+
 
 @final
 @settings("strategy.memory")
-class Auto(_Sparing):
+class Auto(AbstractMemory):
     """Either, whichever costs less time."""
 
     name: ClassVar[str] = "auto"
     ways: ClassVar[Collection[Way]] = ("recompute", "offload")
     selection: Selection = "least"
+
+    def fit(self, asked: Question) -> Fit | None:
+        return _chosen(asked, self.ways, self.selection)
+
+
+def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit | None:
+    problem, stage, held, limit, depth, again, within = asked
+    return fit(problem, stage, held, limit, ways=ways, selection=selection, depth=depth, again=again, within=within)
+
+
+def _all(asked: Question) -> Fit | None:
+    marked = tuple(op for op in asked.stage.ops if op in asked.again)
+    kept, bill = (StageCost.of(asked.problem, replace(asked.stage, recompute=ops, offload=()), asked.depth) for ops in ((), marked))
+    fits = bill.memory.peak(asked.held) <= asked.limit_bytes
+    return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
 
 
 def held(stage: Stage) -> int:
