@@ -99,6 +99,22 @@ def _rehearse(job: Job, device_id: int) -> None:
     restore(settings.optimizer).build([number]).step()
 
 
+def _own_mappings() -> None:
+    """Let every large block be a mapping of its own; another C library than glibc has its own rules."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING)
+        libc.mallopt(M_TRIM_THRESHOLD, OWN_MAPPING)
+
+
+def _fill_holes() -> None:
+    """Take the free memory of the heap in which a large block would find room: it counts already, whoever has it."""
+    libc, before = ctypes.CDLL(None), data_bytes()
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    while data_bytes() <= before and libc.malloc(OWN_MAPPING - 4096):
+        pass
+
+
 def _caller(error: Exception) -> str:
     """The innermost of the project's functions that an exception came through, as in `gpp.runtime.worker.mailbox.arrive`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -120,13 +136,11 @@ class Limit(AbstractStatus):
         self._at: tuple[int | None, int, int] = None, 0, 0
         self._worker: Worker | None = None
         self._bounds = self._hears = False
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):  # another C library has its own rules
-            libc.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING)
-            libc.mallopt(M_TRIM_THRESHOLD, OWN_MAPPING)
+        _own_mappings()
         threading.stack_size(STACK)
         _rehearse(job, device_id)
         gc.collect()
+        _fill_holes()
         self._base, self._noted, self._notes = data_bytes(), 0, 0
 
     def watch(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ import gc
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from gpp.capture.stage import StageModule
 from gpp.program.kinds import KINDS, RECEIVES
-from gpp.program.program import Program, reduce_groups
+from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
@@ -96,18 +96,7 @@ class Worker:
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
-        self.gradients = Gradients(
-            self.params,
-            groups,
-            device_id=device_id,
-            device=device,
-            transport=transport,
-            clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
-            counts=self.teams.split.counts,
-            shares=self.shares,
-            scale=self.scale,
-            bucket_bytes=BUCKET_BYTES if overlaps else None,
-        )
+        self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
         rank = sorted(plan.stage_of_device).index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
         self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
@@ -158,6 +147,12 @@ class Worker:
             owned=owned,
             split=self.teams.split,
         )
+
+    def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
+        """The gradients of the device's parameters; arguments as `Gradients` has them."""
+        made = partial(Gradients, self.params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
+        clip = self.spec.clip_norm if self.spec.clips_model else None
+        return made(clip_norm=clip, counts=self.teams.split.counts, shares=self.shares, scale=self.scale, bucket_bytes=bucket_bytes)
 
     def _weights(self) -> dict[int, AbstractStageWeights]:
         """Weights under a policy other than flushing, for each stage that trains something."""
