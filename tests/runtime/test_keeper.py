@@ -157,7 +157,7 @@ def test_markings_of_the_zoo_change_nothing(name: str) -> None:
     """In-place writes, running statistics and a running mean by hand, dropout and noise, masks and derived weights, views."""
     zoo = Zoo.of(name)
     expected = zoo.train(None)
-    for number, ways in enumerate(subsets(4, random.Random(name))):
+    for number, ways in enumerate(subsets(2, random.Random(name))):
         assert zoo.train(ways) == expected, (number, [ways(op) for op in range(zoo.captured.graph.num_ops)])
 
 
@@ -171,7 +171,7 @@ def test_a_second_forward_casts_as_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("network", "policy"),
-    [("Dropping", 0), ("NormedBatch", 0), ("NormedBatch", 1), ("Fork", 1), ("Dropping", 2), ("Tied", 2), ("NormedBatch", 3)],
+    [("Dropping", 0), ("NormedBatch", 1), ("Fork", 2), ("NormedBatch", 3)],
 )
 def test_workers_train_alike_under_random_markings(network: str, policy: int, tmp_path: Path) -> None:
     """With replicas, and copies where programs have them; `tests.check_markings` tries hundreds, on every model."""
@@ -328,10 +328,9 @@ def case_of(network: str, policy: AbstractWeights, **settings: Any) -> Case:
     return Case(model=model, found=found, weights=weights, problem=problem, strategy=strategy, plan=job.plan)
 
 
-@pytest.mark.parametrize("network", ["NormedBatch", "Dropping"])
-def test_a_full_pipeline_goes_on_from_its_checkpoint_under_a_policy(network: str, tmp_path: Path) -> None:
+def test_a_full_pipeline_goes_on_from_its_checkpoint_under_a_policy(tmp_path: Path) -> None:
     """Forwards in flight are repeated, discarded and moved again."""
-    case = case_of(network, Stash())
+    case = case_of("NormedBatch", Stash())
     marked = case.job(lambda op: "rm"[op % 2], steps=9, checkpoint_every=4, checkpoint_keep=9)
     losses, state, workers = inprocess.run(marked, tmp_path / "whole", case.weights)
     for worker in workers:

@@ -192,7 +192,7 @@ class _CardParcel(AbstractParcel):
         self._tensors = []
 
     def back(self) -> None:
-        # Made on the stream that uses them, and written when it has come here, behind `leave`: their memory may have been another's.
+        # Made on the stream that uses them, and written when that has come here: their memory may have been another's.
         self._tensors = [torch.empty(b.shape, dtype=b.dtype, device=self._copies.card.device) for b in self._buffers]
         ready = self._mark()
         with self._copies.card.use(self._copies.home):
