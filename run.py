@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def story(experiment: Experiment, recorder: Recorder) -> None:
     """Compose → plan → lower → execute → record."""
+    from gpp.app.surveys import SURVEYS  # a refused command needs none of it
+
     experiment.check()
     recorder.claim()
     captured = experiment.captured()
@@ -30,8 +32,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     problem = experiment.problem(captured, graph)
     bound = experiment.bound(problem)
     recorder.posed(graph, bound)
-    if experiment.compares:
-        recorder.compared(experiment.compare(problem, recorder.starting))
+    if survey := SURVEYS.get(experiment.mode):
+        survey(experiment, captured, problem, recorder)
         return
 
     plan = experiment.make_plan(problem)

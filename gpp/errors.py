@@ -10,6 +10,7 @@ GppError
 ├── Infeasible        no plan fits; a result, not a crash                         (exit 3)
 ├── MalformedProgram  a program that would deadlock; names the blocked actions    (exit 1)
 ├── Exhausted         the machine has no more space, memory or file handles       (exit 1)
+│   └── OutOfMemory   a device has no more memory: where, asked for, held, planned
 ├── NonFinite         a training whose loss or weights are not finite; says where (exit 1)
 └── WorkerFailed      a worker process died; its own traceback comes first        (exit 1)
 """
@@ -176,10 +177,12 @@ class Exhausted(GppError):
         """The same said plainly, where an error or its cause is of this kind; None for any other error."""
         while error.__cause__ is not None and not isinstance(error, GppError):
             error = error.__cause__
+        if isinstance(error, Exhausted):
+            return error
         path = ""
         if isinstance(error, OSError):
             number, path = error.errno, str(error.filename or "")
-        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error) or os.strerror(errno.ENOMEM) in str(error):
             number = errno.ENOMEM
         else:
             # Libraries in Rust have the number in their text only.
@@ -201,6 +204,10 @@ REMEDIES = {
     errno.ENOMEM: "use a smaller microbatch_size or minibatch_size, more devices, or a machine with more memory",
 }
 """Numbers of errors that are the machine's, and what helps."""
+
+
+class OutOfMemory(Exhausted):
+    """A device has less memory than its share of a plan takes; the message says where, and what the plan had predicted."""
 
 
 class NonFinite(GppError):

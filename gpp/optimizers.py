@@ -42,6 +42,7 @@ class LearningRate:
 Rate = Annotated[float, Field(gt=0, examples=[0.01])]
 ClipNorm = Annotated[float, Field(gt=0, examples=[1.0])]
 ClipScope = Literal["model", "stage"]
+Shard = Literal["none", "replicas"]
 
 
 def keeping(weight_decay: float) -> Work:
@@ -54,7 +55,8 @@ class AbstractOptimizer(ABC):
 
     `clip_norm` is the largest norm of gradients: larger ones are scaled down to it, and None leaves them as they are.
     `clip_scope` says whether that is the norm of the whole `model`, over all stages, or of each `stage`, for which the
-    devices need not meet.
+    devices need not meet. With `shard` = `replicas` each replica of a stage keeps the state of a part of the stage's
+    parameters, updates these, and hands them to the others (ZeRO's first stage, arXiv 1910.02054).
     """
 
     lr: float
@@ -62,6 +64,7 @@ class AbstractOptimizer(ABC):
     learning_rate: LearningRate
     clip_norm: float | None
     clip_scope: ClipScope
+    shard: Shard
 
     def needs_norm(self, autocast: str | None) -> bool:
         """Whether an update needs the norm of all gradients: to clip by it, or to see whether float16 has overflowed."""
@@ -130,6 +133,7 @@ class SGD(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:
@@ -168,6 +172,7 @@ class AbstractAdam(AbstractOptimizer):
     learning_rate: LearningRate = field(default_factory=LearningRate)
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:
@@ -216,6 +221,7 @@ class RMSprop(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:
@@ -313,6 +319,7 @@ class Muon(AbstractOptimizer):
     learning_rate: LearningRate = LearningRate()
     clip_norm: ClipNorm | None = None
     clip_scope: ClipScope = "model"
+    shard: Shard = "none"
 
     @property
     def momentum_factor(self) -> float:

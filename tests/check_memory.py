@@ -6,12 +6,17 @@ Chains and graphs, devices of two speeds with and without a link to their host, 
 in flight from 1 to 5. The search is `tests.oracle.markings`, which shares no helper with the bill. Exit code 1 if a stage is found
 to fit that does not, or not to fit that does, or in more seconds than the least; and if the bill of a marking is another one.
 
-`--strategies` is the place for whole plans: `graphpipe` with the memory policy `auto` against all cuts and all ways.
+    python -m tests.check_memory --strategies 50
+
+does the same for whole plans: `graphpipe` with the memory policy `auto` against all cuts and all ways on graphs of up to six
+operators and up to three devices, at a given micro-batch size (`tests.oracle.memory_plans`). Exit code 1 if fewer than 90 % are as
+fast as the best plan, if one is more than 5 % slower, overflows, or is not found though one fits.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -22,10 +27,16 @@ from gpp.cluster import Cluster, Device, Link, uniform
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
 from gpp.memory.fit import fit
+from gpp.memory.policy import Auto
 from gpp.plan.stage import Stage
+from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
 from tests.oracle.markings import AGAIN, HOST, KEEP, Marked, Markings
+from tests.oracle.memory_plans import MarkedPlans
 
 NEAR = 1e-9
 """Share by which two sums of the same numbers may differ."""
@@ -160,12 +171,61 @@ def verdict(case: Case) -> str:
     return "equal" if true.seconds <= case.best.seconds * (1 + NEAR) else "worse"
 
 
+def random_problem(rng: random.Random) -> Problem:
+    """A small graph on a few devices with too little memory for everything."""
+    n, num_devices = rng.randint(3, 6), rng.randint(2, 3)
+    graph = random_graph(rng, n, chain=rng.random() < 0.3)
+    problem = Problem(
+        graph=graph,
+        cluster=replace(random_cluster(rng, num_devices), processors=None),
+        cost=Analytical(),
+        minibatch_size=12,
+        microbatch_size=rng.choice([2, 3, 4]),
+        optimizer_state_factor=rng.choice([0.0, 1.0]),
+    )
+    alike = rng.random() < 0.5
+    whole = Stage(ops=tuple(range(n)), devices=(0,), microbatch_size=problem.microbatch_size or 1, in_flight=12)
+    memory = stage_bytes(problem, whole).peak(1) * rng.uniform(0.3, 1.0)
+    first = problem.cluster.devices[0]
+    devices = tuple(replace(first if alike else device, memory_bytes=memory) for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+
+def compare_strategies(count: int, seed: int) -> int:
+    """Print how `graphpipe` with `auto` compares with every plan; returns the exit code."""
+    strategy = Strategy(name="graphpipe", planner=GraphPipe(), schedule=OneFOneB(), memory=Auto())
+    counts, worst = Counter[str](), 1.0
+    for number in range(count):
+        problem = random_problem(random.Random(f"{seed}-plans-{number}"))
+        best_s = MarkedPlans(problem, strategy, ("recompute", "offload")).best_s()
+        try:
+            plan = strategy.plan(problem)
+        except Infeasible:
+            counts["missed" if best_s is not None else "nothing fits"] += 1
+            continue
+        peaks = plan.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(plan.stages)})
+        if any(need > problem.cluster.devices[d].memory_bytes * (1 + NEAR) for d, need in peaks.items()):
+            counts["overflows"] += 1
+        ratio = strategy.predict(plan, problem, record=False).metrics.iteration_s / (best_s or math.inf)
+        worst = max(worst, ratio)
+        counts["equal" if abs(ratio - 1) <= NEAR else "better" if ratio < 1 else "within 5 %" if ratio <= 1.05 else "worse"] += 1
+        if ratio > 1 + NEAR:
+            print(f"  plan {number}: {ratio:.4f} of the best plan's seconds", flush=True)
+    print(f"{count} problems: {dict(sorted(counts.items()))}; at most {worst:.4f} of the best plan's seconds")
+    judged = count - counts["nothing fits"]
+    good = counts["equal"] + counts["better"] >= 0.9 * judged
+    return int(not good or any(counts[name] for name in ("missed", "overflows", "worse")))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ops", type=int, default=7, help="operators at most; the search tries three ways for each")
+    parser.add_argument("--strategies", type=int, metavar="COUNT", help="compare whole plans instead, for so many problems")
     asked = parser.parse_args(arguments)
+    if asked.strategies:
+        return compare_strategies(asked.strategies, asked.seed)
     print("form   stages  equal  of them none fits  worse  wrong  marked  on the host  CPU s of fit")
     bad = 0
     for chain in (True, False):

@@ -50,7 +50,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir"},
+        {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
         {"cards"},
         {"transport"},
         {"hang_detection"},
@@ -63,11 +63,12 @@ WINGS: dict[str, list[set[str]]] = {
         {"controller"},
         {"engines"},
     ],
-    "analysis": [{"comparison"}, {"explain"}],
+    "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "in_place", "private", "stopping", "streams"},
+        {"experiment", "in_place", "private", "several", "stopping", "streams"},
         {"launch", "recording"},
+        {"surveys"},
         {"vocabulary"},
         {"refusals"},
         {"api", "multirun"},

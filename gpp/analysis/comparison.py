@@ -41,6 +41,11 @@ class Attempt:
         """The predicted iteration time; infinite without a plan."""
         return self.predicted.metrics.iteration_s if self.predicted else float("inf")
 
+    @property
+    def sample_s(self) -> float:
+        """The predicted time of a sample, by which attempts are ranked: their mini-batches may differ; infinite without a plan."""
+        return self.iteration_s / self.plan.minibatch_size if self.plan else float("inf")
+
 
 def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Attempt:
     """Plan and simulate; any error becomes the reason.
@@ -77,7 +82,7 @@ def compare(
 
 
 class Best(NamedTuple):
-    """The attempts with the shortest predicted iteration of each kind; None where no strategy of the kind has a plan.
+    """The attempts with the shortest predicted time of a sample of each kind; None where no strategy of the kind has a plan.
 
     The kinds are two tasks: a pipeline that drains before every update trains as one device would, one that does not trains on
     weights that are late, or foreseen. So a time of one says nothing against a time of the other.
@@ -101,7 +106,7 @@ def best_of(attempts: Sequence[Attempt]) -> Best:
 
     def least(drains: bool) -> Attempt | None:
         found = (a for a in attempts if a.status == "ok" and a.drains == drains)
-        return min(found, key=lambda a: a.iteration_s, default=None)
+        return min(found, key=lambda a: a.sample_s, default=None)
 
     return Best(least(True), least(False))
 

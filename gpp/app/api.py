@@ -91,6 +91,7 @@ def problem(
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         optimizer_state_factor=optimizer.state_factor,
+        shares_state=optimizer.shard == "replicas",
         global_norm=optimizer.clips_model,
         extrapolation=optimizer.extrapolation,
         minibatch_ops=loss_mask(captured, graph) if loss_scope == "minibatch" else 0,

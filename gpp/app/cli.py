@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gpp.app.refusals import Refusal, check_words, ended
+from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, listen
 from gpp.app.streams import steady_streams
 from gpp.app.vocabulary import ALL_SETTINGS, BASE, CONF, Vocabulary, help_text, nearest, paths
 from gpp.errors import GppError, InvalidConfig
 
 COMPARED = ("graphpipe", "pipedream_flush", "piper", "sequential", "even", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
-"""Strategies that mode=compare plans with by default, as far as conf/ has them."""
+"""Strategies that mode=compare and mode=max_batch plan with by default, as far as conf/ has them."""
 
 Story = Callable[[Any, Any], None]
 
@@ -165,7 +166,7 @@ def _hold_back(argv: list[str]) -> list[str]:
 
     They are for the compared strategies that have the setting; Hydra would refuse settings that the default one lacks.
     """
-    if "mode=compare" not in argv or {"-m", "--multirun"} & set(argv):
+    if not {f"mode={mode}" for mode in SEVERAL} & set(argv) or {"-m", "--multirun"} & set(argv):
         return []
     words = [word for word in argv[1:] if re.match(r"\+{0,2}strategy[./]", word)]
     argv[:] = [word for word in argv if word not in words]
@@ -322,7 +323,7 @@ def experiment_of(cfg: Any, choices: Any, overrides: list[str]) -> Any:
         with open_dict(cfg):
             _refuse_bases(choices)
             settings = [word for word in overrides if re.match(r"\+{0,2}strategy[./]", word)]
-            cfg.strategies = _compared(cfg, settings) if cfg.mode == "compare" else []
+            cfg.strategies = _compared(cfg, settings) if cfg.mode in SEVERAL else []
         refuse_secrets(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]  # a mapping, as cfg is
 
     return _made(cfg, choices, overrides, prepare=prepare)

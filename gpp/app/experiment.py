@@ -14,10 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from gpp.analysis.comparison import Attempt, beside, compare
+from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.app.in_place import early, here, profiled, settle
+from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
@@ -68,8 +69,10 @@ class Experiment:
     """The settings of one run.
 
     Args:
-        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `profile`: show what is measured.
-        strategies: strategies that `compare` plans with.
+        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `max_batch`: the largest
+            micro-batch of several strategies; `profile`: show what is measured.
+        strategies: strategies that `compare` and `max_batch` plan with.
+        confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
         steps: optimizer steps.
         minibatch_size: samples between two optimizer steps.
@@ -97,7 +100,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "plan", "compare", "profile"] = "train"
+    mode: Literal["train", "plan", "compare", "max_batch", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -111,18 +114,11 @@ class Experiment:
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
+    confirm: bool = False
 
     def __post_init__(self) -> None:
         check_batch(self.minibatch_size, self.microbatch_size)
-        if self.mode == "compare":
-            if self.plan is not None:
-                raise InvalidConfig("plan", self.plan, "mode=compare makes its own plans", "leave plan out, or set mode=plan")
-            if not self.strategies:
-                raise InvalidConfig("strategies", [], "mode=compare needs one strategy at least", "set strategies=[graphpipe]")
-            if self.engine.planner is not None:
-                raise InvalidConfig(
-                    "engine", self.engine.name, "runs one stage whatever the strategy: nothing to compare", "leave engine out"
-                )
+        check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
@@ -164,11 +160,6 @@ class Experiment:
     def explains(self) -> bool:
         """Whether the plan is to be explained."""
         return self.mode == "plan"
-
-    @property
-    def compares(self) -> bool:
-        """Whether several strategies are to plan."""
-        return self.mode == "compare"
 
     def check(self) -> None:
         """Refuse bad settings before anything is captured or measured.
@@ -277,6 +268,7 @@ class Experiment:
             microbatch_size=captured.batch if fixed else self._imposed,
             max_replicas=1 if fixed else None,
             optimizer_state_factor=self.optimizer.state_factor,
+            shares_state=self.optimizer.shard == "replicas",
             minibatch_ops=loss_mask(captured, graph) if self.loss_scope == "minibatch" and self.engine.planner is None else 0,
             global_norm=self.optimizer.needs_norm(self.engine.worker_settings.get("autocast")),
             extrapolation=self.optimizer.extrapolation,
@@ -336,10 +328,12 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """A time that no plan can beat; None where none fits, which the planner explains."""
-        drains = self.strategy.schedule.drains or self.compares
-        if isinstance(self.strategy.planner, Single) or problem.minibatch_ops or not drains:
+        drains = self.strategy.schedule.drains or self.mode == "compare"
+        one_piece = isinstance(self.strategy.planner, Single)
+        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not drains:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-            # with a micro-batch of their own, and a continuous pipeline may be faster.
+            # with a micro-batch of their own, nor shared updates, and a continuous pipeline may be faster; other batches
+            # have other bounds.
             return None
         known = self.__dict__.setdefault("_bound", [None, None])
         if known[0] is not problem:
@@ -353,10 +347,6 @@ class Experiment:
         if self.mode == "plan" and self.explain_s == 0:
             return ()  # nothing is to be planned again
         return () if isinstance(self.strategy.planner, Single) else beside(self.strategy, problem)
-
-    def compare(self, problem: Problem, starting: Callable[[str], None] = lambda name: None) -> tuple[Attempt, ...]:
-        """The attempt of each of `strategies`; `starting` is called with its name before it plans."""
-        return compare(self.strategies, problem, starting)
 
     def explain(
         self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]

@@ -25,6 +25,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from gpp.app.launch import refuse_start
+from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.errors import InvalidFile
 from gpp.report.sweep.jobs import Asked, ResultFile
@@ -48,7 +49,7 @@ def digest_of(config: Any) -> str:
         settings = OmegaConf.to_container(chosen)  # the job will be refused by the same error
     model = settings.get("model")
     files = [settings.get("plan"), model.get("path") if isinstance(model, dict) else None]
-    if config.get("mode") == "compare":
+    if config.get("mode") in SEVERAL:
         # The strategies are composed when the job runs.
         files += sorted((CONF / "strategy").rglob("*.yaml"))
     said = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
@@ -243,7 +244,7 @@ def workers() -> int:
 RESOLVERS = {
     "sweep_id": sweep_id,
     "job_folder": job_folder,
-    "or_compare": lambda mode, name: "compare" if mode == "compare" else name,
+    "or_mode": lambda mode, name: mode if mode in SEVERAL else name,
     "or_started": or_started,
     "workers": workers,
     "per_device": samples_per_device,

@@ -24,7 +24,9 @@ from rich.text import Text
 
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.max_batch import Boundary
 from gpp.app.experiment import Experiment
+from gpp.app.several import SEVERAL
 from gpp.app.stopping import Stopped, held_back
 from gpp.cost.problem import Problem
 from gpp.errors import Exhausted, GppError, Infeasible, InvalidConfig, WorkerFailed
@@ -34,6 +36,7 @@ from gpp.loggers.base import AbstractRecord, RunInfo
 from gpp.loggers.jsonl import Jsonl
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
+from gpp.report.compare.boundaries import boundary_dicts, show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.strategies import best_names, compared_dicts, reason_lines
 from gpp.report.compare.terminal import show_comparison
@@ -105,6 +108,7 @@ class Recorder:
     bound: Bound | None = None
     explanation: Explanation | None = None
     attempts: tuple[Attempt, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
     planning_peak_bytes: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _records: list[AbstractRecord] = field(default_factory=list)
@@ -190,12 +194,14 @@ class Recorder:
         room = max(0, min(60, self.console.width - 1))
         self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
 
-    def compared(self, attempts: tuple[Attempt, ...]) -> Attempt | None:
+    def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[Boundary, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
+
+        With `boundaries` each attempt is one at the largest micro-batch of its strategy.
 
         Without any plan the run ends as its attempts did: infeasible if all attempts were infeasible.
         """
-        self.attempts, self.planning_peak_bytes = attempts, peak_memory_bytes()
+        self.attempts, self.boundaries, self.planning_peak_bytes = attempts, boundaries, peak_memory_bytes()
         best = best_of(attempts).own
         if best is not None:
             self.plan, self.predicted = best.plan, best.predicted
@@ -205,7 +211,7 @@ class Recorder:
             self.reason = "\n".join(reason_lines(failed or attempts))
         if self.console.is_terminal:
             self._say_in_passing("")
-        show_comparison(self.console, self._run())
+        (show_boundaries if boundaries else show_comparison)(self.console, self._run())
         return best
 
     def progress(self) -> Progress:
@@ -321,8 +327,9 @@ class Recorder:
             loss_terms=self.outcome.terms,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound if best is None or best.drains else None,
-            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode == "compare" else None,
-            best=best_names(self.attempts) if e.mode == "compare" else None,
+            compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode in SEVERAL else None,
+            best=best_names(self.attempts) if e.mode in SEVERAL else None,
+            max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
             emulation=self.outcome.emulation,
@@ -347,6 +354,7 @@ class Recorder:
             bound=self.bound,
             explanation=self.explanation,
             compared=self.attempts,
+            boundaries=self.boundaries,
             emulation=self.outcome.emulation,
         )
 

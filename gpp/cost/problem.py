@@ -19,6 +19,7 @@ from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
 from gpp.cost.regime import Regime
 from gpp.cost.runs import StageTensors
+from gpp.cost.shares import largest_share
 from gpp.cost.variants import boundary_bytes, discarded, held, passes, running, sums_inside, sums_s
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
@@ -65,6 +66,7 @@ class Problem:
         minibatch_size: samples between two optimizer steps (B in the paper).
         microbatch_size: imposed by the user; None leaves it to the planner.
         optimizer_state_factor: bytes of optimizer state for each byte of trainable parameter.
+        shares_state: whether a stage's replicas share the optimizer's state (`gpp.cost.shares`).
         global_norm: whether all devices meet before the update, to clip by the norm of all gradients.
         minibatch_ops: mask of the operators that must have the whole mini-batch at once (`gpp.plan.loss_stage`).
         extrapolation: the cost of predicting weights by a rule (`gpp.optimizers.AbstractOptimizer`).
@@ -79,6 +81,7 @@ class Problem:
     minibatch_size: int
     microbatch_size: int | None = None
     optimizer_state_factor: float = 0.0
+    shares_state: bool = False
     max_replicas: int | None = None
     minibatch_ops: int = 0
     global_norm: bool = False
@@ -230,6 +233,13 @@ class Problem:
         if tensor_parallel == 1:
             return self.param_bytes(mask_of(ops))[0]
         return held(self.graph, ops, (), tensor_parallel).trainable
+
+    def state_share(self, ops: tuple[int, ...], replicas: int) -> float:
+        """Part of a stage's trainable parameters whose state the fullest of its replicas keeps, and applies."""
+        if not self.shares_state or replicas == 1:
+            return 1.0
+        names = sorted({name for op in ops for name in self.graph.trained_by[op]})
+        return largest_share({name: self.graph.param_of[name].num_bytes for name in names}, replicas)
 
     def crossing(self, src: int, dst: int) -> tuple[Tensor, ...]:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""

@@ -98,7 +98,10 @@ def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> Sta
     """Bytes on one device of a stage; `depth` as in `StageCost.of`."""
     weights = problem.regime.weights
     copies = 1 if weights.flushes else weights.copies(_position(problem, stage, depth))
-    return stage_amounts(problem, stage).held(stage.samples, copies)
+    amounts = stage_amounts(problem, stage)
+    held, elsewhere = amounts.held(stage.samples, copies), 1.0 - problem.state_share(stage.ops, len(stage.replicas))
+    # Of a stage whose replicas share the optimizer's state.
+    return held._replace(static=held.static - amounts.trainable * problem.optimizer_state_factor * elsewhere)
 
 
 def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
@@ -135,7 +138,8 @@ def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosi
 
 def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:
     """Seconds after the last backward of a mini-batch: the gradients' all-reduce over a stage's devices, and the update."""
-    update_s = problem.cost.update_s(trainable_bytes, problem.cluster.devices[devices[0]])
+    updated = trainable_bytes / len(devices) if problem.shares_state else trainable_bytes
+    update_s = problem.cost.update_s(updated, problem.cluster.devices[devices[0]])
     return update_s + problem.cluster.allreduce_s(trainable_bytes, devices)
 
 
@@ -157,7 +161,8 @@ def _position(problem: Problem, stage: Stage, depth: int | None) -> PipelinePosi
 
 def _update_s(problem: Problem, stage: Stage, position: PipelinePosition) -> float:
     trainable = problem.trainable_bytes(stage.ops, stage.tensor_parallel)
-    update_s = problem.cost.update_s(trainable, problem.cluster.devices[stage.devices[0]])
+    share = problem.state_share(stage.ops, len(stage.replicas))
+    update_s = problem.cost.update_s(trainable * share, problem.cluster.devices[stage.devices[0]])
     return update_s + _weights_s(problem, stage, position)[2]
 
 

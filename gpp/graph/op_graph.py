@@ -104,8 +104,7 @@ class Op:
         num_kernels: kernels that one forward pass launches (not per sample).
         saved_bytes: activations kept from forward to backward, own output included if any operator saves it.
         transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
-        again_bytes: beside those, what the set that it is in has once while it runs: activations that are made again, of all operators
-            together.
+        again_bytes: beside those, what its set has once while it runs: activations that are made again, of all operators together.
         fixed_bytes: transients at any number of samples, as of a weight's gradient on its way into the sum; not per sample.
         params: names of the parameters read.
         inputs: names of the user inputs and targets read.

@@ -22,16 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gpp.cost.amounts import RESIDENT_COPIES
-from gpp.memory.choices import HAIR, Choices, Marking
+from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.prices import Prices
 from gpp.memory.segments import Segments, segments_of
 
 TRIES = 6
 """Rooms for which a first choice is asked."""
-
-WIDE = 512
-"""Partial choices for each operator: where more than that are each best in something, those with the lowest bounds go on, and the
-result may not be the best one."""
 
 
 class _Labels(NamedTuple):
@@ -71,10 +67,12 @@ class ChainProgram:
 
     Args:
         limit: bytes that a device may hold.
+        width: partial choices for each operator at most: where more than that are each best in something, those with the lowest
+            bounds go on, and the result may not be the best one.
     """
 
-    def __init__(self, choices: Choices, limit: float) -> None:
-        self.choices, self.limit = choices, limit
+    def __init__(self, choices: Choices, limit: float, width: int = 512) -> None:
+        self.choices, self.limit, self.width = choices, limit, width
         bills, key = choices.problem.bills, ("segments", choices.stage.ops, choices.samples)
         if key not in bills:
             bills[key] = segments_of(choices.tensors, choices.samples)
@@ -109,6 +107,13 @@ class ChainProgram:
         if found is not None:
             return found[1]
         return None if start is None else start[1]
+
+    def first_fit(self) -> Judged | None:
+        """A good choice that fits by the bill, whatever the form of the stage; None if prices find none."""
+        if not np.isfinite(self.prices.solve()):
+            return None
+        found = self._first_fit()
+        return None if found is None else self.choices.judge(found[1])
 
     def _first_fit(self) -> tuple[float, Marking] | None:
         """A choice that fits, by prices for less room than there is; seconds and choice."""
@@ -227,7 +232,7 @@ class ChainProgram:
         return np.where(moved <= self.choices.most_moved * (1 + HAIR), self.choices.residue_s(moved), np.inf)
 
     def _front(self, new: _Labels, i: int) -> np.ndarray:
-        """The choices that no other one is at least as good as in everything; ties keep the first. At most `WIDE`."""
+        """The choices that no other one is at least as good as in everything; ties keep the first. At most `width`."""
         columns = [new.seconds]
         if not (new.marked.all()):
             columns.append(~new.marked)
@@ -249,9 +254,9 @@ class ChainProgram:
             beaten = (better & ~same).any(axis=-1) | np.tril(same, -1).any(axis=-1)
             kept.extend((begin + alive[~beaten]).tolist())
             front = np.concatenate([front, block[~beaten]])
-            if len(kept) >= WIDE:
+            if len(kept) >= self.width:
                 break
-        return np.array(kept[:WIDE], dtype=int)
+        return np.array(kept[: self.width], dtype=int)
 
     def _marking(self, labels: _Labels, chosen: int) -> Marking:
         ops, recompute, idle, offload = self.choices.stage.ops, list[int](), list[int](), list[int]()

@@ -31,11 +31,15 @@ CHAIN = 64
 SMALL = 10
 """Operators of a stage of any form that is solved exactly."""
 
-NEARLY = 0.05
-"""Share by which the seconds of a stage that is only taken for a chain may be above its bound."""
+GREEDY = 24
+"""Operators of a stage that is no chain for which the published greedy is asked as well; it asks for the bill of every step."""
 
-TIGHTER = 0.98
-"""What the room of a stage that is solved as if it were a chain shrinks to, at most, where the true bill says that it overflows."""
+
+ROOMS, OVER = 6, 1.2
+"""How often a stage that is solved as if it were a chain is given less room, and by how much more than it overflows."""
+
+NARROW, NEARLY = 32, 0.02
+"""Partial choices for each operator of such a stage, and the share of its seconds that a search is worth."""
 
 
 class Fit(NamedTuple):
@@ -124,19 +128,21 @@ def _least(choices: Choices, limit: float, within: float) -> Judged | None:
     if program.parts.exact and n <= CHAIN:
         marking = program.solve(within)
         return None if marking is None else choices.judge(marking)
-    start = min((one for one in (_as_chain(choices, limit), capuchin(choices, limit)) if one is not None), default=None)
-    return branch_and_bound(choices, limit, start) if n <= SMALL else exchanged(choices, limit, start)
+    starts = [_as_chain(choices, limit), program.first_fit(), capuchin(choices, limit) if n <= GREEDY else None]
+    if n > SMALL:
+        return exchanged(choices, limit, *starts)
+    return branch_and_bound(choices, limit, min((one for one in starts if one is not None), default=None))
 
 
 def _as_chain(choices: Choices, limit: float) -> Judged | None:
     """The choice of a chain in the stage's order, with less room until it fits in truth."""
     room = limit
-    for _ in range(8):
-        marking = ChainProgram(choices, room).solve(NEARLY)
+    for _ in range(ROOMS):
+        marking = ChainProgram(choices, room, NARROW).solve(NEARLY)
         if marking is None:
-            return None
+            break
         judged = choices.judge(marking)
         if judged.peak <= limit * (1 + HAIR):
             return judged
-        room = min(room - (judged.peak - limit), room * TIGHTER)
+        room -= (judged.peak - limit) * OVER
     return None

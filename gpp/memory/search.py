@@ -85,16 +85,33 @@ class _Tree:
         self.ways[i] = KEEP
 
 
-def exchanged(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
-    """`start` after exchanges: of one operator's way, or of two operators' ways with each other, while the seconds fall."""
-    best = start or _everything(choices, limit)
+def exchanged(choices: Choices, limit: float, *starts: Judged | None) -> Judged | None:
+    """The best of some choices, or of everything treated alike, without the marks that are not needed, after exchanges of one
+    operator's way, or of two operators' ways with each other, while the seconds fall."""
+    fitting = {one.marking: one for one in (*starts, *_everything(choices)) if one and one.peak <= limit * (1 + HAIR)}
+    best = min((_thinned(choices, limit, one) for one in fitting.values()), default=None)
     if best is None:
         return None
     for _ in range(ROUNDS):
         found = _better(choices, limit, best)
         if found is None:
             break
-        best = found
+        best = _thinned(choices, limit, found)
+    return best
+
+
+def _thinned(choices: Choices, limit: float, start: Judged) -> Judged:
+    """A marking without those marks that it fits without, the dearest first."""
+    ops, seconds, best = choices.stage.ops, choices.slowest_s.tolist(), start
+    ways = _of(start.marking, ops)
+    marked = [i for i, way in enumerate(ways) if way != KEEP]
+    for i in sorted(marked, key=lambda i: (-seconds[i] if ways[i] == AGAIN else 0.0, i)):
+        way, ways[i] = ways[i], KEEP
+        judged = choices.judge(_marking(ops, ways))
+        if judged.peak <= limit * (1 + HAIR) and judged.added_s <= best.added_s and any(judged.marking):
+            best = judged
+        else:
+            ways[i] = way
     return best
 
 
@@ -138,10 +155,9 @@ def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) ->
     return out
 
 
-def _everything(choices: Choices, limit: float) -> Judged | None:
-    """Everything treated in one way as far as it can be, if that fits."""
+def _everything(choices: Choices) -> list[Judged]:
+    """Everything treated in one way as far as it can be."""
     able = [_ways_of(choices, i) for i in range(len(choices.stage.ops))]
     wished = [[way if way in ways else KEEP for ways in able] for way in (AGAIN, HOST)]
     wished.append([max(ways) for ways in able])
-    tried = [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]
-    return min((one for one in tried if one.peak <= limit * (1 + HAIR)), default=None)
+    return [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]

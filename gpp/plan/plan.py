@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -358,8 +358,12 @@ class Plan:
         Args:
             in_flight: stage -> samples between forward and backward at a time, over all replicas.
         """
+        return self.memory_of(self.bills(problem), in_flight)
+
+    def memory_of(self, bills: Sequence[StageCost], in_flight: Mapping[int, int]) -> dict[int, float]:
+        """`device_memory` by the bills of the stages."""
         out: dict[int, float] = {}
-        for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
+        for s, (stage, bill) in enumerate(zip(self.stages, bills, strict=True)):
             need = bill.memory.peak(-(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need

@@ -143,6 +143,8 @@ class AbstractEngine(ABC):
     """Whether the engine executes a job."""
     own_runtime: ClassVar[bool] = False
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
+    bounds_memory: ClassVar[bool] = False
+    """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     overwrites: ClassVar[bool] = True
@@ -170,6 +172,9 @@ class AbstractEngine(ABC):
         if not weights.flushes:
             rule = f"engine={self.name} drains its pipeline before every update"
             raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if optimizer.shard != "none":
+            rule = f"engine={self.name} updates every replica whole"
+            raise InvalidConfig("optimizer.shard", optimizer.shard, rule, "set optimizer.shard=none, or use engine=distributed")
         if optimizer.clip_norm is not None and optimizer.clip_scope == "stage":
             rule = f"engine={self.name} clips by the norm of the whole model"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, "set optimizer.clip_scope=model, or use engine=distributed")

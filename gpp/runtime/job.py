@@ -32,6 +32,7 @@ from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.runtime.job_fit import AGAIN, check_nodes, check_ops, check_work
+from gpp.runtime.sharded_state import check_shares
 from gpp.serialization import from_json, read_json, read_text, to_json
 from gpp.settings import Count, Natural, Seconds, Seed
 from gpp.strategy import Strategy
@@ -83,6 +84,7 @@ class Settings:
         autocast: floating-point type of forwards; None for the captured ones.
         shared_memory: whether workers of one machine exchange messages in shared memory.
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
+        enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
@@ -116,6 +118,7 @@ class Settings:
     compile: str | None = None
     shared_memory: bool = True
     workers_per_card: Count = 1
+    enforce_memory: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
     on_nonfinite: Literal["stop", "warn"] = "stop"
@@ -272,6 +275,7 @@ def assemble(
     _check_weights(strategy.weights, settings)
     optimizer.check(strategy.weights)
     _check_clipping(optimizer, plan, problem.graph)
+    check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
     if overwrites:
         _check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(

@@ -48,6 +48,25 @@ def test_the_default_list_and_what_does_not_fit(tmp_path: Path) -> None:
     assert all(each["status"] == "infeasible" and each["reason"] for each in result["compared"])
 
 
+def test_the_largest_micro_batch_of_each_strategy(tmp_path: Path) -> None:
+    words = ["mode=max_batch", *SMALL, "strategies=[sequential,pipedream]", "minibatch_size=32", "microbatch_size=8"]
+    done = run(tmp_path, *words, "cluster.memory_bytes=2e7", "strategy.planner.replication=false")
+    assert done.code == 0, done.out
+    sequential, pipedream = done.result["max_batch"]
+    assert [each["strategy"] for each in (sequential, pipedream)] == ["sequential", "pipedream"]
+    assert (sequential["microbatches"], pipedream["microbatches"]) == (4, 1)
+    for each, compared in zip(done.result["max_batch"], done.result["compared"], strict=True):
+        assert each["microbatch_size"] < each["refused"] <= max(each["microbatch_size"] * 1.04, each["microbatch_size"] + 1)
+        assert each["minibatch_size"] == each["microbatch_size"] * each["microbatches"] == compared["plan"]["minibatch_size"]
+        assert max(compared["predicted"]["peak_memory_bytes"].values()) <= 2e7 and "no plan fits" in each["reason"]
+        assert each["throughput_samples_per_s"] == compared["predicted"]["throughput_samples_per_s"] and each["confirmed"] is None
+        assert read_json(Plan, tmp_path / "plans" / f"{each['strategy']}.json").minibatch_size == each["minibatch_size"]
+        assert f" {each['microbatch_size']} " in done.out
+    page = (tmp_path / "report.html").read_text()
+    assert "Largest micro-batches" in page and "refused" in page
+    assert done.result["plan"]["lower_bound_s"] is None
+
+
 def test_strategies_that_do_not_drain_stand_beside_those_that_do(tmp_path: Path) -> None:
     names = ["graphpipe", "pipedream", "pipedream_2bw", "spectrain", "pipeoptim"]
     done = run(tmp_path, *COMPARE, f"strategies=[{','.join(names)}]", APART)

@@ -11,7 +11,6 @@ import torch
 from gpp.data.digits import Digits as DigitsData
 from gpp.data.synthetic import Synthetic
 from gpp.graph.op_graph import OpGraph
-from gpp.graph.series_parallel import decompose
 from gpp.optimizers import Adam
 from gpp.plan.plan import Plan
 from gpp.runtime.checkpoint.state import load_final
@@ -61,9 +60,9 @@ def check_against_one_device(done: Finished, name: str, *overrides: str) -> None
     [
         ("digits", "graphpipe", 4, False),
         ("mmt_small", "sequential", 2, True),
-        ("dlrm_small", "graphpipe", 6, True),
-        ("candle_uno_small", "gpipe", 4, False),
-        ("digits_tasks", "graphpipe", 3, False),
+        ("dlrm_small", "graphpipe", 4, True),
+        ("candle_uno_small", "gpipe", 2, False),
+        ("digits_tasks", "graphpipe", 2, False),
     ],
 )
 def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: str, workers: int, replication: bool) -> None:
@@ -79,20 +78,13 @@ def test_losses_and_weights_of_one_device(tmp_path: Path, name: str, strategy: s
     check_against_one_device(done, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "towers"),
-    [
-        ("clip_imported", ("text_model", "vision_model")),
-        ("bridge_tower_small", ("text_layers", "image_layers")),
-    ],
-)
-def test_imported_and_bridged_towers_run_at_the_same_time(tmp_path: Path, name: str, towers: tuple[str, str]) -> None:
+def test_imported_towers_run_at_the_same_time(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+    name, towers = "clip_imported", ("text_model", "vision_model")
     done = run(tmp_path, *COMMON, f"model={name}", "cluster.num_devices=3", "strategy.planner.replication=false")
     check_against_one_device(done, name)
     plan = read_json(Plan, tmp_path / "job" / "plan.json")
     graph = read_json(OpGraph, tmp_path / "job" / "graph.json")
-    assert (decompose(graph) is None) == (name == "bridge_tower_small")
     first = {
         tower: next(s for s, stage in enumerate(plan.stages) for op in stage.ops if graph.ops[op].name.startswith(tower))
         for tower in towers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpp.report.compare.boundaries import boundary_table, ends
 from gpp.report.compare.strategies import StrategyLine, best_lines, columns, reason_lines, strategy_lines
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
@@ -31,9 +32,12 @@ def compare_report(run: RunRecord) -> str:
         facts=_facts(run),
         reason="\n".join(reason_lines(run.compared)) or str(result.get("reason") or ""),
         files=_files(run),
+        boundaries=boundary_table(run.boundaries),
+        ends=ends(run.boundaries),
         strategies=_table(found),
         best=[_best(kind, line) for kind, line in best_lines(found)],
-        bars=_bars(found, run),
+        # Steps of different mini-batches are not to be compared.
+        bars=None if run.boundaries else _bars(found, run),
         attempts=[_attempt(line, run, span) for line in found],
     )
 

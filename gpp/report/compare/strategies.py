@@ -22,7 +22,7 @@ class StrategyLine:
 
     Args:
         is_best: among those of its kind: pipelines that drain before every update, or those that do not.
-        relative: iteration time over the best one's of its kind; None without a plan.
+        relative: time of a sample over the best one's of its kind; None without a plan.
         bound: a time that no plan of its kind can beat; None where none is known.
     """
 
@@ -75,7 +75,7 @@ def strategy_lines(attempts: Sequence[Attempt], bound: Bound | None) -> list[Str
     for attempt in attempts:
         metrics = attempt.predicted.metrics if attempt.predicted else None
         of_kind = best.of_kind(attempt)
-        relative = text.quotient(metrics.iteration_s, of_kind.iteration_s) if metrics and of_kind else None
+        relative = text.quotient(attempt.sample_s, of_kind.sample_s) if metrics and of_kind else None
         own = bound if attempt.drains else None
         out.append(StrategyLine(attempt=attempt, is_best=attempt is of_kind, relative=relative, bound=own))
     return out

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpp.analysis.comparison import Attempt
 from gpp.analysis.explain.explanation import Explanation
+from gpp.analysis.max_batch import Boundary
 from gpp.cluster import Cluster
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
@@ -28,6 +29,7 @@ class RunRecord:
         bound: a time that no plan for the problem can beat.
         explanation: bottleneck, idle time and alternatives of the plan.
         compared: attempts of several strategies on one problem; `plan` and `predicted` are then the best one's.
+        boundaries: the largest micro-batch of each of them; empty where it was not looked for.
         emulation: how `measured` was measured on emulated devices.
     """
 
@@ -47,4 +49,5 @@ class RunRecord:
     bound: Bound | None = None
     explanation: Explanation | None = None
     compared: tuple[Attempt, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
     emulation: Emulation | None = None

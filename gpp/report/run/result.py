@@ -39,6 +39,7 @@ def result_dict(
     bound: Bound | None = None,
     compared: list[dict[str, Any]] | None = None,
     best: dict[str, str | None] | None = None,
+    max_batch: list[dict[str, Any]] | None = None,
     planning_peak_bytes: int | None = None,
     resumed: dict[str, Any] | None = None,
     emulation: Emulation | None = None,
@@ -58,6 +59,7 @@ def result_dict(
         bound: a time that no plan can beat; null in the file where it is not known.
         compared: the attempts of several strategies on one problem; the key is left out of other runs.
         best: of these, the names of the best `synchronous` and `asynchronous` ones; the key is left out of other runs.
+        max_batch: the largest micro-batch of each of several strategies; the key is left out of other runs.
         emulation: how emulated devices were measured; the key is left out of other runs.
         versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
             other runs.
@@ -65,6 +67,8 @@ def result_dict(
     more: dict[str, Any] = {} if compared is None else {"compared": compared}
     if best is not None:
         more["best"] = best
+    if max_batch is not None:
+        more["max_batch"] = max_batch
     if configuration is not None:
         more["configuration"] = configuration
     if loss_terms:

@@ -166,6 +166,8 @@ _LONG_AGO: When = (0.0, 0.0)
 class EmulatedHost:
     """A device's channels to its host and back, which all its stages use.
 
+    They say nothing of the period that the device does not: a pass stands before the first copy of a step and behind the last.
+
     Args:
         costs: (kind of a copy, stage) -> what it takes (`gpp.simulate.copies.copy_costs`).
     """
@@ -173,18 +175,10 @@ class EmulatedHost:
     def __init__(self, costs: Mapping[tuple[str, int], CopyCost], clock: Clock) -> None:
         self.costs, self.clock = costs, clock
         self._free: dict[str, When] = {}
-        self._opened: dict[str, tuple[float, float]] = {}
 
     def begin(self, *, anew: bool) -> None:
         """Start to follow the clock; `anew`: no copy is under way."""
         self._free = {} if anew else {kind: (free, self.clock.real_s(free)) for kind, (free, _) in self._free.items()}
-        self._opened.clear()
-
-    def channels(self) -> list[tuple[float, float, float]]:
-        """(free before, first used, free now) of each channel used since the last call, by the virtual clock."""
-        out = [(*opened, self._free[kind][0]) for kind, opened in self._opened.items()]
-        self._opened.clear()
-        return out
 
     def copy(self, kind: str, stage: int, *, last: bool, after: When) -> tuple[When, Span]:
         """When a copy is over that begins now, or later; and when it runs, by this machine's clock."""
@@ -192,7 +186,6 @@ class EmulatedHost:
         free, scale = self._free.get(kind, _LONG_AGO), self.clock.time_scale
         begin_s = max(self.clock.virtual_s, free[0], after[0])
         real_s = max(time.perf_counter(), free[1], after[1])
-        self._opened.setdefault(kind, (free[0], begin_s))
         over = self._free[kind] = begin_s + seconds, real_s + seconds * scale
         return over, (real_s, over[1])
 

@@ -147,7 +147,6 @@ class EmulatedWorker:
             own = [
                 (before, opened, self.clock.virtual_s),
                 *(c for runner in self.runners.values() for c in runner.mailbox.channels()),
-                *self.host.channels(),
             ]
             free, first, after = zip(*own, strict=True)
             found = spans(free, first, after, self.clock.virtual_s)

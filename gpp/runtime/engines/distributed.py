@@ -43,10 +43,13 @@ class Distributed(AbstractEngine):
             messages travel in it; None: as captured.
         workers_per_card: workers that share a card. With more than one, messages go by gloo over pinned main memory.
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
+        enforce_memory: whether a worker on a processor may hold no more than its device's memory: the run ends where an allocation
+            is beyond it, as on a card.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
     own_runtime: ClassVar[bool] = True
+    bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None
     name: str = "distributed"
@@ -62,6 +65,7 @@ class Distributed(AbstractEngine):
     compile: str | None = None
     shared_memory: bool = True
     workers_per_card: Count = 1
+    enforce_memory: bool = False
 
     @property
     def worker_settings(self) -> dict[str, Any]:
@@ -75,6 +79,7 @@ class Distributed(AbstractEngine):
             "compile": self.compile,
             "shared_memory": self.shared_memory,
             "workers_per_card": self.workers_per_card,
+            "enforce_memory": self.enforce_memory,
         }
 
     def devices_here(self, cluster: Cluster) -> int:
@@ -120,6 +125,8 @@ class Distributed(AbstractEngine):
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"
             raise InvalidConfig("engine.workers_per_card", self.workers_per_card, rule, "leave it out, or use cluster=local_gpus")
+        if self.enforce_memory:
+            _check_bounded(job)
         if self.launch == "env":
             from gpp.runtime.controller.leader import Leader
 
@@ -202,6 +209,27 @@ def _check_split_stages(job: Job) -> None:
                 f"devices {list(team)} split operators between them and meet in every pass, but run their passes in different "
                 f"orders, so that each would wait for the others. Fix: give the stage devices of its own, or {without}"
             )
+
+
+def _check_bounded(job: Job) -> None:
+    """Refuse to bound workers where that cannot be done.
+
+    Raises:
+        InvalidConfig: on a card; for compiled stages; for stages with operators on the host; where the kernel bounds no process.
+    """
+    from gpp.runtime.worker.limit import why_not
+
+    if job.settings.compile is not None:
+        rule = "engine.enforce_memory cannot tell a stage's memory from the compiler's, which works while the stage runs"
+        raise InvalidConfig("engine.compile", job.settings.compile, rule, "set engine.compile=null, or engine.enforce_memory=false")
+    if job.settings.device_kind == "cuda":
+        rule = "is for workers on processors; a card's allocator has the card's memory as its bound"
+        raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or use cluster=local")
+    if moved := [s for s, stage in enumerate(job.plan.stages) if stage.offload]:
+        rule = f"stage {moved[0]} has operators on the host, whose memory is that of its devices here"
+        raise InvalidConfig("engine.enforce_memory", True, rule, "leave it out, or set strategy/memory=recompute")
+    if reason := why_not():
+        raise InvalidConfig("engine.enforce_memory", True, reason, "leave it out, or run on Linux 4.7 or later")
 
 
 def _check_backend(name: str) -> None:

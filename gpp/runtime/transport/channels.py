@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import torch
@@ -100,6 +100,28 @@ class AbstractTransport(ABC):
         It must not be read or written until the handle has been waited on.
         """
 
+    def scatter(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
+        """Start to sum part number r of a contiguous tensor on the r-th device of a gradient group, for each r.
+
+        What a device has of the others' parts may be anything afterwards. Here they are summed as well.
+
+        Args:
+            own: number of this device in the group.
+        """
+        for part in parts:
+            self.reduce(group, part).wait()
+        return DONE
+
+    def hand_out(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
+        """Start to give all devices of a gradient group part number r as its r-th device has it, for each r.
+
+        Here all of them are summed, with zeros in place of the others' parts.
+        """
+        for number, part in enumerate(parts):
+            if number != own:
+                part.zero_()
+        return self.scatter(group, parts, own)
+
     @abstractmethod
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:
         """Start to sum a contiguous `tensor` in place over the devices of one replica (`gpp.program.program.teams`).
@@ -151,7 +173,7 @@ class TorchTransport(AbstractTransport):
             src, dst = rank_of[channel[3]], rank_of[channel[4]]
             if device in channel[3:]:
                 self._route[channel] = world, dst if device == channel[3] else src
-        self._reduce = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
+        self._reduce: list[Any] = [dist.new_group([rank_of[d] for d in group.devices]) for group in reduce_groups(plan, graph)]
         made = {devices: dist.new_group([rank_of[d] for d in devices]) for devices in teams(plan)}
         self._teams = {devices: group for devices, group in made.items() if device in devices}
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
@@ -214,6 +236,16 @@ class TorchTransport(AbstractTransport):
 
     def reduce(self, group: int, tensor: torch.Tensor) -> Handle:
         dist.all_reduce(tensor, group=None if group == EVERYONE else self._reduce[group])
+        return DONE
+
+    def scatter(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
+        for number, part in enumerate(parts):
+            dist.reduce(part, group=self._reduce[group], group_dst=number)
+        return DONE
+
+    def hand_out(self, group: int, parts: Sequence[torch.Tensor], own: int) -> Handle:
+        for number, part in enumerate(parts):
+            dist.broadcast(part, group=self._reduce[group], group_src=number)
         return DONE
 
     def sum_members(self, devices: tuple[int, ...], tensor: torch.Tensor) -> Handle:

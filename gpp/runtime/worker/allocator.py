@@ -8,18 +8,38 @@ listens in its first steps, which are not timed, and never again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from gpp.runtime.worker.operators import place_of
 
 if TYPE_CHECKING:
     from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 _ALLOCATION = "memory_alloc"
 """Kind of the events of the allocator: bytes handed out, below zero where they are taken back."""
+_BEGINS = "push"
+"""Kind of the events of operators that begin."""
+_DIFFERENTIATED = 1
+"""Scope of those that autograd runs for an operator of the forward (`RecordScope::BACKWARD_FUNCTION`)."""
+_BACKWARD = ": _engine_run_backward"
+"""What of a backward is on the stack of all else that runs in it."""
+
+
+class Heard(NamedTuple):
+    """What was heard last, at the moment of an allocation that failed.
+
+    Args:
+        held_bytes: of the tensors that there were.
+        place: file and line of the generated code of the operator that began last; in a backward, of the operator of the forward
+            that it differentiates; None if neither is in generated code.
+    """
+
+    held_bytes: int
+    place: tuple[str, int] | None
 
 
 class MemoryEvents:
@@ -31,12 +51,18 @@ class MemoryEvents:
     Args:
         lend: told whether messages may stay in memory that is not the allocator's.
 
-    `peak_bytes` is the most at a time up to `end`, as long as no block is taken back that was there before.
+    `peak_bytes` is the most at a time up to `end`, as long as no block is taken back that was there before; `held_bytes` are
+    those at the last `drain`, and `last` is what was heard last where
+    `places` is set: then it hears where in the code each operator is called.
     """
 
     def __init__(self, lend: Callable[[bool], None]) -> None:
-        self.peak_bytes = 0
+        self.peak_bytes = self.held_bytes = 0
+        self.last: Heard | None = None
+        self.places = False
         self._lend, self._listens = lend, False
+        self._made_at: dict[int, tuple[str, int]] = {}
+        """Autograd's number of an operator -> where it was called."""
 
     def begin(self, held: Iterable[torch.Tensor]) -> None:
         """Listen to this thread from now on.
@@ -44,21 +70,52 @@ class MemoryEvents:
         Args:
             held: the tensors that exist already and stay.
         """
-        self.peak_bytes = storage_bytes(held)
+        self.peak_bytes = self.held_bytes = storage_bytes(held)
         self._lend(False)
+        self._listen()
+
+    def _listen(self) -> None:
         # One line each: state, shapes, memory, stack, FLOPs, modules, and further settings.
-        _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+        _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, self.places, False, False, _ExperimentalConfig()))
         self._listens = True
+
+    def drain(self) -> bool:
+        """Sum up what was heard and go on, so that the notes do not pile up; returns whether it listens."""
+        if self._listens:
+            self._sum_up()
+            self._listen()
+        return self._listens
 
     def end(self) -> None:
         """Sum up what was heard; nothing where it does not listen."""
-        if not self._listens:
-            return
+        if self._listens:
+            self._sum_up()
+            self._lend(True)
+
+    def _sum_up(self) -> None:
         self._listens = False
-        self._lend(True)
         events: list[list[Any]] = _disable_profiler_legacy()
-        changes = (event.cpu_memory_usage() for thread in events for event in thread if event.kind() == _ALLOCATION)
-        self.peak_bytes += max(accumulate(changes, initial=0))
+        for event in (event for thread in events for event in thread):
+            kind = event.kind()
+            if kind == _ALLOCATION:
+                change = event.cpu_memory_usage()
+                self.held_bytes += change
+                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                if self.places and change > 0 and self.last:
+                    self.last = Heard(self.held_bytes, self.last.place)
+            elif self.places and kind == _BEGINS:
+                self._note(event)
+
+    def _note(self, event: Any) -> None:
+        """An operator begins."""
+        number, frames = event.sequence_nr(), event.stack()
+        place, backward = place_of(frames), any(frame.endswith(_BACKWARD) for frame in frames)
+        if int(event.scope()) == _DIFFERENTIATED:
+            # A sum into a gradient has no number, and goes with what made it.
+            place = self._made_at.get(number)
+        elif place and number >= 0:
+            self._made_at[number] = place
+        self.last = Heard(self.held_bytes, place or (self.last.place if self.last and (backward or not frames) else None))
 
 
 def held_by(

@@ -45,12 +45,16 @@ def build_modules(job: Job, run_dir: Path, stages: Iterable[int], device: torch.
 
 
 def build_optimizers(
-    specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule]
+    specs: Mapping[int, AbstractOptimizer], modules: Mapping[int, StageModule], applies: Callable[[str], bool]
 ) -> dict[int, torch.optim.Optimizer]:
-    """An optimizer for each stage that trains, by its settings; a weight shared by two stages of this device is the first's."""
+    """An optimizer for each stage that trains, by its settings; a weight shared by two stages of this device is the first's.
+
+    Args:
+        applies: whether the device applies a parameter's gradient; another replica does so otherwise.
+    """
     out, taken = {}, set()
     for s, module in modules.items():
-        own = [p for p in module.parameters() if p.requires_grad and p not in taken]
+        own = [p for name, p in module.named_parameters() if p.requires_grad and p not in taken and applies(name)]
         taken.update(own)
         if own:
             out[s] = specs[s].build(own)

@@ -11,8 +11,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gpp.program.program import ReduceGroup
 from gpp.program.waits import EVERYONE
+from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Handle
 from gpp.runtime.worker.buckets import Buckets
+from gpp.runtime.worker.handout import in_parts
 from gpp.runtime.worker.loss_scale import LossScale
 
 
@@ -25,6 +27,7 @@ class Gradients:
         groups: of `gpp.program.program.reduce_groups`; those that this device is in.
         clip_norm: largest norm of all gradients of the model; None for no clipping.
         counts: whether this device counts a parameter in the norm, if it is the first of those that sum its gradient.
+        shares: who applies which of the summed gradients, where not everybody does; None: everybody.
         scale: what the losses of this step were multiplied by; None for nothing.
         bucket_bytes: sizes of the parts in which a backward that is armed has its gradients summed; None: at once, and
             not before `reduce`.
@@ -40,6 +43,7 @@ class Gradients:
         transport: AbstractTransport,
         clip_norm: float | None,
         counts: Callable[[str], bool] = lambda name: True,
+        shares: Shares | None = None,
         scale: LossScale | None = None,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -53,14 +57,20 @@ class Gradients:
         self._counted = [param for name, param in self.params.items() if name not in elsewhere and counts(name)]
         self._flat: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, Buckets] = {}
+        self._parts: dict[int, list[torch.Tensor]] = {}
+        self._applied = {name for name in self.params if shares is None or shares.applies(device_id, name)}
+        self._numbers = {g: group.devices.index(device_id) for g, group in self._groups.items()}
         for g, group in self._groups.items():
-            own = [self.params[name] for name in group.params]
+            dealt = shares.parts(g) if shares else None
+            own = [self.params[name] for name in (group.params if dealt is None else [n for part in dealt for n in part])]
             flat = self._flat[g] = torch.zeros(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
             at = 0
             for param in own:
                 # Autograd adds into it in place, so the sum over devices needs no packing.
                 param.grad = flat[at : at + param.numel()].view_as(param)
                 at += param.numel()
+            if dealt is not None:
+                self._parts[g] = in_parts(self.params, dealt, flat)
             if bucket_bytes is not None:
                 self._buckets[g] = Buckets(own, flat, partial(self._begin, g), bucket_bytes)
         shared = {name for group in self._groups.values() for name in group.params}
@@ -89,6 +99,8 @@ class Gradients:
         flat, n = self._flat[group], len(self._groups[group].devices)
         if group in self._buckets:
             self._buckets[group].finish()
+        elif group in self._parts:
+            self._sums.append(self.transport.scatter(group, self._parts[group], self._numbers[group]))
         else:
             self._begin(group, flat)
         return round(flat.numel() * flat.element_size() * 2 * (n - 1) / n)
@@ -107,9 +119,10 @@ class Gradients:
         As `torch.nn.utils.clip_grad_norm_` on the whole model: the scale is at most clip_norm / (norm + 1e-6).
         """
         self.settle()
-        grads = [param.grad for param in self._counted if param.grad is not None]
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
-        if grads:
+        if self._parts:
+            total += torch.linalg.vector_norm(self._norms()).double().square()
+        elif grads := [param.grad for param in self._counted if param.grad is not None]:
             total += get_total_norm(grads).double().square()
         self.transport.reduce(EVERYONE, total).wait()
         norm = total.sqrt()[0]
@@ -124,6 +137,28 @@ class Gradients:
         clip_grads_with_norm_(self.params.values(), self.clip_norm or float("inf"), norm)
         self.norm = norm
         return total.numel() * total.element_size()
+
+    def _norms(self) -> torch.Tensor:
+        """The norm of each gradient that this device counts: [number of them].
+
+        One whose sum another replica has comes from there, so the norm of all is what it is where every replica has all sums.
+        """
+        found = {
+            name: torch.linalg.vector_norm(param.grad)
+            for name, param in self.params.items()
+            if param.grad is not None and name in self._applied
+        }
+        for g in self._parts:
+            names = self._groups[g].params
+            norms = self._flat[g].new_zeros(len(names))
+            for i, name in enumerate(names):
+                if name in found:
+                    norms[i] = found[name]
+            self.transport.reduce(g, norms).wait()
+            found |= dict(zip(names, norms, strict=True))
+        name_of = {id(param): name for name, param in self.params.items()}
+        counted = [found[name] for name in (name_of[id(param)] for param in self._counted) if name in found]
+        return torch.stack(counted) if counted else torch.zeros(1, device=self._device)
 
     def clear(self) -> None:
         """After the update: nothing is left of this step's gradients."""

@@ -10,6 +10,7 @@ import torch
 from gpp.runtime.cards.cuda import CudaCard
 from gpp.runtime.job import Job
 from gpp.runtime.worker.clock import CardStatus
+from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.process import disconnect, enter, guarded
 from gpp.runtime.worker.worker import Worker
 
@@ -18,11 +19,17 @@ def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) ->
     """Train as one worker of `job`, whose device in the plan follows from the rank."""
     card = CudaCard(device) if device.type == "cuda" else None
     device_id, transport, status = enter(job, run_dir, rank, world, card)
+    limit: Limit | None = None
     with ExitStack() as stack:
         if card:
             status = CardStatus(status, card)
             stack.enter_context(status.followed())
+        if job.settings.enforce_memory:
+            status = limit = Limit(job, device_id, status)
+            stack.enter_context(limit.explained())
         worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+        if limit:
+            limit.watch(worker)
         with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
             worker.run(out)
     disconnect(status)

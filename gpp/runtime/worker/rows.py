@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ class Rows:
 
     Args:
         device: where rows are put.
+
+    A data set is loaded inside `loading()`.
     """
 
     def __init__(self, settings: Settings, device: torch.device, card: AbstractCard | None = None) -> None:
@@ -48,6 +51,7 @@ class Rows:
         # A model in memory has no settings; its data needs none.
         self._model, self._data = restore(settings.model) if settings.model else None, restore(settings.data)
         self._samples: dict[str, Samples] = {}
+        self.loading: Callable[[], AbstractContextManager[object]] = nullcontext
         self._copies = card.stream() if card else None
         self._next: dict[tuple[str, ...], Callable[[], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]]] = {}
         self._prepared: dict[tuple[str, ...], tuple[torch.Tensor, _Sent | dict[str, torch.Tensor]]] = {}
@@ -56,9 +60,13 @@ class Rows:
     def fetch(self, split: str, size: int, order: Order, names: tuple[str, ...]) -> Fetch:
         """Function (lo, hi) -> the named rows of those samples of a pass of mini-batches of `size` samples."""
         wanted = set(names)
-        if wanted and split not in self._samples:
-            settings = self._settings
-            self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
+        if wanted:
+            with self.loading():
+                if split not in self._samples:
+                    settings = self._settings
+                    self._samples[split] = self._data.load(split, self._model, seed=settings.seed, dtype=settings.dtype)
+                # A column may be made when a row of it is first asked for.
+                self._samples[split].fetch(torch.zeros(1, dtype=torch.int64), wanted)
 
         def rows(indices: torch.Tensor) -> dict[str, torch.Tensor]:
             found = self._samples[split].fetch(indices, wanted)

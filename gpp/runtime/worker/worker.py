@@ -27,6 +27,7 @@ from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Probes
+from gpp.runtime.sharded_state import Shares
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
@@ -34,6 +35,7 @@ from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import all_ring_sizes, build_keepers, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.handout import Handout
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Mailbox
@@ -87,19 +89,22 @@ class Worker:
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
-        self.optimizers = build_optimizers(self._specs, self.modules)
+        self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
+        self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
+        self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
         self.weights = self._weights()
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = Gradients(
             self.params,
-            reduce_groups(plan, job.graph),
+            groups,
             device_id=device_id,
             device=device,
             transport=transport,
             clip_norm=self.spec.clip_norm if self.spec.clips_model else None,
             counts=self.teams.split.counts,
+            shares=self.shares,
             scale=self.scale,
             bucket_bytes=BUCKET_BYTES if overlaps else None,
         )
@@ -139,7 +144,8 @@ class Worker:
     def _checkpointer(self, rank: int) -> Checkpointer:
         """This worker's share of every checkpoint."""
         weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        owned = owned_names(self.job, self.device_id, weights) if self.job.settings.checkpoint_every else frozenset[str]()
+        own = self.shares.owned(self.device_id, owned_names(self.job, self.device_id, weights))
+        owned = own if self.job.settings.checkpoint_every else frozenset[str]()
         if self.scale:
             weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
         return Checkpointer(
@@ -239,6 +245,7 @@ class Worker:
             else:
                 optimizer.step()
         if stage == self.stages[-1]:
+            self._hand_out()
             self.gradients.clear()
 
     def train(self, first: int, count: int, log: Callable[[dict[str, Any]], None]) -> None:

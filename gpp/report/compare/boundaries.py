@@ -1,0 +1,98 @@
+"""The largest micro-batches of several strategies, as text and numbers: the same for terminal, page and result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from gpp.analysis.max_batch import Boundary
+from gpp.report.draw import text
+from gpp.report.draw.page import Cell, Column, Table
+from gpp.report.run.console import new_table, show_heading
+from gpp.report.run.key_figures import peak_memory
+from gpp.report.run.record import RunRecord
+
+WORDS = ("strategy", "on workers")
+
+
+def cells(boundary: Boundary) -> dict[str, str]:
+    """Every column's text by its name."""
+    metrics, found = boundary.best.predicted and boundary.best.predicted.metrics, boundary.confirmed
+    out = {
+        "strategy": boundary.strategy,
+        "largest b": str(boundary.microbatch_size) if boundary.microbatch_size else "–",
+        "refused": "–" if boundary.beyond is None else str(boundary.beyond),
+        "micro-batches": str(boundary.microbatches),
+        "mini-batch": str(boundary.microbatch_size * boundary.microbatches) if boundary.microbatch_size else "–",
+        "samples/s": text.significant(metrics.throughput_samples_per_s) if metrics else "–",
+        "step": text.seconds(metrics.iteration_s) if metrics else "–",
+        "memory": text.num_bytes(peak_memory(metrics)),
+    }
+    if found is not None:
+        at = f"ran, {text.percent(found.peak_share)} of memory" if found.at == "ok" else "did not run"
+        out["on workers"] = f"{at}; {found.size} {'ran, too' if found.beyond == 'ok' else 'was stopped'}"
+    return out
+
+
+def _rows(boundaries: Sequence[Boundary]) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, and a row of texts for each strategy."""
+    found = [cells(boundary) for boundary in boundaries]
+    names = list(max(found, key=len))
+    return names, [[each.get(name, "–") for name in names] for each in found]
+
+
+def boundary_dicts(boundaries: Sequence[Boundary]) -> list[dict[str, Any]]:
+    """result.json's `max_batch`: for every strategy the largest sizes, what was tried, and what real workers said."""
+    return [
+        {
+            "strategy": boundary.strategy,
+            "microbatch_size": boundary.microbatch_size or None,
+            "microbatches": boundary.microbatches,
+            "minibatch_size": boundary.microbatch_size * boundary.microbatches or None,
+            "refused": boundary.beyond,
+            "reason": boundary.reason,
+            "throughput_samples_per_s": metrics and metrics.throughput_samples_per_s,
+            "tried": [{"microbatch_size": size, "fits": fits} for size, fits in boundary.tried],
+            "confirmed": boundary.confirmed and {**asdict(boundary.confirmed), "holds": boundary.confirmed.holds},
+        }
+        for boundary in boundaries
+        for metrics in [boundary.best.predicted and boundary.best.predicted.metrics]
+    ]
+
+
+def boundary_table(boundaries: Sequence[Boundary]) -> Table | None:
+    """The table of a page; None where no boundary was looked for."""
+    if not boundaries:
+        return None
+    names, rows = _rows(boundaries)
+    looks: list[list[str | Cell]] = [list(row) for row in rows]
+    return Table(columns=[Column(name=name, kind="" if name in WORDS else "n") for name in names], rows=looks)
+
+
+def ends(boundaries: Sequence[Boundary]) -> list[str]:
+    """A line for each strategy: why the next size is refused, and how runs ended."""
+    out = []
+    for boundary in boundaries:
+        if boundary.reason and boundary.microbatch_size:
+            out.append(f"{boundary.strategy}, b={boundary.beyond}: {boundary.reason.splitlines()[0]}")
+        if found := boundary.confirmed:
+            ran = ((boundary.microbatch_size, found.at), (found.size, found.beyond))
+            out += [f"{boundary.strategy}, b={size} on workers: {end}" for size, end in ran if end != "ok"]
+    return out
+
+
+def show_boundaries(console: Console, run: RunRecord) -> None:
+    """Print heading, table, and why each strategy's next size is refused."""
+    show_heading(console, run.result, f"largest micro-batches of {len(run.boundaries)} strategies")
+    names, rows = _rows(run.boundaries)
+    table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    for line in ends(run.boundaries):
+        console.print(Text(line, style="dim"))

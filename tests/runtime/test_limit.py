@@ -1,0 +1,161 @@
+"""A worker under `engine.enforce_memory`, in a process of its own: one device, whose stage is a chain of linear layers.
+
+What the limit says is compared with the plan's bill, and its words with where the fullest moment of this chain must be.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.data.synthetic import Synthetic
+from gpp.errors import Exhausted, InvalidConfig, OutOfMemory
+from gpp.graph.captured import Captured, Node
+from gpp.graph.op_graph import OpGraph
+from gpp.optimizers import Adam
+from gpp.plan.build import make_plan
+from gpp.program.program import reduce_groups
+from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.hang_detection.status import NoStatus
+from gpp.runtime.job import Job
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker import operators
+from gpp.runtime.worker.limit import Limit
+from gpp.runtime.worker.worker import Worker
+from gpp.schedules.one_f_one_b import OneFOneB
+from tests.support import inprocess
+from tests.support.conf import model_named
+
+WIDTH, SAMPLES, MICROBATCH = 512, 4096, 2048
+
+
+def made(folder: Path) -> tuple[Job, int]:
+    """A saved job of one stage, and the bytes that its plan asks for."""
+    model, data = (
+        model_named("digits_deep", f"model.width={WIDTH}", "model.num_layers=4"),
+        Synthetic(num_samples=SAMPLES, num_test_samples=1),
+    )
+    captured, weights = inprocess.capture(model, "float32")
+    problem = inprocess.problem_of(captured, 1, SAMPLES)
+    plan = make_plan(problem, "whole", [(problem.graph.all_mask, 1)], MICROBATCH)
+    optimizer, settings = Adam(lr=1e-3), {"steps": 3, "dtype": "float32", "enforce_memory": True}
+    problem = replace(problem, optimizer_state_factor=optimizer.state_factor)
+    job = inprocess.make_job(
+        captured,
+        problem,
+        plan,
+        OneFOneB(),
+        model=model,
+        data=data,
+        optimizer=optimizer,
+        **settings,
+    )
+    job.save(folder, weights)
+    return job, round(plan.device_memory(problem, {0: MICROBATCH})[0])
+
+
+def end_of(job: Job, folder: Path, memory_bytes: float) -> str:
+    """How the worker ends that has so much memory: `ok`, or its error."""
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in job.cluster.devices)
+    job = replace(job, cluster=replace(job.cluster, devices=devices))
+    context = multiprocessing.get_context("fork")
+    inner, outer = context.Pipe()
+    process = context.Process(target=_work, args=(job, folder, outer))
+    process.start()
+    assert inner.poll(120), "the worker says nothing"
+    process.join(30)
+    return inner.recv()
+
+
+def _work(job: Job, folder: Path, pipe: object) -> None:
+    try:
+        limit = Limit(job, 0, NoStatus())
+        with limit.explained():
+            network = FakeNetwork(reduce_groups(job.plan, job.graph), 1)
+            transport = FakeTransport(network, 0)
+            worker = Worker(job, folder, device_id=0, device=torch.device("cpu"), transport=transport, status=limit)
+            limit.watch(worker)
+            (folder / "ranks").mkdir(exist_ok=True)
+            with open(folder / "ranks" / "rank_0.jsonl", "w") as out:
+                worker.run(out)
+        pipe.send("ok")  # type: ignore[attr-defined]
+    except BaseException as error:
+        pipe.send(f"{type(error).__name__}: {error}")  # type: ignore[attr-defined]
+
+
+@pytest.mark.dist
+def test_a_plan_that_fits_runs_and_one_that_does_not_is_stopped_where_it_is_fullest(tmp_path: Path) -> None:
+    job, planned = made(tmp_path)
+    assert end_of(job, tmp_path, planned * 1.02) == "ok"
+    said = end_of(job, tmp_path, planned * 0.9)
+    found = re.search(
+        r"device 0 is out of memory: in s0\.B1@d0 \(backward\) in step (\d), at \S*\d \(aten\.(linear|tanh)\.default\), it asked "
+        r"for ([\d,]+) bytes and held ([\d,]+) of the ([\d,]+) that engine.enforce_memory leaves it, and the plan says that it "
+        rf"needs ({planned:,})\. Fix: use a microbatch_size below {MICROBATCH}",
+        said,
+    )
+    assert said.startswith("OutOfMemory") and found, said
+    asked, held, limit = (int(text.replace(",", "")) for text in found.groups()[2:5])
+    # What fails is an activation's gradient, a weight's, or the state of the optimizer, beyond what there was room for.
+    assert asked % (4 * WIDTH) == 0 and limit == round(planned * 0.9)
+    assert 0 < held < planned < (held + asked) * 1.1
+    at_once = end_of(job, tmp_path, 1e6)
+    assert at_once.startswith("OutOfMemory: device 0 is out of memory: before its first action it held"), at_once
+
+
+def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
+    job, _ = made(tmp_path)
+    engine = Distributed(enforce_memory=True)
+    engine.refuse(job)
+    moved = replace(job.plan, stages=(replace(job.plan.stages[0], offload=(0,)),))
+    for other, says in (
+        (replace(job, plan=moved), "stage 0 has operators on the host"),
+        (replace(job, settings=replace(job.settings, device_kind="cuda")), "a card's allocator has"),
+        (replace(job, settings=replace(job.settings, compile="inductor")), "cannot tell a stage's memory"),
+    ):
+        with pytest.raises(InvalidConfig, match=rf"{says}.*Fix: "):
+            engine.refuse(other)
+
+
+def test_an_end_of_memory_that_was_explained_stays_as_it_is() -> None:
+    ours = OutOfMemory("device 0 is out of memory")
+    assert Exhausted.of(ours) is ours
+    wrapped = RuntimeError("a worker failed")
+    wrapped.__cause__ = ours
+    assert Exhausted.of(wrapped) is ours
+
+
+def test_a_line_of_generated_code_is_found_among_the_nodes_of_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        Node(name=name, kind="call", target=target, module=module, free=free)
+        for name, target, module, free in (
+            ("mask", "aten.zeros.default", "net", True),
+            ("up", "aten.linear.default", "net.up", False),
+            ("elsewhere", "aten.relu.default", "net.other", False),
+            ("act", "aten.relu.default", "net.act", False),
+            ("down", "aten.linear.default", "net.down", False),
+        )
+    ]
+    captured = Captured(name="net", inputs=(), graph=OpGraph(name="net", ops=(), tensors=()), nodes=tuple(nodes), results={})
+    code = [
+        "def forward(self, batch, x, w):\n",
+        "    is_grad_enabled = torch.is_grad_enabled()\n",
+        "    linear = torch._C._nn.linear(x, w, None)\n",
+        "    relu = torch.relu(linear);  linear = None\n",
+        "    mul = batch * 2\n",
+        "    linear_1 = torch.ops.aten.linear.default(relu, w, None)\n",
+    ]
+    monkeypatch.setattr(operators.linecache, "getlines", lambda file: code)
+
+    def at(line: int) -> str | None:
+        found = operators.operator_at(captured, ["up", "act", "down"], ("<eval_with_key>.0", line))
+        return found.name if found else None
+
+    assert [at(line) for line in range(1, 7)] == [None, None, "up", "act", None, "down"]
+    assert operators.place_of(["torch/x.py(3): f", "<eval_with_key>.7(12): forward", "a.py(1): g"]) == ("<eval_with_key>.7", 12)
+    assert operators.place_of(["torch/x.py(3): f"]) is None
