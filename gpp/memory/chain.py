@@ -26,7 +26,7 @@ from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.prices import Prices
 from gpp.memory.segments import Segments, segments_of
 
-TRIES = 6
+TRIES = 4
 """Rooms for which a first choice is asked."""
 
 
@@ -101,7 +101,7 @@ class ChainProgram:
         if not np.isfinite(least):
             return None
         start = self._first_fit()
-        if start is not None and start[0] <= least * (1 + max(within, HAIR)):
+        if start is not None and (np.isinf(within) or start[0] <= least * (1 + max(within, HAIR))):
             return start[1]
         found = self._search(np.inf if start is None else start[0])
         if found is not None:

@@ -18,7 +18,10 @@ from gpp.memory.segments import Segments
 STEPS = 20
 """Prices of a byte that are tried at most for each price of a copy."""
 
-COPY_STEPS = 7
+CLOSE = 1e-3
+"""Share by which a bound may be below the largest one: it stays a bound."""
+
+COPY_STEPS = 4
 """Prices of a copied byte that are tried."""
 
 
@@ -127,7 +130,8 @@ class Prices:
             if reached > bound:
                 price, bound = tried, reached
             # Where the paths are ends of one line, no other one is below it.
-            if reached >= ends[0] + tried * (over.num_bytes - capacity) - value - HAIR * abs(ends[1]):
+            line = ends[0] + tried * (over.num_bytes - capacity) - value
+            if reached >= line - CLOSE * abs(line):
                 break
             if path.num_bytes > capacity:
                 over = path
