@@ -99,8 +99,8 @@ class Forward(Watch):
             own = _Discarded(self.keeper, number, batch)
             for i, name in self.keeper.arguments[number]:
                 tensor = arguments[i]
-                value = tensor.detach().clone() if name in run.copied else tensor.detach()
-                own.inputs[name] = Held(value, tensor.requires_grad)
+                # All of them are leaves: there is nothing to detach.
+                own.inputs[name] = Held(tensor.detach().clone(), tensor.requires_grad) if name in run.copied else tensor
             self.runs.append(own)
 
     def draws(self, place: int) -> None:
