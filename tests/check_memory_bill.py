@@ -34,7 +34,8 @@ def main(sweep: Path) -> int:
             continue
         found = errors(result)
         counted += found
-        print(f"{words['model']:18} {words['cluster.num_devices']} devices  {' '.join(f'{error:+.1%}' for error in found)}")
+        what = f"{words['model']:18} {words.get('strategy/memory', 'keep'):10} {words['cluster.num_devices']} devices"
+        print(f"{what}  {' '.join(f'{error:+.1%}' for error in found)}")
     if not counted:
         print("no run to compare")
         return 1

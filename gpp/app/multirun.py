@@ -236,6 +236,17 @@ def samples_per_device(samples: Any, *, _root_: Any) -> int:
     return int(samples[name]) * int(cluster.get("num_devices") or cluster.num_nodes * cluster.devices_per_node)
 
 
+def where_spared(limits: Any, *, _root_: Any) -> float | None:
+    """`${where_spared:{mlp:{2:7e6}}}`: bytes of a device by the model's name and the number of devices, null where the memory
+    policy keeps everything and so could not do with less."""
+    name, count = _root_.model.name, _root_.cluster.num_devices
+    if str(_root_.strategy.memory._target_).endswith(".Keep"):
+        return None
+    if count not in limits.get(name, {}):
+        raise ValueError(f"cluster.memory_bytes: no limit for {name} on {count} devices. Fix: add it, or set cluster.memory_bytes=...")
+    return float(limits[name][count])
+
+
 def workers() -> int:
     """`${workers:}`: as many as this machine has cores, at least two and at most four."""
     return max(2, min(4, len(os.sched_getaffinity(0))))
@@ -248,6 +259,7 @@ RESOLVERS = {
     "or_started": or_started,
     "workers": workers,
     "per_device": samples_per_device,
+    "where_spared": where_spared,
 }
 """Functions that YAML files call, as in `${or_started:4}`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpp.cost.stage import stage_bytes
@@ -12,6 +13,7 @@ from gpp.errors import InvalidConfig
 from gpp.memory.capuchin import capuchin
 from gpp.memory.choices import Choices, Marking
 from gpp.memory.fit import Fit, fit
+from gpp.memory.prices import Prices
 from gpp.plan.stage import Stage
 from tests.check_memory import Case, main, random_case, random_graph, verdict
 
@@ -79,3 +81,24 @@ def test_copies_are_free_only_while_they_hide() -> None:
     assert fit(unlinked, case.stage, 4, limit, ways=("offload",)) is None
     with pytest.raises(InvalidConfig, match="must be of recompute, offload"):
         fit(problem, case.stage, 4, limit, ways=("swap",))
+
+
+def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of a chain without bounds finds nothing better."""
+    told = []
+    for seed in range(12):
+        case, _ = long_case(seed, chain=True)
+        stage = replace(case.stage, ops=tuple(range(6, 18)))
+        keep, all_again = (peak_of(case, stage, ops) for ops in ((), stage.ops))
+        told.append((replace(case, stage=stage), all_again + (keep - all_again) * 0.4))
+    bounded = [fit(case.problem, case.stage, 4, limit) for case, limit in told]
+    monkeypatch.setattr(Prices, "beyond", lambda prices, i, num_bytes, moved: np.zeros(len(num_bytes)))
+    for (case, limit), found in zip(told, bounded, strict=True):
+        case.problem.bills.clear()
+        without = fit(case.problem, case.stage, 4, limit)
+        assert found is not None and without is not None
+        assert found.added_s == pytest.approx(without.added_s, rel=1e-12)
+
+
+def peak_of(case: Case, stage: Stage, recompute: tuple[int, ...]) -> float:
+    return stage_bytes(case.problem, replace(stage, recompute=recompute)).peak(4)

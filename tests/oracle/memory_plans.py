@@ -7,6 +7,7 @@ and every combination is predicted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -64,13 +65,17 @@ class MarkedPlans:
 
     def _fitting(self, stage: Stage) -> list[Stage]:
         if stage not in self._known:
-            limit = min(self.problem.cluster.devices[d].memory_bytes for d in stage.devices)
+            devices = [self.problem.cluster.devices[d] for d in stage.devices]
+            limit, host = (
+                min(sizes) for sizes in zip(*((d.memory_bytes, d.host_memory_bytes or math.inf) for d in devices), strict=True)
+            )
+            linked = all(d.host_bandwidth_bytes_per_s for d in devices)
             found: dict[tuple[float, float], Stage] = {}
-            for ways in product(self.letters, repeat=len(stage.ops)):
+            for ways in product(self.letters if linked else self.letters.replace("o", ""), repeat=len(stage.ops)):
                 named = [tuple(op for op, way in zip(stage.ops, ways, strict=True) if way == letter) for letter in "ro"]
                 marked = replace(stage, recompute=named[0], offload=named[1])
                 bill = StageCost.of(self.problem, marked)
-                if bill.memory.peak(stage.ahead) <= limit:
+                if bill.memory.peak(stage.ahead) <= limit and bill.moved_bytes * stage.ahead <= host:
                     found.setdefault((bill.backward_s, bill.moved_bytes), marked)
             self._known[stage] = [
                 marked
