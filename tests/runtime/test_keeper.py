@@ -23,6 +23,8 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.stage import Stage
 from gpp.planners.chains.even import Even
+from gpp.program.kinds import COPIES
+from gpp.runtime.cards.model.machine import Machine, Policy, Rule
 from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.engines.reference import Reference
 from gpp.runtime.memory.copies import HostCopies
@@ -36,7 +38,7 @@ from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
-from tests.support import asynchronous, inprocess
+from tests.support import asynchronous, cards, inprocess
 from tests.support.capture_zoo import CASES, floats, mse
 from tests.support.markings import POLICIES, Case, keep, random_case, random_ways, train, with_host
 from tests.support.staged import parts_of
@@ -155,7 +157,7 @@ def test_markings_of_the_zoo_change_nothing(name: str) -> None:
     """In-place writes, running statistics and a running mean by hand, dropout and noise, masks and derived weights, views."""
     zoo = Zoo.of(name)
     expected = zoo.train(None)
-    for number, ways in enumerate(subsets(4, random.Random(name))):
+    for number, ways in enumerate(subsets(2, random.Random(name))):
         assert zoo.train(ways) == expected, (number, [ways(op) for op in range(zoo.captured.graph.num_ops)])
 
 
@@ -169,7 +171,7 @@ def test_a_second_forward_casts_as_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("network", "policy"),
-    [("Dropping", 0), ("NormedBatch", 0), ("NormedBatch", 1), ("Fork", 1), ("Dropping", 2), ("Tied", 2), ("NormedBatch", 3)],
+    [("Dropping", 0), ("NormedBatch", 1), ("Fork", 2), ("NormedBatch", 3)],
 )
 def test_workers_train_alike_under_random_markings(network: str, policy: int, tmp_path: Path) -> None:
     """With replicas, and copies where programs have them; `tests.check_markings` tries hundreds, on every model."""
@@ -256,6 +258,24 @@ def test_the_allocator_s_peak_falls_by_what_is_not_held(in_flight: int) -> None:
         assert saved(again) * in_flight - largest < 4 * layer or found < whole - 2 * layer
 
 
+@pytest.mark.parametrize(
+    ("network", "policy", "ways", "rule", "order"),
+    [("Chain4", 0, "m", "streams", "random"), ("Fork", 1, "rm", "one_queue", "lazy")],
+)
+def test_cards_train_alike(network: str, policy: int, ways: str, rule: Rule, order: Policy, tmp_path: Path) -> None:
+    """On the model of cards, which finds every missing wait between streams, and every wait of the host."""
+    case, found = case_of(network, POLICIES[policy], sizes=2), []
+    for way in (keep, lambda op: ways[op % len(ways)]):
+        machine = Machine(rule=rule, policy=order)
+        job = case.job(way, steps=2, device_kind="cuda")
+        found.append(cards.train(job, tmp_path / str(len(found)), case.weights, machine))
+        assert not machine.findings
+    kept, marked = found
+    assert marked.losses == kept.losses
+    assert all(torch.equal(marked.weights[name], tensor) for name, tensor in kept.weights.items())
+    assert any(action.kind in COPIES for actions in job.program.actions.values() for action in actions)
+
+
 def test_unwanted_operators_are_not_called_again() -> None:
     """The last product of a discarded stage, which leaves it and which nobody keeps."""
     zoo = Zoo.of("residual")
@@ -308,10 +328,9 @@ def case_of(network: str, policy: AbstractWeights, **settings: Any) -> Case:
     return Case(model=model, found=found, weights=weights, problem=problem, strategy=strategy, plan=job.plan)
 
 
-@pytest.mark.parametrize("network", ["NormedBatch", "Dropping"])
-def test_a_full_pipeline_goes_on_from_its_checkpoint_under_a_policy(network: str, tmp_path: Path) -> None:
+def test_a_full_pipeline_goes_on_from_its_checkpoint_under_a_policy(tmp_path: Path) -> None:
     """Forwards in flight are repeated, discarded and moved again."""
-    case = case_of(network, Stash())
+    case = case_of("NormedBatch", Stash())
     marked = case.job(lambda op: "rm"[op % 2], steps=9, checkpoint_every=4, checkpoint_keep=9)
     losses, state, workers = inprocess.run(marked, tmp_path / "whole", case.weights)
     for worker in workers:
@@ -377,9 +396,6 @@ def test_what_cannot_be_carried_out_is_refused() -> None:
     assert Reference().check(job.plan) == ()
     compiled = refused(replace(job, settings=replace(job.settings, compile="inductor")))
     assert "engine.compile=inductor" in compiled and "stage 0" in compiled
-    moving = drained.job(lambda op: "m")
-    card = refused(replace(moving, settings=replace(moving.settings, device_kind="cuda")))
-    assert "plan.stages[0].offload" in card
     split = replace(job.plan.stages[1], tensor_parallel=2, devices=(1, 7))
     stages = (job.plan.stages[0], split, *job.plan.stages[2:])
     assert "stage 1" in refused(replace(job, plan=replace(job.plan, stages=stages)))

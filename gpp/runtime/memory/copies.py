@@ -1,7 +1,8 @@
-"""Storages of a micro-batch on their way to the host and back.
+"""What a micro-batch has on the host, on its way there and back.
 
-On a processor the host's memory is the device's own, so a copy saves nothing but what the allocator counts: it shows on
-one machine what offload does on cards. A thread a direction makes the copies, as a card's two copy engines do.
+On a card two streams make the copies, from and to pinned memory, and the host waits for none. On a processor the host's
+memory is the device's own, so a copy saves nothing but what the allocator counts: it shows on one machine what offload
+does on cards. A thread a direction makes them, as a card's two copy engines do.
 """
 
 from __future__ import annotations
@@ -16,50 +17,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpp.runtime.memory.slots import on_storage
+from gpp.runtime.cards.card import AbstractCard, Event
 from gpp.runtime.transport.channels import Mark
 
-Storage = torch.UntypedStorage
+Span = tuple[Mark, Mark]
+"""When a copy begins and ends, by the clock of the device."""
 
 
 class AbstractCopies(ABC):
     """The copies of a device, one after the other in each direction."""
 
     @abstractmethod
-    def out(self, storages: Sequence[Storage]) -> Parcel:
-        """Begin to copy storages to the host; they must stay as they are until the parcel has left."""
-
-    @abstractmethod
-    def back(self, parcel: Parcel) -> None:
-        """Begin to copy them back, into new storages, once they have left."""
+    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
+        """Begin to copy flat tensors to the host; they must stay as they are until the parcel has left."""
 
 
-class Parcel(ABC):
-    """The storages of one micro-batch.
+class AbstractParcel(ABC):
+    """The tensors of one micro-batch; `span` is that of the copy that was begun last."""
 
-    Args:
-        num_bytes: of all of them.
-    """
-
-    num_bytes: int
-
-    @property
-    @abstractmethod
-    def span(self) -> tuple[Mark, Mark]:
-        """When the copy that was begun last begins and ends, by the clock of the device."""
+    span: Span
 
     @property
     @abstractmethod
     def gone(self) -> bool:
-        """Whether they are on the host, so that the device's own can be let go of."""
+        """Whether all are on the host."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Wait until they are there, and let go of the device's."""
+        """Let the device go on only when they are there, and let go of them."""
 
     @abstractmethod
-    def arrive(self) -> list[Storage]:
-        """Wait until they are back; the new storages in the same order."""
+    def back(self) -> None:
+        """Begin to copy them to the device, into new tensors, once they have left."""
+
+    @abstractmethod
+    def arrive(self) -> list[Tensor]:
+        """Let the device go on only when they are back; the new tensors in the same order."""
 
 
 @final
@@ -79,77 +72,139 @@ class CopyMark:
 class HostCopies(AbstractCopies):
     """Copies by threads, between PyTorch's memory and other memory of the same machine.
 
-    The other memory is numpy's, which PyTorch's allocator does not count, and is used again for storages of the same size.
+    The other memory is numpy's, which PyTorch's allocator does not count, and is used again for tensors of the same size.
 
     Args:
         now: the clock of the device, asked in the threads.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._out = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
-        self._in = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
+        self.now = now
+        self.away = ThreadPoolExecutor(1, thread_name_prefix="copy-out")
+        self.home = ThreadPoolExecutor(1, thread_name_prefix="copy-in")
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
-    def out(self, storages: Sequence[Storage]) -> HostParcel:
-        parcel = HostParcel(storages, [self._buffer(storage.nbytes()) for storage in storages])
-        parcel.way = self._out.submit(_copy, self._now, [*parcel.buffers], _bytes(storages))
-        return parcel
+    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
+        return _HostParcel(self, tensors)
 
-    def back(self, parcel: Parcel) -> None:
-        assert isinstance(parcel, HostParcel)
-        parcel.leave()
-        # Made here: the allocator's account of a worker is that of its own thread.
-        parcel.storages = [torch.empty(len(buffer), dtype=torch.uint8).untyped_storage() for buffer in parcel.buffers]
-        parcel.way = self._in.submit(_copy, self._now, _bytes(parcel.storages), [*parcel.buffers])
-        parcel.back_to = self._free
+    def take(self, like: Tensor) -> Tensor:
+        """Memory of the host for a flat tensor."""
+        free = self._free[like.nbytes]
+        return (free.pop() if free else torch.from_numpy(np.empty(like.nbytes, np.uint8))).view(like.dtype)
 
-    def _buffer(self, num_bytes: int) -> Tensor:
-        free = self._free[num_bytes]
-        return free.pop() if free else torch.from_numpy(np.empty(num_bytes, np.uint8))
+    def give(self, buffers: Sequence[Tensor]) -> None:
+        """It is not needed any more."""
+        for buffer in buffers:
+            self._free[buffer.nbytes].append(buffer.view(torch.uint8))
 
 
 @final
-class HostParcel(Parcel):
-    """Of `HostCopies`; `buffers` are on the host, `storages` the device's."""
+class _HostParcel(AbstractParcel):
+    def __init__(self, copies: HostCopies, tensors: Sequence[Tensor]) -> None:
+        self._copies, self._tensors, self._buffers = copies, list(tensors), [copies.take(tensor) for tensor in tensors]
+        self._begin(copies.away, self._buffers, self._tensors)
 
-    def __init__(self, storages: Sequence[Storage], buffers: list[Tensor]) -> None:
-        self.storages, self.buffers, self.num_bytes = list(storages), buffers, sum(map(len, buffers))
-        self.way: Future[tuple[float, float]]
-        self.back_to: dict[int, list[Tensor]] = {}
-
-    @property
-    def span(self) -> tuple[Mark, Mark]:
-        return CopyMark(self.way, 0), CopyMark(self.way, 1)
+    def _begin(self, thread: ThreadPoolExecutor, into: Sequence[Tensor], of: Sequence[Tensor]) -> None:
+        # Lists of their own, which the thread empties.
+        self._way = thread.submit(_copy, self._copies.now, [*into], [*of])
+        self.span = CopyMark(self._way, 0), CopyMark(self._way, 1)
 
     @property
     def gone(self) -> bool:
-        return self.way.done()
+        return self._way.done()
 
     def leave(self) -> None:
-        self.way.result()
-        self.storages = []
+        self._way.result()
+        self._tensors = []
 
-    def arrive(self) -> list[Storage]:
-        self.way.result()
-        found, self.storages = self.storages, []
-        for buffer in self.buffers:
-            self.back_to[len(buffer)].append(buffer)
-        self.buffers = []
+    def back(self) -> None:
+        # Made here: the allocator's account of a worker is that of its own thread.
+        self._tensors = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._begin(self._copies.home, self._tensors, self._buffers)
+
+    def arrive(self) -> list[Tensor]:
+        self._way.result()
+        self._copies.give(self._buffers)
+        found, self._tensors, self._buffers = self._tensors, [], []
         return found
-
-
-def _bytes(storages: Sequence[Storage]) -> list[Tensor]:
-    return [on_storage(storage, torch.uint8, (storage.nbytes(),), (1,), 0) for storage in storages]
 
 
 def _copy(now: Callable[[], float], into: list[Tensor], of: list[Tensor]) -> tuple[float, float]:
     """Copy tensors, and forget them; when it began and ended.
 
-    The last to let go of a storage must be the worker's own thread, whose allocator's account it is in.
+    The last to let go of a tensor must be the worker's own thread, whose allocator's account it is in.
     """
     start = now()
     with torch.no_grad():
         while of:
             into.pop().copy_(of.pop())
     return start, now()
+
+
+@final
+class CardCopies(AbstractCopies):
+    """Copies by two streams of a card; pinned memory is used again for tensors of the same size."""
+
+    def __init__(self, card: AbstractCard) -> None:
+        self.card, self.away, self.home = card, card.stream(), card.stream()
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
+
+    def out(self, tensors: Sequence[Tensor]) -> AbstractParcel:
+        return _CardParcel(self, tensors)
+
+    def take(self, like: Tensor) -> Tensor:
+        """Pinned memory for a flat tensor. Who has read it before was waited for by the stream that the new copy waits for."""
+        if free := self._free[like.nbytes]:
+            return free.pop().view(like.dtype)
+        return self.card.pinned(torch.empty(like.shape, dtype=like.dtype, device="cpu"))
+
+    def give(self, buffers: Sequence[Tensor]) -> None:
+        """It is not needed any more by what the current stream goes on with."""
+        for buffer in buffers:
+            self._free[buffer.nbytes].append(buffer)
+
+
+@final
+class _CardParcel(AbstractParcel):
+    def __init__(self, copies: CardCopies, tensors: Sequence[Tensor]) -> None:
+        self._copies, self._tensors = copies, list(tensors)
+        made = self._mark()
+        with copies.card.use(copies.away):
+            made.wait()
+            start = self._mark()
+            self._buffers = [copies.take(tensor) for tensor in self._tensors]
+            for buffer, tensor in zip(self._buffers, self._tensors, strict=True):
+                buffer.copy_(tensor, non_blocking=True)
+            self._done = self._mark()
+        self.span = start, self._done
+
+    def _mark(self) -> Event:
+        event = self._copies.card.event(timed=True)
+        event.record()
+        return event
+
+    @property
+    def gone(self) -> bool:
+        return self._done.query()
+
+    def leave(self) -> None:
+        self._done.wait()
+        self._tensors = []
+
+    def back(self) -> None:
+        # Made on the stream that uses them, and written when that has come here: their memory may have been another's.
+        self._tensors = [torch.empty(b.shape, dtype=b.dtype, device=self._copies.card.device) for b in self._buffers]
+        ready = self._mark()
+        with self._copies.card.use(self._copies.home):
+            ready.wait()
+            start = self._mark()
+            for tensor, buffer in zip(self._tensors, self._buffers, strict=True):
+                tensor.copy_(buffer, non_blocking=True)
+            self._done = self._mark()
+        self.span = start, self._done
+
+    def arrive(self) -> list[Tensor]:
+        self._done.wait()
+        self._copies.give(self._buffers)
+        found, self._tensors, self._buffers = self._tensors, [], []
+        return found

@@ -22,10 +22,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
-from gpp.runtime.memory.copies import AbstractCopies
+from gpp.runtime.memory.copies import AbstractCopies, Span
 from gpp.runtime.memory.marks import KEPT, MOVED, Marks
-from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, given, held, on_storage, told
-from gpp.runtime.transport.channels import Mark
+from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, flat, given, held, told
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
@@ -100,8 +99,8 @@ class Forward(Watch):
             own = _Discarded(self.keeper, number, batch)
             for i, name in self.keeper.arguments[number]:
                 tensor = arguments[i]
-                value = tensor.detach().clone() if name in run.copied else tensor.detach()
-                own.inputs[name] = Held(value, tensor.requires_grad)
+                # All of them are leaves: there is nothing to detach.
+                own.inputs[name] = Held(tensor.detach().clone(), tensor.requires_grad) if name in run.copied else tensor
             self.runs.append(own)
 
     def draws(self, place: int) -> None:
@@ -261,7 +260,7 @@ class Keeper:
             self._codes[key] = _Code(call, reads, min(self.marks.place[name] for name in nodes))
         return self._codes[key]
 
-    def copy_out(self, microbatch: int) -> tuple[Mark, Mark] | None:
+    def copy_out(self, microbatch: int) -> Span | None:
         """Begin to move what the forward of a micro-batch has left for the host; when that begins and ends, if it left anything."""
         slots = [slot for reference in self._moved.pop(microbatch, ()) if (slot := reference()) is not None]
         if not slots:
@@ -270,7 +269,7 @@ class Keeper:
         moving = self._under_way[microbatch] = _Moving(slots, self._copies)
         return moving.span
 
-    def fetch(self, microbatch: int) -> tuple[Mark, Mark] | None:
+    def fetch(self, microbatch: int) -> Span | None:
         """Begin to bring it back.
 
         If another micro-batch is back and has not been used, all that goes must have gone before: two are on the device at most.
@@ -300,12 +299,12 @@ class _Moving:
     """What a micro-batch has on the host."""
 
     def __init__(self, slots: Sequence[Slot], copies: AbstractCopies) -> None:
-        self._slots, self._copies = [weakref.ref(slot) for slot in slots], copies
-        self._parcel = copies.out([slot.base.untyped_storage() for slot in slots if slot.base is not None])
+        self._slots = [weakref.ref(slot) for slot in slots]
+        self._parcel = copies.out([flat(slot.base) for slot in slots if slot.base is not None])
         self.turned = self._left = False
 
     @property
-    def span(self) -> tuple[Mark, Mark]:
+    def span(self) -> Span:
         """Of the copy that was begun last."""
         return self._parcel.span
 
@@ -324,17 +323,17 @@ class _Moving:
             if (slot := reference()) is not None:
                 slot.base = None
 
-    def turn(self) -> tuple[Mark, Mark]:
+    def turn(self) -> Span:
         """Begin to bring them back, once."""
         if not self.turned:
             self.leave()
             self.turned = True
-            self._copies.back(self._parcel)
+            self._parcel.back()
         return self.span
 
     def arrive(self) -> None:
         """Wait until they are back."""
         self.turn()
-        for reference, storage in zip(self._slots, self._parcel.arrive(), strict=True):
+        for reference, tensor in zip(self._slots, self._parcel.arrive(), strict=True):
             if (slot := reference()) is not None:
-                slot.base = on_storage(storage, torch.uint8, (storage.nbytes(),), (1,), 0)
+                slot.base = tensor

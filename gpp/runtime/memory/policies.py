@@ -30,7 +30,7 @@ def check_policies(job: Job) -> None:
     """Refuse policies that the job's workers cannot carry out.
 
     Raises:
-        InvalidConfig: the job's devices, its compiler or its weight policy do not go with them; names the setting.
+        InvalidConfig: the job's compiler or its weight policy do not go with them; names the setting.
         UnsupportedPlan: names the stage and the operator.
     """
     plan, settings = job.plan, job.settings
@@ -39,11 +39,6 @@ def check_policies(job: Job) -> None:
     if marked and settings.compile is not None:
         rule = f"stage {marked[0]} recomputes operators or has some on the host, which a compiled stage cannot tell apart"
         raise InvalidConfig("engine.compile", settings.compile, rule, f"set engine.compile=null, or {KEEP}")
-    moved = [s for s, stage in enumerate(plan.stages) if stage.offload]
-    if moved and settings.device_kind != "cpu":
-        rule = f"stage {moved[0]} has operators on the host, which workers on a card cannot bring there yet"
-        fix = "plan with recomputation instead, or use a cluster of processors"
-        raise InvalidConfig(f"plan.stages[{moved[0]}].offload", list(plan.stages[moved[0]].offload[:8]), rule, fix)
     _check_blocks(plan, job.graph, job.captured)
     if job.streams:
         _check_weights(job)

@@ -60,6 +60,14 @@ def on_storage(
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
+def flat(base: Tensor) -> Tensor:
+    """All of the storage that a tensor lies on, in its type."""
+    num_bytes = base.untyped_storage().nbytes()
+    if num_bytes % base.element_size():
+        return on_storage(base.untyped_storage(), torch.uint8, (num_bytes,), (1,), 0)
+    return base.as_strided((num_bytes // base.element_size(),), (1,), 0)
+
+
 class Held:
     """A value that a run reads, until the run is called again."""
 

@@ -10,10 +10,11 @@ import torch
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
 from gpp.program.program import Program
+from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.split import ShareOf
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
-from gpp.runtime.memory.copies import HostCopies
+from gpp.runtime.memory.copies import CardCopies, HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
@@ -66,10 +67,12 @@ def build_keepers(
     device: torch.device,
     autocast: torch.dtype | None,
     now: Callable[[], Mark],
+    card: AbstractCard | None,
 ) -> dict[int, Keeper]:
-    """What carries out the plan's policy for the memory of each stage that has one; `now` as of `StageRunner`."""
+    """What carries out the plan's policy for the memory of each stage that has one; `now` and `card` as of the worker."""
     marked = {s: stage for s in modules if (stage := job.plan.stages[s]).recompute or stage.offload}
-    copies = HostCopies(now) if any(stage.offload for stage in marked.values()) else None
+    moves = any(stage.offload for stage in marked.values())
+    copies = (CardCopies(card) if card else HostCopies(now)) if moves else None
     return {
         s: Keeper(
             modules[s],

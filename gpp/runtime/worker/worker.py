@@ -172,7 +172,7 @@ class Worker:
         self, modules: Mapping[int, StageModule], mailboxes: Mapping[int, Mailbox], program: Program, *, train: bool
     ) -> dict[int, StageRunner]:
         plan = self.job.plan
-        out, keepers = {}, build_keepers(self.job, modules, self.device, self._autocast, self.clock.now) if train else {}
+        out, keepers = {}, build_keepers(self.job, modules, self.device, self._autocast, self.clock.now, self.card) if train else {}
         for s, module in modules.items():
             stage = plan.stages[s]
             num_samples, leader = plan.minibatch_size if train else program.num_samples, stage.replica_of(self.device_id)[0]
