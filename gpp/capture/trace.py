@@ -251,8 +251,8 @@ def _annotations(notes: list[str]) -> Iterator[None]:
 
     def note() -> None:
         notes.append(
-            f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; "
-            "the activations inside are kept, not recomputed"
+            f"torch.utils.checkpoint at {_where(traceback.extract_stack())} is ignored; the activations inside are kept. "
+            "strategy/memory=recompute computes again what does not fit"
         )
 
     def not_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
