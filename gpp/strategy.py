@@ -136,7 +136,8 @@ class Strategy:
                 found.append((self.predict(plan, problem, record=False).metrics.iteration_s, plan))
             except Infeasible as error:
                 why = why or error
-            if found and view is not problem and min(seconds for seconds, _ in found) <= judged.ideal_s * (1 + MARGIN):
+            close = view is not problem and found and min(seconds for seconds, _ in found) <= judged.ideal_s * (1 + MARGIN)
+            if close or _fits_whole(problem):
                 break
         if found:
             return min(found, key=lambda pair: pair[0])[1]
@@ -383,3 +384,11 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
+
+
+def _fits_whole(problem: Problem) -> bool:
+    """Whether a mini-batch of the whole model fits any device, so that memory is no matter in a pipeline that drains."""
+    if not problem.regime.weights.flushes:
+        return False
+    everything = problem.amounts(problem.graph.all_mask).held(problem.minibatch_size, 1)
+    return everything.peak(1) <= problem.memory_limit_bytes
