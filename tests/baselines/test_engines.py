@@ -35,12 +35,9 @@ CASES = [
     Case("mmt_small", "torch_pipelining", "Interleaved1F1B", stages=6),
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed"),
-    Case("digits", "deepspeed"),
     Case("digits_tasks", "deepspeed", seed=8),
-    Case("dlrm_small", "deepspeed"),
     Case("resnet_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
-    Case("llava_small", "deepspeed", overrides=("model.frozen=towers",)),
     Case("llava_small", "deepspeed", overrides=("model.frozen=towers",), clip_norm=0.01),
 ]
 

@@ -36,6 +36,7 @@ from gpp.weights.vertical_sync import VerticalSync
 from tests.support import inprocess
 from tests.support.asynchronous import DATA, MINIBATCH, STEPS, captured, make_job
 from tests.support.cli import run
+from tests.support.long import long
 
 DEPTH = 4
 SGDM = SGD(lr=0.1, momentum=0.9)
@@ -318,7 +319,7 @@ def trained(tmp_path: Path, engine: str, *words: str) -> tuple[dict, dict[str, T
 @pytest.mark.parametrize(
     "words",
     [
-        ("model=digits_deep", "cluster.num_devices=4", "strategy=pipeoptim", "optimizer=adamw"),
+        pytest.param(("model=digits_deep", "cluster.num_devices=4", "strategy=pipeoptim", "optimizer=adamw"), marks=long),
         ("model=digits_tasks", "cluster.num_devices=3", "strategy=graphpipe", "strategy/weights=spectrain", "optimizer=sgd"),
     ],
     ids=["pipeoptim", "spectrain on branches"],
