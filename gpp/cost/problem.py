@@ -149,6 +149,7 @@ class Problem:
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         round_robin_degree: int = 1,
+        boundaries: tuple[int, ...] = (),
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
 
@@ -166,7 +167,7 @@ class Problem:
             times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
                 alone = discarded(self.graph, recompute, tensor_parallel)
-                again = self.tensors_of(ops).again(alone) if alone else ()
+                again = self.tensors_of(ops).again(alone, boundaries) if alone else ()
                 forward, backward = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
                 pairs.append((forward + exchange[0], backward + exchange[1]))
                 continue

@@ -123,14 +123,15 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples)
+    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples, stage.boundaries)
     return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
 def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
     """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included."""
     forward, backward = problem.stage_times(
-        stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree
+        *(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree),
+        boundaries=stage.boundaries,
     )
     more = _weights_s(problem, stage, position)
     return forward + more[0], backward + more[1]

@@ -80,7 +80,7 @@ class AbstractMemory(ABC):
             return None
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
         found = self.fit(Question(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s), within))
-        return None if found is None else replace(stage, recompute=found.recompute, offload=found.offload)
+        return None if found is None else found.on(stage)
 
 
 @final
@@ -145,7 +145,7 @@ def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit
 
 def _all(asked: Question) -> Fit | None:
     marked = tuple(op for op in asked.stage.ops if op in asked.again)
-    kept, bill = (StageCost.of(asked.problem, replace(asked.stage, recompute=ops, offload=()), asked.depth) for ops in ((), marked))
+    kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
     fits = bill.memory.peak(asked.held) <= asked.limit_bytes
     return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
 

@@ -123,7 +123,7 @@ class Plan:
         """The plan, every operator keeping what it makes."""
         if not any(stage.recompute or stage.offload for stage in self.stages):
             return self
-        return replace(self, stages=tuple(replace(stage, recompute=(), offload=()) for stage in self.stages))
+        return replace(self, stages=tuple(stage.unmarked for stage in self.stages))
 
     @cached_property
     def stage_of_device(self) -> dict[int, int]:
@@ -232,7 +232,7 @@ class Plan:
                 owner[op] = s
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
-            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.offload)):
+            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.boundaries, stage.offload)):
                 raise InvalidPlan(
                     f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {list(stage.recompute[:8])}, on "
                     f"the host {list(stage.offload[:8])}"
@@ -248,6 +248,11 @@ class Plan:
         stage = self.stages[s]
         if foreign := sorted(set(stage.offload) - set(stage.ops)):
             raise InvalidPlan(f"stage {s} can keep its own operators on the host only, not {foreign[:8]}")
+        if kept := sorted(set(stage.boundaries) - set(stage.recompute)):
+            raise InvalidPlan(
+                f"stage {s}: operators {kept[:8]} are in boundaries, which says that of what is computed again their outputs stay, "
+                "but not in recompute. Fix: take them out of boundaries"
+            )
         if both := sorted(set(stage.recompute) & set(stage.offload)):
             raise InvalidPlan(
                 f"stage {s}: operators {both[:8]} are in recompute and in offload; each is kept in one way. Fix: take them out "

@@ -21,6 +21,8 @@ class Stage:
             `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
         recompute: operators of which nothing is held from forward to backward, ascending: what they make is computed again when
             the backward needs it.
+        boundaries: those of `recompute` that hold what they hand to other operators all the same, ascending: a run of operators
+            that are computed again together ends there.
         offload: operators whose activations are on the host meanwhile, ascending; none of `recompute`.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
@@ -33,14 +35,23 @@ class Stage:
     in_flight: Count
     k: Count = 1
     recompute: tuple[Natural, ...] = ()
+    boundaries: tuple[Natural, ...] = ()
     offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
 
     def marked_within(self, ops: tuple[int, ...]) -> Stage:
         """The stage with other operators, of which those that it has already are treated as before."""
-        recompute, offload = (tuple(op for op in marked if op in ops) for marked in (self.recompute, self.offload))
-        return replace(self, ops=ops, recompute=recompute, offload=offload)
+        named = (self.recompute, self.boundaries, self.offload)
+        recompute, boundaries, offload = (tuple(op for op in marked if op in ops) for marked in named)
+        return replace(self, ops=ops, recompute=recompute, boundaries=boundaries, offload=offload)
+
+    @property
+    def unmarked(self) -> Stage:
+        """The stage with every operator keeping what it makes."""
+        if not self.recompute and not self.offload:
+            return self
+        return replace(self, recompute=(), boundaries=(), offload=())
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
