@@ -100,9 +100,10 @@ class Zoo:
 
     def keeper(self, module: StageModule, ways: Ways, *, autocast: torch.dtype | None = None) -> Keeper:
         graph = self.captured.graph
-        of = {way: tuple(op for op in range(graph.num_ops) if ways(op) == way) for way in "rm"}
         everything = tuple(range(graph.num_ops))
-        stage = Stage(ops=everything, devices=(0,), microbatch_size=4, in_flight=4, recompute=of["r"], offload=of["m"])
+        again, moved, ends = (tuple(op for op in everything if ways(op) in named) for named in ("rb", "m", "b"))
+        stage = Stage(ops=everything, devices=(0,), microbatch_size=4, in_flight=4)
+        stage = replace(stage, recompute=again, offload=moved, boundaries=ends)
         return Keeper(
             module,
             Marks.of(self.captured, graph, stage, module.calls),
