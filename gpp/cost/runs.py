@@ -116,6 +116,45 @@ class StageTensors:
             boundaries: those of the discarded operators whose outputs stay.
         """
         gone, ends = {self.at[op] for op in discarded}, {self.at[op] for op in boundaries}
+        runs, held_of, sent = self._held(gone, ends)
+        slopes, asked = self._moments(runs, ends, held_of)
+        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
+        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
+        moved = float(held_of[[self.at[op] for op in offload]].sum())
+        kept = self.incoming + float(held_of.sum()) - moved
+        named = tuple(self.ops[i] for run in runs for i in run.again)
+        once = self.outgoing_back + slope + sent
+        return Discarded(tuple(runs), tuple(sorted(named)), kept, moved, once, most - slope * samples)
+
+    def first_backward(
+        self,
+        gradients: np.ndarray,
+        discarded: Sequence[int],
+        offload: Sequence[int],
+        samples: int,
+        boundaries: Sequence[int],
+    ) -> float:
+        """The most bytes beyond all that is held, in a backward that begins without sums of gradients and makes them.
+
+        Args:
+            gradients: [operators] bytes of the sums that each one's backward makes.
+            discarded, offload, samples, boundaries: as in `discard`.
+        """
+        gone, ends = {self.at[op] for op in discarded}, {self.at[op] for op in boundaries}
+        if gone or offload:
+            runs, held_of, sent = self._held(gone, ends)
+            slopes, asked = self._moments(runs, ends, held_of)
+        else:
+            slopes, asked, sent = self.transient - self.leaving - self.follows @ self.saved, np.full(len(self.ops), -np.inf), 0.0
+        made = np.cumsum(gradients[::-1])[::-1]
+        # What would be added to a sum is the sum; the rest of the fixed bytes comes beside it.
+        own = slopes * samples + made + np.maximum(self.fixed - gradients, 0.0)
+        when_asked = asked * samples + made - gradients
+        most = max(float(own.max()), float(when_asked.max()), self.incoming_back * samples + float(made[0]))
+        return (self.outgoing_back + sent) * samples + most
+
+    def _held(self, gone: set[int], ends: set[int]) -> tuple[list[Run], np.ndarray, float]:
+        """The runs, bytes per sample that each operator holds, and those that leave the stage and are not held."""
         runs = self.runs(gone, ends)
         again = {i for run in runs for i in run.again}
         held_of, sent = self.saved.copy(), 0.0
@@ -127,6 +166,10 @@ class StageTensors:
                 held_of[made] += size
             if leaves and not held:
                 sent += size
+        return runs, held_of, sent
+
+    def _moments(self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes per sample beyond all that is held: in the backward of each operator, and when a run is computed again in it."""
         alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
         for run in runs:
             storages, most = self._computing(run, ends)
@@ -135,13 +178,7 @@ class StageTensors:
             for asker in run.askers:
                 asked[asker] = max(asked[asker], most - storages[-1])
         there = self.pending + alive - self.follows @ held_of
-        slopes, asked = there + self.transient - self.leaving, there + self.arrived + asked
-        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
-        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
-        moved = float(held_of[[self.at[op] for op in offload]].sum())
-        kept = self.incoming + float(held_of.sum()) - moved
-        named = tuple(self.ops[i] for i in sorted(again))
-        return Discarded(tuple(runs), named, kept, moved, self.outgoing_back + slope + sent, most - slope * samples)
+        return there + self.transient - self.leaving, there + self.arrived + asked
 
     def again(self, discarded: Sequence[int], boundaries: Sequence[int] = ()) -> tuple[int, ...]:
         """The discarded operators that are computed again."""

@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
+from gpp.cost.first import spared_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
@@ -59,6 +60,7 @@ class StageCost:
         forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
         memory = stage_bytes(problem, stage, depth)
+        memory = memory._replace(transient=memory.transient - spared_bytes(problem, stage, memory))
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
             backward_s=backward,
