@@ -23,7 +23,12 @@ def spared_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
     """
     count = problem.accumulation(stage.microbatch_size)
     inside = mask_of(stage.ops)
-    if len(stage.devices) > 1 or not problem.regime.weights.flushes or stage.ahead < count or not inside & problem.graph.differentiated:
+    if (
+        len(stage.devices) > 1
+        or not problem.regime.weights.flushes
+        or stage.ahead < count
+        or not inside & problem.graph.differentiated
+    ):
         return 0.0
     declared = {op for op in stage.recompute if op not in discarded(problem.graph, stage.recompute, 1)}
     if declared:

@@ -106,9 +106,7 @@ class StageTensors:
                 self.leaving[made] += size
         self.handed = np.minimum(self.handed, self.saved)
 
-    def discard(
-        self, discarded: Sequence[int], offload: Sequence[int], samples: int, boundaries: Sequence[int] = ()
-    ) -> Discarded:
+    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int, boundaries: Sequence[int] = ()) -> Discarded:
         """The runs of some operators of the stage, and what follows from them with some others on the host.
 
         Args:

@@ -1,9 +1,8 @@
 """The least added seconds of a chain of operators, by a dynamic program over partial choices.
 
 Operators are decided from the sink to the source, in the order of the backward: one that is held (kept, or on the host) comes
-before a run of discarded ones, which may be empty. What a boundary hands on is held like an operator, and the boundary itself is the
-first of the run behind. Let W(v) be the bytes held up to operator v, K those kept and V those on the
-host, e(v) what the backward of v takes beyond what is held, storages of its run included, and h the micro-batches in flight. The
+before a run of discarded ones, which may be empty. What a boundary hands on is held like an operator, and the boundary itself is
+the first of the run behind. Let W(v) be the bytes held up to operator v, K those kept and V those on the host, e(v) what the backward of v takes beyond what is held, storages of its run included, and h the micro-batches in flight. The
 peak is the largest over all v of
 
     (h - 1) K + (min(h, 2) - 1) V + W(v) + e(v),
@@ -26,6 +25,11 @@ from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
 from gpp.memory.prices import Prices
 from gpp.memory.segments import Segments, segments_of
+
+BLOCK = 64
+"""Partial choices that are compared with each other at a time."""
+
+_EARLIER = np.triu(np.ones((BLOCK, BLOCK), dtype=bool), 1)
 
 TRIES = 4
 """Rooms for which a first choice is asked."""
@@ -254,19 +258,18 @@ class ChainProgram:
         columns += [new.most, np.maximum(new.later, reached), np.maximum(new.size + new.later, reached)]
         if self.choices.offloads:
             columns.append(new.moved)
-        rows, kept = np.array(columns, dtype=float).T, list[int]()
-        front = np.zeros((0, rows.shape[1]))
-        for begin in range(0, len(rows), 64):
-            block = rows[begin : begin + 64]
-            alive = np.arange(len(block))
-            if len(front):
-                alive = alive[~(front[None, :, :] <= block[:, None, :]).all(axis=-1).any(axis=-1)]
-                block = block[alive]
-            better = (block[None, :, :] <= block[:, None, :]).all(axis=-1)
-            same = better & better.T
-            beaten = (better & ~same).any(axis=-1) | np.tril(same, -1).any(axis=-1)
-            kept.extend((begin + alive[~beaten]).tolist())
-            front = np.concatenate([front, block[~beaten]])
+        rows, kept = np.array(columns, dtype=float), list[int]()
+        front = rows[:, :0]
+        for begin in range(0, rows.shape[1], BLOCK):
+            block = rows[:, begin : begin + BLOCK]
+            alive = np.flatnonzero(~_no_better(front, block).any(axis=0))
+            block = block[:, alive]
+            better = _no_better(block, block)
+            # Of equal ones the first goes on.
+            better &= ~better.T | _EARLIER[: len(alive), : len(alive)]
+            alive = alive[~better.any(axis=0)]
+            kept.extend((begin + alive).tolist())
+            front = np.concatenate([front, rows[:, begin + alive]], axis=1)
             if len(kept) >= self.width:
                 break
         return np.array(kept[: self.width], dtype=int)
@@ -285,3 +288,11 @@ class ChainProgram:
             chosen, begin = int(labels.behind[chosen]), j + 1 - parted
         # Runs that nobody needs change nothing, unless they are all that is marked.
         return Marking(tuple(recompute or (() if offload else idle)), tuple(offload), tuple(boundaries))
+
+
+def _no_better(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """[rows, others] whether each row is at least as good as the other in every column; both are [columns, number]."""
+    out = rows[0][:, None] <= others[0]
+    for mine, theirs in zip(rows[1:], others[1:], strict=True):
+        out &= mine[:, None] <= theirs
+    return out

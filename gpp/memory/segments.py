@@ -27,8 +27,8 @@ class Segments(NamedTuple):
         peaks: [n, n] the most during a run's own backward beyond what is held below it.
         tails: [2, n, n] what it adds to the backward of the operator behind it, and what it takes when it is computed again there;
             minus infinity where it is not.
-        ends: [2, n, n] of a run whose last operator is a boundary, in place of `peaks`: the most before its last backward, and in it,
-            beyond what is held below either.
+        ends: [2, n, n] of a run whose last operator is a boundary, in place of `peaks`: the most before that one's backward, and in
+            it, beyond what is held below either.
     """
 
     exact: bool

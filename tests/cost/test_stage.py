@@ -146,10 +146,11 @@ def test_peak_bytes_are_those_of_the_definition(seed: int) -> None:
     problem = random_problem(rng)
     for _ in range(5):
         stage, depth = random_stage(rng, problem), rng.choice([None, 4, 7])
-        memory = StageCost.of(problem, stage, depth).memory
+        memory = stage_bytes(problem, stage, depth)
         for held in (1, 2, 5):
             assert memory.peak(held) == pytest.approx(defined_bytes(problem, stage, held, depth), rel=1e-12)
-        assert memory == stage_bytes(problem, stage, depth)
+        billed, everything = StageCost.of(problem, stage, depth).memory, problem.minibatch_size // stage.microbatch_size
+        assert billed == memory or (billed.transient < memory.transient and stage.ahead >= everything)
         assert memory.peak(0) == memory.resident == sum((memory.static, memory.versions, memory.transient))
 
 

@@ -118,9 +118,7 @@ class Markings:
                 return found
             found |= more
 
-    def _moments(
-        self, v: int, holds: dict[int, float], groups: list[set[int]], way: dict[int, str]
-    ) -> list[tuple[float, float]]:
+    def _moments(self, v: int, holds: dict[int, float], groups: list[set[int]], way: dict[int, str]) -> list[tuple[float, float]]:
         """Bytes per sample while v runs back beyond all that is held, and those of weights' gradients: of its own work, and when a
         group is computed again before it."""
         graph, ops = self.problem.graph, {*self.ops}
@@ -156,7 +154,13 @@ class Markings:
         for u in group:
             there = sum(self._lost(w, way) for w in group if w < u) + self._own(u) + graph.ops[u].transient_bytes
             for t in graph.tensors:
-                if t.producer in group and way[t.producer] == AGAIN and t.producer < u and not t.saved and any(c >= u for c in t.consumers if c in group):
+                if (
+                    t.producer in group
+                    and way[t.producer] == AGAIN
+                    and t.producer < u
+                    and not t.saved
+                    and any(c >= u for c in t.consumers if c in group)
+                ):
                     there += t.bytes_per_sample
             most = max(most, there)
         return most

@@ -145,11 +145,12 @@ class Zoo:
 
 
 def subsets(count: int, rng: random.Random) -> Iterator[Ways]:
-    """Everything discarded, everything moved, and random ways."""
+    """Everything discarded, by runs or one by one, everything moved, and random ways."""
     yield lambda op: "r"
+    yield lambda op: "b"
     yield lambda op: "m"
     for _ in range(count):
-        ways = [rng.choice("krmr") for _ in range(1000)]
+        ways = [rng.choice("krmrb") for _ in range(1000)]
         yield ways.__getitem__
 
 
