@@ -2,8 +2,9 @@
 
 Operators are decided from the sink to the source, in the order of the backward: one that is held (kept, or on the host) comes
 before a run of discarded ones, which may be empty. What a boundary hands on is held like an operator, and the boundary itself is
-the first of the run behind. Let W(v) be the bytes held up to operator v, K those kept and V those on the host, e(v) what the backward of v takes beyond what is held, storages of its run included, and h the micro-batches in flight. The
-peak is the largest over all v of
+the first of the run behind. Let W(v) be the bytes held up to operator v, K those kept and V those on the host, e(v) what the
+backward of v takes beyond what is held, storages of its run included, and h the micro-batches in flight. The peak is the largest
+over all v of
 
     (h - 1) K + (min(h, 2) - 1) V + W(v) + e(v),
 
