@@ -216,6 +216,12 @@ class Problem:
             self._known[mask] = self._sums.of(mask)
         return self._known[mask]
 
+    def transient_bytes(self, mask: int, samples: int) -> float:
+        """What a set of operators with a backward, nothing of it recomputed or split, takes with so many samples beyond what is held:
+        no more than the line that `amounts` has for any number of them."""
+        sums = self.sums(mask)
+        return samples * sums.outgoing_back + max(self._sums.transient(mask, samples), samples * sums.incoming_back)
+
     def amounts(self, mask: int) -> Amounts:
         """What the bytes of a stage are made of, its operators neither recomputed nor split."""
         found = self._amounts.get(mask)

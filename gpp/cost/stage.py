@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
-from gpp.cost.first import spared_bytes
+from gpp.cost.known import known
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
@@ -52,15 +52,14 @@ class StageCost:
         Args:
             depth: of the pipeline, for policies whose versions depend on it; None: the stage is the first of its pipeline.
         """
-        known = problem.bills.get((stage, depth))
-        if known is not None:
-            return known
+        found = problem.bills.get((stage, depth))
+        if found is not None:
+            return found
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
         forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
-        memory = stage_bytes(problem, stage, depth)
-        memory = memory._replace(transient=memory.transient - spared_bytes(problem, stage, memory))
+        memory = known(problem, stage, stage_bytes(problem, stage, depth))
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
             backward_s=backward,

@@ -66,7 +66,7 @@ def test_no_walk_takes_more_than_the_bill_says(seed: int) -> None:
     marks = marked(rng, ops)
     if not any(marks):
         return
-    # Less than the mini-batch is in flight, so that there are gradients already (`gpp.cost.first`).
+    # Less than the mini-batch is in flight, so that there are gradients already (`gpp.cost.known`).
     stage = marks.on(Stage(ops=ops, devices=(0,), microbatch_size=1, in_flight=3))
     bill, amounts = StageCost.of(problem, stage), stage_amounts(problem, stage)
     times = problem.op_times(1, 0)
