@@ -217,8 +217,8 @@ class Problem:
         return self._known[mask]
 
     def transient_bytes(self, mask: int, samples: int) -> float:
-        """What a set of operators with a backward, nothing of it recomputed or split, takes with so many samples beyond what is held:
-        no more than the line that `amounts` has for any number of them."""
+        """Bytes that a set of operators with a backward, neither recomputed nor split, takes with so many samples beyond what is
+        held; the line that `amounts` has for any number of samples is not below it."""
         sums = self.sums(mask)
         return samples * sums.outgoing_back + max(self._sums.transient(mask, samples), samples * sums.incoming_back)
 
