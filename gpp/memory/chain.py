@@ -40,6 +40,7 @@ class _Labels(NamedTuple):
     """Partial choices, arrays of one element for each. The last operator that is decided is held, or its outputs are.
 
     Args:
+        number: of all that were kept, in the order in which they were found.
         at: its position; the number of operators where nothing is decided yet. With `parted` that of the next one.
         behind: the choice that this one goes on from.
         host: whether that operator is on the host.
@@ -52,6 +53,7 @@ class _Labels(NamedTuple):
         marked: whether any operator is marked.
     """
 
+    number: np.ndarray
     at: np.ndarray
     behind: np.ndarray
     host: np.ndarray
@@ -166,20 +168,31 @@ class ChainProgram:
     def _search(self, best: float) -> tuple[float, Marking] | None:
         """Seconds and choice below `best`, if there is one."""
         zero, no = np.zeros(1), np.zeros(1, dtype=bool)
-        labels = _Labels(np.array([self.n]), np.array([-1]), no, no, zero, np.array([self.floor]), zero, zero, zero, no)
-        for i in range(self.n - 1, -1, -1):
-            new = self._held(labels, i, best)
+        none, floor = np.array([-1]), np.array([self.floor])
+        labels = _Labels(np.zeros(1, dtype=int), np.array([self.n]), none, no, no, zero, floor, zero, zero, zero, no)
+        found = [labels]
+        for i in range(self.n - 1, -2, -1):
+            runs = self._before(labels, i)
+            seconds = runs.seconds + self._residue_s(runs.moved)
+            # A longer run takes no less: what does not fit, or takes too long, never will.
+            good = (runs.most <= self.room) & (seconds < best)
+            if not self.choices.recomputes:
+                good &= labels.at == i + 1
+            if not good.all():
+                index = np.flatnonzero(good)
+                labels, runs, seconds = labels.take(index), runs.take(index), seconds[index]
+            if i < 0:
+                break
+            new = self._held(runs, i, best)
             if len(new.at):
-                labels = labels.with_(new)
-        ends = self._before(labels, -1)
-        seconds = ends.seconds + self._residue_s(ends.moved)
-        good = (ends.most <= self.room) & (seconds < best) & ends.marked
-        if not self.choices.recomputes:
-            good &= labels.at == 0
-        if not good.any():
+                first = int(found[-1].number[-1]) + 1
+                found.append(new._replace(number=np.arange(first, first + len(new.at))))
+                labels = labels.with_(found[-1])
+        seconds = np.where(runs.marked, seconds, np.inf)
+        if not np.isfinite(seconds).any():
             return None
-        chosen = int(np.flatnonzero(good)[np.argmin(seconds[good])])
-        return float(seconds[chosen]), self._marking(labels, chosen)
+        chosen = int(np.argmin(seconds))
+        return float(seconds[chosen]), self._marking(found, int(labels.number[chosen]))
 
     def _before(self, labels: _Labels, i: int) -> _Labels:
         """The choices with all between position i and their last operator in one run, and without the link from i."""
@@ -205,20 +218,23 @@ class ChainProgram:
             size=needed.astype(float),
         )
 
-    def _held(self, labels: _Labels, i: int, best: float) -> _Labels:
-        """The choices in which operator i is the last that is held, or what it hands on."""
-        index = np.arange(len(labels.at)) if self.choices.recomputes else np.flatnonzero(labels.at == i + 1)
-        parts, runs = self.parts, self._before(labels.take(index), i)
+    def _held(self, runs: _Labels, i: int, best: float) -> _Labels:
+        """The choices in which operator i is the last that is held, or what it hands on.
+
+        Args:
+            runs: those with all behind it in one run, by `_before`.
+        """
+        parts, count = self.parts, len(runs.at)
         linked = runs.size > 0
         sent = parts.sent_kept[i] - parts.sent_links[i] * linked
 
         def holding(saved: float, *, host: bool = False, parted: bool = False) -> _Labels:
             copies, size = self.copies if host else self.h, saved + parts.links[i] * linked
             return runs._replace(
-                at=np.full(len(index), i + parted),
-                behind=index,
-                host=np.full(len(index), host),
-                parted=np.full(len(index), parted),
+                at=np.full(count, i + parted),
+                behind=runs.number,
+                host=np.full(count, host),
+                parted=np.full(count, parted),
                 size=size,
                 most=runs.most + (size * copies + sent),
                 later=runs.later + (size * (copies - 1) + sent),
@@ -275,18 +291,22 @@ class ChainProgram:
                 break
         return np.array(kept[: self.width], dtype=int)
 
-    def _marking(self, labels: _Labels, chosen: int) -> Marking:
+    def _marking(self, found: list[_Labels], chosen: int) -> Marking:
+        """The marks of the choice with a number."""
+        at, behind, host, ended = (
+            np.concatenate(columns) for columns in zip(*((one.at, one.behind, one.host, one.parted) for one in found), strict=True)
+        )
         ops, begin = self.choices.stage.ops, 0
         recompute, idle, offload, boundaries = list[int](), list[int](), list[int](), list[int]()
         while chosen >= 0:
-            j = int(labels.at[chosen])
+            j = int(at[chosen])
             if begin < j:
                 (recompute if self.parts.needed[begin, j - 1] else idle).extend(ops[begin:j])
-            if labels.host[chosen]:
+            if host[chosen]:
                 offload.append(ops[j])
-            if parted := bool(labels.parted[chosen]):
+            if parted := bool(ended[chosen]):
                 boundaries.append(ops[j - 1])
-            chosen, begin = int(labels.behind[chosen]), j + 1 - parted
+            chosen, begin = int(behind[chosen]), j + 1 - parted
         # Runs that nobody needs change nothing, unless they are all that is marked.
         return Marking(tuple(recompute or (() if offload else idle)), tuple(offload), tuple(boundaries))
 
