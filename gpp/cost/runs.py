@@ -113,7 +113,8 @@ class StageTensors:
             samples: of a micro-batch on a device.
             boundaries: those of the discarded operators whose outputs stay.
         """
-        gone, ends = {self.at[op] for op in discarded}, {self.at[op] for op in boundaries}
+        gone = {self.at[op] for op in discarded}
+        ends = gone & {self.at[op] for op in boundaries}
         runs, held_of, sent = self._held(gone, ends)
         slopes, asked = self._moments(runs, ends, held_of)
         slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
@@ -138,7 +139,8 @@ class StageTensors:
             gradients: [operators] bytes of the sums that each one's backward makes.
             discarded, offload, samples, boundaries: as in `discard`.
         """
-        gone, ends = {self.at[op] for op in discarded}, {self.at[op] for op in boundaries}
+        gone = {self.at[op] for op in discarded}
+        ends = gone & {self.at[op] for op in boundaries}
         if gone or offload:
             runs, held_of, sent = self._held(gone, ends)
             slopes, asked = self._moments(runs, ends, held_of)
