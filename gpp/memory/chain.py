@@ -171,28 +171,33 @@ class ChainProgram:
         none, floor = np.array([-1]), np.array([self.floor])
         labels = _Labels(np.zeros(1, dtype=int), np.array([self.n]), none, no, no, zero, floor, zero, zero, zero, no)
         found = [labels]
-        for i in range(self.n - 1, -2, -1):
-            runs = self._before(labels, i)
-            seconds = runs.seconds + self._residue_s(runs.moved)
-            # A longer run takes no less: what does not fit, or takes too long, never will.
-            good = (runs.most <= self.room) & (seconds < best)
-            if not self.choices.recomputes:
-                good &= labels.at == i + 1
-            if not good.all():
-                index = np.flatnonzero(good)
-                labels, runs, seconds = labels.take(index), runs.take(index), seconds[index]
-            if i < 0:
-                break
+        for i in range(self.n - 1, -1, -1):
+            labels, runs = self._going_on(labels, i, best)
             new = self._held(runs, i, best)
             if len(new.at):
                 first = int(found[-1].number[-1]) + 1
                 found.append(new._replace(number=np.arange(first, first + len(new.at))))
                 labels = labels.with_(found[-1])
-        seconds = np.where(runs.marked, seconds, np.inf)
+        labels, runs = self._going_on(labels, -1, best)
+        seconds = np.where(runs.marked, runs.seconds + self._residue_s(runs.moved), np.inf)
         if not np.isfinite(seconds).any():
             return None
         chosen = int(np.argmin(seconds))
         return float(seconds[chosen]), self._marking(found, int(labels.number[chosen]))
+
+    def _going_on(self, labels: _Labels, i: int, best: float) -> tuple[_Labels, _Labels]:
+        """The choices of which some may end in a run from position i, and these by `_before`.
+
+        A longer run takes no less, so what does not fit, or takes too long, never will.
+        """
+        runs = self._before(labels, i)
+        good = (runs.most <= self.room) & (runs.seconds + self._residue_s(runs.moved) < best)
+        if not self.choices.recomputes:
+            good &= labels.at == i + 1
+        if good.all():
+            return labels, runs
+        index = np.flatnonzero(good)
+        return labels.take(index), runs.take(index)
 
     def _before(self, labels: _Labels, i: int) -> _Labels:
         """The choices with all between position i and their last operator in one run, and without the link from i."""

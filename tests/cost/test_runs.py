@@ -72,7 +72,8 @@ def test_no_walk_takes_more_than_the_bill_says(seed: int) -> None:
     times = problem.op_times(1, 0)
     for all_keep in (True, False, False):
         keepers = keepers_of(graph, ops, None if all_keep else rng)
-        walk = Walk(graph, ops, *map(frozenset, (marks.recompute, marks.boundaries, marks.offload)), keepers, hidden).run()
+        again, moved, ends = map(frozenset, marks)
+        walk = Walk(graph, ops, again, ends, moved, keepers, hidden).run()
         assert (amounts.kept, amounts.moved) == pytest.approx((walk.kept, walk.moved), abs=1e-9)
         assert walk.peak <= walk.kept + walk.moved + bill.transient_bytes + 1e-9
         plain = problem.stage_times(ops, 1, (0,))
