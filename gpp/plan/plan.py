@@ -12,6 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.plan.helpers import check_helpers
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
@@ -59,7 +60,17 @@ class Plan:
 
     @cached_property
     def num_devices(self) -> int:
-        return len(self.stages_of_device)
+        return len(self.devices)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices with something to do, helpers included, ascending."""
+        return tuple(sorted({device for stage in self.stages for device in (*stage.devices, *stage.helpers)}))
+
+    @property
+    def helped(self) -> bool:
+        """Whether other devices make a part of some stage's backward (`gpp.plan.helpers`)."""
+        return any(stage.helpers for stage in self.stages)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -91,13 +102,15 @@ class Plan:
 
     @cached_property
     def _entering(self) -> int | None:
-        """Samples in flight where most are, if a stage's replicas take turns."""
-        return max(s.in_flight for s in self.stages) if any(s.round_robin_degree > 1 for s in self.stages) else None
+        """Samples in flight where most are, if a stage's replicas take turns or has helpers."""
+        turns = self.helped or any(s.round_robin_degree > 1 for s in self.stages)
+        return max(s.in_flight for s in self.stages) if turns else None
 
     def position(self, stage: int) -> PipelinePosition:
         """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
 
-        Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
+        Where replicas take turns, or helpers have a part of a backward, other numbers of micro-batches are in flight than there are
+        stages: the depth is what enters meanwhile.
         """
         s = self.stages[stage]
         own = s.microbatch_size * s.round_robin_degree
@@ -116,7 +129,7 @@ class Plan:
     @property
     def shares_devices(self) -> bool:
         """Whether a device runs more than one stage."""
-        return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+        return len(self.stages_of_device) < sum(len(stage.devices) for stage in self.stages)
 
     @property
     def keeping(self) -> Plan:
@@ -221,6 +234,7 @@ class Plan:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        check_helpers(self, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
         """Every operator is in one stage, and every stage has operators and devices."""

@@ -1,0 +1,107 @@
+"""Stages whose backward is made in part by other devices: their helpers (LayerPipe).
+
+A backward has two halves: I makes the gradients of a stage's inputs, W those of its weights. `Stage.weight_device` makes all of W;
+`Stage.input_share` makes parts of I, by columns of the weights. A helper may be the device of another stage.
+
+**Delay.** In a pipeline that does not drain a gradient is late by the updates between the weights of its forward and its own update
+(`Stage.in_flight` less one micro-batch, for one micro-batch an update). A device does everything that it has to do once for each
+micro-batch, in a period that is at least as long as that. So the way from one device to the next and back costs
+
+* one period, where the next device alternates between forwards and backwards of one run of stages: both fit into its period;
+* two, where they run side by side: the I of the stage is elsewhere, or the device has other stages in between;
+* none, to a stage on the same device.
+
+So stage k of a chain of D devices is late by D - 1 - k where passes alternate, by 2 (D - 1 - k) where all run side by side, and by
+one more if its W is with a helper, which has it a period later. Source of both forms: LayerPipe2 (arXiv 2512.08160), which derives
+2 S for S stages behind by retiming; that one period does for an alternating device is 1F1B's (PipeDream). The rule for mixtures is
+ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpp.errors import InvalidPlan
+from gpp.plan.stage import Stage
+
+if TYPE_CHECKING:
+    from gpp.plan.plan import Plan
+
+ROUNDING = 1e-9
+"""By which shares may add up to more than the whole."""
+
+
+def delays(plan: Plan) -> tuple[int, ...]:
+    """Micro-batches by which the gradients of each stage are late, as the module says."""
+    trips = [0] * len(plan.stages)
+    for s in reversed(range(len(plan.stages))):
+        trips[s] = max((_way(plan, s, t) + trips[t] for t in plan.successors[s]), default=0)
+    return tuple(trip + (stage.weight_device is not None) for trip, stage in zip(trips, plan.stages, strict=True))
+
+
+def _way(plan: Plan, s: int, t: int) -> int:
+    """Periods from stage s to its successor t and back."""
+    here, there = plan.stages[s].devices[0], plan.stages[t].devices[0]
+    elsewhere = {device for device, _ in plan.stages[t].input_share}
+    if here == there:
+        return 1 if elsewhere else 0
+    runs = plan.stages_of_device[there]
+    alternates = runs == tuple(range(runs[0], runs[-1] + 1)) and elsewhere <= {here}
+    return 1 if alternates else 2
+
+
+def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -> None:
+    """Prove that the helpers of a plan can help.
+
+    Args:
+        drains: whether the pipeline is empty before every update; None if that is not known.
+
+    Raises:
+        InvalidPlan: names stage, field, value, rule and fix.
+    """
+    if not plan.helped:
+        return
+    for s, stage in enumerate(plan.stages):
+        for field, value, rule, fix in _faults(stage, num_devices):
+            raise InvalidPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
+    if drains:
+        s = next(s for s, stage in enumerate(plan.stages) if stage.helpers)
+        raise InvalidPlan(
+            f"stage {s}: its helpers {list(plan.stages[s].helpers)} have half of its backward a period later, which a pipeline that "
+            "drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
+            "helpers"
+        )
+    for s, (stage, delay) in enumerate(zip(plan.stages, delays(plan), strict=True)):
+        if stage.ahead != delay + 1:
+            raise InvalidPlan(
+                f"stage {s}: in_flight={stage.in_flight} must be {(delay + 1) * stage.microbatch_size}: its gradients are late by "
+                f"{delay} micro-batches, and one is in hand. Fix: set it, or plan with strategy/planner=layerpipe"
+            )
+
+
+def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, str]]:
+    """What is wrong with a stage of a plan with helpers: field, value, rule, fix."""
+    shares = [list(pair) for pair in stage.input_share]
+    for field, value, devices in (
+        ("weight_device", stage.weight_device, [stage.weight_device] if stage.weight_device is not None else []),
+        ("input_share", shares, [device for device, _ in stage.input_share]),
+    ):
+        if any(device in stage.devices for device in devices):
+            yield field, value, f"names a device of the stage itself, {list(stage.devices)}", "leave it out, or name another device"
+        if any(not 0 <= device < num_devices for device in devices):
+            yield field, value, f"must name devices out of 0..{num_devices - 1}", "name one of these, or use more devices"
+        if len(set(devices)) < len(devices):
+            yield field, value, "names a device twice", "give one share a device"
+    total = sum(share for _, share in stage.input_share)
+    if any(share <= 0.0 for _, share in stage.input_share) or total > 1.0 + ROUNDING:
+        yield "input_share", shares, f"has shares above 0 that add up to 1 at most, not {total:g}", "give each helper its part of 1"
+    alone = "helpers help stages of one device that keep what they make: "
+    for field, value, fits in (
+        ("devices", list(stage.devices), len(stage.devices) == 1),
+        ("k", stage.k, stage.k == 1),
+        ("recompute", list(stage.recompute[:8]), not stage.recompute),
+        ("offload", list(stage.offload[:8]), not stage.offload),
+    ):
+        if not fits:
+            yield field, value, f"{alone}one device, k=1, nothing recomputed or on the host", "leave it out of plans with helpers"
