@@ -22,6 +22,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, repeatable
 from gpp.memory.priced import MARGIN, Priced
+from gpp.plan.helpers import check_helpers, refuse_helpers
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
@@ -36,6 +37,7 @@ from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
 from gpp.timeline import Metrics, Timeline
 from gpp.weights.base import AbstractWeights
@@ -213,6 +215,7 @@ class Strategy:
         self._check_problem(problem)
         posed = self.posed(problem)
         plan.validate(posed)
+        check_helpers(plan, problem.cluster.num_devices, drains=self.schedule.drains)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
                 raise InvalidPlan(
@@ -226,14 +229,15 @@ class Strategy:
             check_stream(plan, problem.graph, self.weights)
 
     def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
+        """Prove that a plan from a file can run under this strategy, to the end of its program if it has no helpers.
 
         Raises:
             InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
         """
         try:
             self.check(plan, problem)
-            self.lower(plan, problem)
+            if not plan.helped:
+                self.lower(plan, problem)
         except Infeasible as error:
             raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
         except InvalidConfig as error:
@@ -248,6 +252,8 @@ class Strategy:
             record: False for the metrics alone, as a planner wants them.
         """
         plan = with_loss_apart(plan, problem)
+        if plan.helped:
+            return side_by_side(plan, self.posed(problem), record=record)
         drains = self.schedule.drains
         if not record:
             # In a pipeline that does not drain there is always another micro-batch.
@@ -264,7 +270,11 @@ class Strategy:
 
         Args:
             cards: the receives stand in the order that cards need, which is proved (`gpp.program.cards`).
+
+        Raises:
+            UnsupportedPlan: the plan has helpers, which a program does not know.
         """
+        refuse_helpers(plan)
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:

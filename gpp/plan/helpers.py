@@ -22,7 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpp.errors import InvalidPlan
+from gpp.cost.amounts import RESIDENT_COPIES
+from gpp.cost.problem import Problem
+from gpp.errors import InvalidPlan, UnsupportedPlan
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.stage import Stage
 
 if TYPE_CHECKING:
@@ -51,6 +54,38 @@ def _way(plan: Plan, s: int, t: int) -> int:
     return 1 if alternates else 2
 
 
+def helping_bytes(plan: Plan, problem: Problem) -> Iterator[tuple[int, float]]:
+    """Bytes that helpers hold: (device, bytes) for each of them and each stage that it helps.
+
+    Gradients of weights take their sum, and for two micro-batches, of which one comes and one is in use, what they are made of.
+    Gradients of inputs take, for as many, those of the outputs and their own part, and their part of the weights in each version
+    that the stage keeps.
+    """
+    graph, weights = problem.graph, problem.regime.weights
+    gradients = gradient_bytes(plan, graph) if plan.helped else ()
+    for s, stage in enumerate(plan.stages):
+        if not stage.helpers:
+            continue
+        samples, trained = RESIDENT_COPIES * stage.microbatch_size, problem.trainable_bytes(stage.ops)
+        if stage.weight_device is not None:
+            yield stage.weight_device, trained + samples * sum(graph.ops[op].late_bytes for op in stage.ops)
+        of_inputs, of_outputs = gradients[s]
+        for device, share in stage.input_share:
+            yield device, share * trained * weights.copies(plan.position(s)) + samples * (of_outputs + share * of_inputs)
+
+
+def gradient_bytes(plan: Plan, graph: OpGraph) -> list[tuple[float, float]]:
+    """By stage, bytes of the gradients of its inputs and of its outputs, for each sample."""
+    inputs, outputs = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
+    returning = plan.returning(graph)
+    for (s, t), tensors in plan.edge_tensors(graph).items():
+        if (s, t) in returning:
+            size = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
+            outputs[s] += size
+            inputs[t] += size
+    return list(zip(inputs, outputs, strict=True))
+
+
 def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -> None:
     """Prove that the helpers of a plan can help.
 
@@ -68,8 +103,8 @@ def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -
     if drains:
         s = next(s for s, stage in enumerate(plan.stages) if stage.helpers)
         raise InvalidPlan(
-            f"stage {s}: its helpers {list(plan.stages[s].helpers)} have half of its backward a period later, which a pipeline that "
-            "drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
+            f"stage {s}: its helpers {list(plan.stages[s].helpers)} have half of its backward a period later, which a pipeline "
+            "that drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
             "helpers"
         )
     for s, (stage, delay) in enumerate(zip(plan.stages, delays(plan), strict=True)):
@@ -77,6 +112,28 @@ def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -
             raise InvalidPlan(
                 f"stage {s}: in_flight={stage.in_flight} must be {(delay + 1) * stage.microbatch_size}: its gradients are late by "
                 f"{delay} micro-batches, and one is in hand. Fix: set it, or plan with strategy/planner=layerpipe"
+            )
+
+
+def refuse_helpers(plan: Plan) -> None:
+    """Refuse a plan with helpers where a program is to be made, or run.
+
+    Raises:
+        UnsupportedPlan: names stage, field, value, rule and fix.
+    """
+    for s, stage in enumerate(plan.stages):
+        if stage.helpers:
+            field, value = (
+                ("weight_device", stage.weight_device)
+                if stage.weight_device is not None
+                else (
+                    "input_share",
+                    [list(pair) for pair in stage.input_share],
+                )
+            )
+            raise UnsupportedPlan(
+                f"stage {s}: {field}={value}: engines run both halves of a backward on the devices of their stage, so a plan with "
+                "helpers is predicted only. Fix: mode=plan or mode=compare, or a strategy without helpers (strategy=pipedream)"
             )
 
 

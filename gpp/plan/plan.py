@@ -12,7 +12,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.helpers import check_helpers
+from gpp.plan.helpers import check_helpers, helping_bytes
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
@@ -371,12 +371,15 @@ class Plan:
         return out
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: the sum over its stages.
+        """Peak bytes on every device: the sum over its stages, and over those that it helps.
 
         Args:
             in_flight: stage -> samples between forward and backward at a time, over all replicas.
         """
-        return self.memory_of(self.bills(problem), in_flight)
+        out = self.memory_of(self.bills(problem), in_flight)
+        for device, need in helping_bytes(self, problem):
+            out[device] = out.get(device, 0.0) + need
+        return out
 
     def memory_of(self, bills: Sequence[StageCost], in_flight: Mapping[int, int]) -> dict[int, float]:
         """`device_memory` by the bills of the stages."""
@@ -392,8 +395,9 @@ class Plan:
         needs = self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
         lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
         if lack > 0:
-            stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes
+            stages, need, have = self.stages_of_device.get(-device, ()), needs[-device], devices[-device].memory_bytes
             who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
+            who = who if stages else f"a helper, device {-device}, needs"
             raise Infeasible(
                 f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
                 f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",

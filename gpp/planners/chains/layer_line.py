@@ -4,13 +4,13 @@ By layers from the first to the last the line is
 
     F1 W1 | I2 | F2 W2 | I3 | F3 W3 | ...
 
-with F a forward, W the gradients of the weights and I those of the inputs, of one micro-batch; what no layer before needs (I1) is not
-in it. Every processor takes an interval of the line. F and W are whole; an I may be cut anywhere. So a neighbour helps with an I, or
-takes the W of the layer on the border.
+with F a forward, W the gradients of the weights and I those of the inputs, of one micro-batch; nobody needs I1. Every processor
+takes an interval of the line. F and W are whole; an I may be cut anywhere. So a neighbour helps with an I, or takes
+the W of the layer on the border.
 
-The paper (Unnikrishnan, Parhi: LayerPipe, ICCAD '21, arXiv 2108.06629) says that the two gradients of a layer are made side by side
-(intra-layer), and that the gradients of the inputs are divided between two layers that follow each other (inter-layer). Its body is
-not public, so line, bisection and both forms of `intra` are ours.
+The paper (LayerPipe, arXiv 2108.06629) says that the two gradients of a layer are made side by side (intra-layer), and that the
+gradients of the inputs are divided between two layers that follow each other (inter-layer). Its body is not public, so line,
+bisection and both forms of `intra` are ours.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def loads(layers: Sequence[Layer], placed: Sequence[Placed], num_processors: int
 def _intervals(layers: Sequence[Layer], num_processors: int) -> list[Placed]:
     """The line in intervals whose longest is shortest.
 
-    If a time does for the slowest processor, filling every processor up to it from the left takes the fewest processors. So times are
-    halved, and the last one that did is within rounding of the least.
+    If a time does for the slowest processor, filling every processor up to it from the left takes the fewest processors. So the
+    interval in which the least time lies is halved until it is as short as rounding.
     """
     total = sum(map(sum, layers))
     longest = max(max(layer.forward_s, layer.weight_s) for layer in layers)
