@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Link
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -44,7 +45,7 @@ def check(problem: Problem, planners: tuple) -> list[float]:
     return gaps
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(5))
 def test_below_the_optimum_of_small_problems(block):
     """250 problems: series-parallel and not, tight memory, equal and unequal devices; and it is no empty promise."""
     gaps = []
@@ -59,7 +60,7 @@ def test_below_every_plan_of_larger_problems():
     """A sample; `tests.check_planners --what validate` tries thousands."""
     planners = (GraphPipe(colocate="never", max_candidates=0), Sequential(), Sequential(replication=False))
     gaps = []
-    for seed in range(1000, 1006):
+    for seed in range(1000, 1003):
         problem = random_problem(seed, max_ops=24, max_devices=8)
         gaps += check(uneven(problem, seed) if seed % 3 == 0 else problem, planners)[:1]
         if problem.cluster.num_devices <= problem.graph.num_ops:
@@ -67,10 +68,10 @@ def test_below_every_plan_of_larger_problems():
     assert statistics.median(gaps) < 1.0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_holds_for_gpipe(seed):
     """A schedule that keeps the whole mini-batch."""
-    problem = replace(random_problem(seed, max_ops=10, max_devices=5), regime=Regime(in_flight="all"))
+    problem = replace(random_problem(seed, max_ops=10, max_devices=5), regime=Regime(holds=EVERYTHING))
     strategy = Strategy(name="test", planner=Sequential(), schedule=GPipe())
     try:
         plan = strategy.plan(problem)
@@ -102,7 +103,7 @@ def test_packing_counts():
     assert "packed" in bound.binding
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 def test_below_the_optimum_where_links_are_slow(seed):
     """Every stage with a micro-batch size of its own: messages, channels and memory bind."""
     rng = random.Random(f"slow {seed}")
