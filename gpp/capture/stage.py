@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from gpp.capture.codec import dtype_of, is_random, operator_of, writes
 from gpp.capture.emit import Emitter, Root, Watcher
+from gpp.capture.halves import Halves, halves
+from gpp.capture.late import Late
 from gpp.capture.sharded import ShardedCode, Shards
 from gpp.errors import CaptureError
 from gpp.graph.captured import Captured, Node, is_loss, node_references
@@ -61,6 +63,7 @@ class StageModule(nn.Module):
         has_random: whether the training pass draws random numbers.
         calls: nodes that the training pass calls, in order; a place is a position in it.
         arguments: nodes whose values the training pass is given: inputs, received tensors, leaves.
+        late: where a backward leaves the gradients of the weights; None where it makes them.
     """
 
     inputs: tuple[str, ...]
@@ -82,6 +85,7 @@ class StageModule(nn.Module):
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
         self._watched: Callable[..., Any] | None = None
+        self.late: Late | None = None
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
@@ -91,6 +95,13 @@ class StageModule(nn.Module):
     def _share(self, root: Root) -> None:
         self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
+
+    def split(self, *, whole: frozenset[str] = frozenset(), formulas: bool = False) -> Halves:
+        """Let the backward of training passes leave the gradients of the weights in `late`; arguments as `halves` has them."""
+        self._cut.late = self.late = Late(self._cut.device)
+        self._cut.halves = halves(self._cut.captured, self.calls, self._cut.sources(), whole=whole, formulas=formulas)
+        self._run = self._cut.compile(self._root, training=True)[0]
+        return self._cut.halves
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -195,6 +206,8 @@ class _Cut:
         shards: Shards | None = None,
     ) -> None:
         self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
+        self.halves: Halves | None = None
+        self.late: Late | None = None
         self.node_of = captured.node_of
         self.order = {node.name: i for i, node in enumerate(captured.nodes)}
         self.own = set(nodes)
@@ -297,9 +310,21 @@ class _Cut:
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
 
+    def sources(self) -> list[str]:
+        """Nodes whose values a training pass returns."""
+        return [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
+
     def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
         batch = self.captured.batch
-        return Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched)
+        through = self._through if training and self.halves else None
+        return Emitter(
+            root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched, through=through
+        )
+
+    def _through(self, node: Node) -> Callable[..., Any] | None:
+        """What calls an operator in a split backward's forward, if it is another."""
+        late = self.halves.split.get(node.name) if self.halves else None
+        return self.late.of(node.target, late, operator_of(node.target)) if late and self.late else None
 
     def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
         """Call a node, and tell the watcher of it."""
