@@ -18,7 +18,9 @@ from gpp.capture.codec import bound_arguments, operator_of, writes
 from gpp.capture.late import FORMULAS
 from gpp.graph.captured import Captured, Node, node_references, references
 
-_TOGETHER = re.compile(r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\.")
+_TOGETHER = re.compile(
+    r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\."
+)
 """Operators whose kernels make the gradients of data and weights in one go: apart they would take the time twice."""
 
 

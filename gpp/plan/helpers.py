@@ -103,8 +103,8 @@ def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -
     if drains:
         s = next(s for s, stage in enumerate(plan.stages) if stage.helpers)
         raise InvalidPlan(
-            f"stage {s}: its helpers {list(plan.stages[s].helpers)} have half of its backward a period later, which a pipeline "
-            "that drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
+            f"stage {s}: the helpers {list(plan.stages[s].helpers)} have half of it a period later, which a pipeline "
+            "drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
             "helpers"
         )
     for s, (stage, delay) in enumerate(zip(plan.stages, delays(plan), strict=True)):

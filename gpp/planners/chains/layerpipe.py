@@ -69,8 +69,7 @@ class LayerPipe(AbstractPlanner):
         layers, best, best_s, slowest, balanced = layers_of(problem.graph), None, float("inf"), 0.0, 0.0
         for b in problem.microbatch_sizes():
             seconds = [_seconds(problem, layer, b) for layer in layers]
-            placed = dealt(seconds, problem.cluster.num_devices, self.intra)
-            plan = staged(problem, layers, placed, b)
+            placed, plan = self._dealt(problem, layers, seconds, b)
             found = predict(plan).metrics.iteration_s
             if found < best_s * MARGIN:
                 busy = loads(seconds, placed, problem.cluster.num_devices)
@@ -88,6 +87,19 @@ class LayerPipe(AbstractPlanner):
             f"those of the inputs of {divided}, whole or in part; gradients are late by up to {max(delays(best))} micro-batches",
         )
         return replace(best, objective=objective, explanation=lines)
+
+    def _dealt(
+        self, problem: Problem, layers: Sequence[tuple[int, ...]], seconds: Sequence[Layer], microbatch_size: int
+    ) -> tuple[list[Placed], Plan]:
+        """The processors of the layers, and the plan of it."""
+        placed = dealt(seconds, problem.cluster.num_devices, self.intra)
+        plan = staged(problem, layers, placed, microbatch_size)
+        if plan.shares_devices and not plan.helped:
+            # Layers went to processors as wholes and in no order, which only helpers would be worth: stages of one device would
+            # have to interleave their updates.
+            placed = dealt(seconds, problem.cluster.num_devices, "neighbour")
+            plan = staged(problem, layers, placed, microbatch_size)
+        return placed, plan
 
 
 def layers_of(graph: OpGraph) -> list[tuple[int, ...]]:
