@@ -74,7 +74,7 @@ class _Search:
         for name in self.calls:
             self._follow(name)
         why = {name: reason for name in self.readers if (reason := self._reason(self.node_of[name]))}
-        why |= {name: "its value leaves the stage" for name in outputs & set(self.roots)}
+        why |= dict.fromkeys(outputs & set(self.roots), "its value leaves the stage")
         for name in self.calls:
             if name in self.roots and not self._own_gradient(name):
                 why[name] = "it writes in place"

@@ -3,24 +3,19 @@
 A backward has two halves: I makes the gradients of a stage's inputs, W those of its weights. `Stage.weight_device` makes all of W;
 `Stage.input_share` makes parts of I, by columns of the weights. A helper may be the device of another stage.
 
-**Delay.** In a pipeline that does not drain a gradient is late by the updates between the weights of its forward and its own update
-(`Stage.in_flight` less one micro-batch, for one micro-batch an update). A device does everything that it has to do once for each
-micro-batch, in a period that is at least as long as that. So the way from one device to the next and back costs
-
-* one period, where the next device alternates between forwards and backwards of one run of stages: both fit into its period;
-* two, where they run side by side: the I of the stage is elsewhere, or the device has other stages in between;
-* none, to a stage on the same device.
-
-So stage k of a chain of D devices is late by D - 1 - k where passes alternate, by 2 (D - 1 - k) where all run side by side, and by
-one more if its W is with a helper, which has it a period later. Source of both forms: LayerPipe2 (arXiv 2512.08160), which derives
-2 S for S stages behind by retiming; that one period does for an alternating device is 1F1B's (PipeDream). The rule for mixtures is
-ours.
+**Delay.** In a pipeline that does not drain a gradient is late by the updates between the weights of its forward and its own
+update: `Stage.in_flight` less one micro-batch, for one micro-batch an update. Where devices alternate between forwards and
+backwards, as in 1F1B, stage k of a chain of D is late by D - 1 - k (`gpp.plan.in_flight`). With helpers devices run side by side:
+in a period each does once what it has to do for one micro-batch, with what others have made in periods before (`ticks`). So the
+way from one device to the next costs a period, and so does the way back: stage k is late by 2 (D - 1 - k), and by one more if its
+W is with a helper, which has it a period later. Source: LayerPipe2 (arXiv 2512.08160), which derives 2 S for S stages behind by
+retiming; what helpers add is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
@@ -35,23 +30,38 @@ ROUNDING = 1e-9
 """By which shares may add up to more than the whole."""
 
 
+class Ticks(NamedTuple):
+    """Periods in which a stage's passes of micro-batch 0 run; those of micro-batch m run m periods later.
+
+    Args:
+        forward, weight: of F and of W.
+        inputs: of the stage's own part of I; helpers have theirs one period later.
+    """
+
+    forward: int
+    inputs: int
+    weight: int
+
+
+def ticks(plan: Plan) -> tuple[Ticks, ...]:
+    """When the stages of a plan with helpers run: forwards as late as those behind them allow, backwards as soon as they can."""
+    device = [stage.devices[0] for stage in plan.stages]
+    stages = range(len(plan.stages))
+    forward = [0] * len(plan.stages)
+    for t in stages:
+        forward[t] = max((forward[s] + (device[s] != device[t]) for s in plan.predecessors[t]), default=0)
+    inputs = list(forward)
+    for s in reversed(stages):
+        for t in plan.successors[s]:
+            helped = (1 + (helper != device[s]) for helper, _ in plan.stages[t].input_share)
+            inputs[s] = max(inputs[s], inputs[t] + max(device[s] != device[t], *helped, 0))
+        forward[s] = min((forward[t] - (device[s] != device[t]) for t in plan.successors[s]), default=forward[s])
+    return tuple(Ticks(forward[s], inputs[s], inputs[s] + (plan.stages[s].weight_device is not None)) for s in stages)
+
+
 def delays(plan: Plan) -> tuple[int, ...]:
-    """Micro-batches by which the gradients of each stage are late, as the module says."""
-    trips = [0] * len(plan.stages)
-    for s in reversed(range(len(plan.stages))):
-        trips[s] = max((_way(plan, s, t) + trips[t] for t in plan.successors[s]), default=0)
-    return tuple(trip + (stage.weight_device is not None) for trip, stage in zip(trips, plan.stages, strict=True))
-
-
-def _way(plan: Plan, s: int, t: int) -> int:
-    """Periods from stage s to its successor t and back."""
-    here, there = plan.stages[s].devices[0], plan.stages[t].devices[0]
-    elsewhere = {device for device, _ in plan.stages[t].input_share}
-    if here == there:
-        return 1 if elsewhere else 0
-    runs = plan.stages_of_device[there]
-    alternates = runs == tuple(range(runs[0], runs[-1] + 1)) and elsewhere <= {here}
-    return 1 if alternates else 2
+    """Micro-batches by which the gradients of each stage of a plan with helpers are late."""
+    return tuple(tick.weight - tick.forward for tick in ticks(plan))
 
 
 def helping_bytes(plan: Plan, problem: Problem) -> Iterator[tuple[int, float]]:

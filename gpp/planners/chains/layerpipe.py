@@ -67,17 +67,23 @@ class LayerPipe(AbstractPlanner):
                 "set strategy/schedule=no_flush strategy/weights=stash, as strategy=layerpipe does",
             )
         layers, best, best_s, slowest, balanced = layers_of(problem.graph), None, float("inf"), 0.0, 0.0
+        # Planners are asked for many mini-batches at once; memory is that of one.
+        minibatch = problem.minibatch_size // problem.regime.minibatches
+        run, too_large = replace(problem, minibatch_size=minibatch, regime=replace(problem.regime, minibatches=1)), None
         for b in problem.microbatch_sizes():
             seconds = [_seconds(problem, layer, b) for layer in layers]
             placed, plan = self._dealt(problem, layers, seconds, b)
+            try:
+                replace(plan, minibatch_size=minibatch).validate(run)
+            except Infeasible as error:
+                too_large = too_large or error
+                continue
             found = predict(plan).metrics.iteration_s
             if found < best_s * MARGIN:
                 busy = loads(seconds, placed, problem.cluster.num_devices)
                 best, best_s, slowest, balanced = plan, found, max(busy), sum(busy) / len(busy)
         if best is None:
-            raise Infeasible(
-                "no plan of LayerPipe's fits at any micro-batch size", "devices with more memory, or a smaller minibatch_size"
-            )
+            raise too_large or Infeasible("no plan of LayerPipe's can run", "another strategy")
         objective = Objective(value_s=slowest, scope="a micro-batch for the slowest processor")
         helped = sum(stage.weight_device is not None for stage in best.stages)
         divided = sum(bool(stage.input_share) for stage in best.stages)
