@@ -122,7 +122,7 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
-        self.engine.refuse_settings(self.strategy.weights, self.optimizer)
+        self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
         if self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
