@@ -14,11 +14,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpp.capture.codec import bound_arguments, operator_of, writes
-from gpp.capture.late import FORMULAS
-from gpp.graph.captured import Captured, Node, node_references, references
+import torch
+from torch import Tensor
 
-_TOGETHER = re.compile(r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\.")
+from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
+from gpp.capture.late import FORMULAS
+from gpp.graph.captured import Captured, Node, evaluate, node_references, references
+
+_TOGETHER = re.compile(
+    r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\."
+)
 """Operators whose kernels make the gradients of data and weights in one go: apart they would take the time twice."""
 
 
@@ -72,7 +77,7 @@ class _Search:
         for name in self.calls:
             self._follow(name)
         why = {name: reason for name in self.readers if (reason := self._reason(self.node_of[name]))}
-        why |= {name: "its value leaves the stage" for name in outputs & set(self.roots)}
+        why |= dict.fromkeys(outputs & set(self.roots), "its value leaves the stage")
         for name in self.calls:
             if name in self.roots and not self._own_gradient(name):
                 why[name] = "it writes in place"
@@ -139,6 +144,8 @@ class _Search:
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
                 return None
             return "it computes with weights in place of data"
+        if not self.formulas and _reads_twice(node, self.node_of, self.data):
+            return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
 
     def _uses(self, param: str) -> list[tuple[int, bool]]:
@@ -158,6 +165,45 @@ class _Search:
                 for param in sorted(frozenset[str]().union(*(self.roots.get(need, frozenset()) for need in needs))):
                     out[param].append(name)
         return out
+
+
+# Any number of samples that is nobody's size by chance.
+_SAMPLES = 3
+
+
+def _reads_twice(node: Node, node_of: Mapping[str, Node], data: Iterable[str]) -> bool:
+    """Whether autograd differentiates an operator as several, of which more than one read the same data."""
+    target = operator_of(node.target)
+    assert isinstance(target, torch._ops.OpOverload), "what takes a tensor out of several is no reader"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+        return False
+    given: dict[str, Tensor] = {}
+
+    def value(name: str) -> Tensor:
+        if name not in given:
+            of = node_of[name]
+            dtype = dtype_of(of.dtype or "float32")
+            shape = [int(evaluate(size, _SAMPLES)) for size in of.shape or ()]
+            given[name] = torch.empty(shape, dtype=dtype, device="meta", requires_grad=of.requires_grad)
+        return given[name]
+
+    args, kwargs = (
+        decode(part, ref=value, number=lambda tree: evaluate(tree, _SAMPLES), device=torch.device("meta"))
+        for part in (node.args, list(node.kwargs.values()))
+    )
+    made = target(*args, **dict(zip(node.kwargs, kwargs, strict=True)))
+    watched = {name for name in given if name in data and given[name].requires_grad}
+    todo = [t.grad_fn for t in (made if isinstance(made, (tuple, list)) else (made,)) if t.grad_fn is not None]
+    seen, reads = set(todo), list[object]()
+    while todo:
+        for step, _ in todo.pop().next_functions:
+            if step is None:
+                continue
+            reads += [step.variable] if hasattr(step, "variable") else []
+            if step not in seen:
+                seen.add(step)
+                todo.append(step)
+    return any(sum(found is given[name] for found in reads) > 1 for name in watched)
 
 
 def _added_in_order(uses: Sequence[tuple[int, bool]]) -> bool:

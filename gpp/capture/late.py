@@ -195,7 +195,13 @@ def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor
 
 
 def _convolution_gradients(
-    gradient: Tensor, needs: tuple[bool, bool], input: Tensor, weight: Tensor, several: list[list[int]], none: list[int], groups: int
+    gradient: Tensor,
+    needs: tuple[bool, bool],
+    input: Tensor,
+    weight: Tensor,
+    several: list[list[int]],
+    none: list[int],
+    groups: int,
 ) -> Gradients:
     sizes = [weight.shape[0]] if needs[1] else None
     backward = torch.ops.aten.convolution_backward.default
@@ -307,9 +313,7 @@ class _Apart(torch.autograd.Function):
             found = torch.autograd.grad(roots, [ctx.data[i] for i in wanted], seeds, retain_graph=True, allow_unused=True)
             for i, gradient in zip(wanted, found, strict=True):
                 out[i] = gradient
-        ctx.late.queue.add(
-            ctx.targets, lambda: torch.autograd.grad(roots, weights, seeds, allow_unused=True), fresh=False
-        )
+        ctx.late.queue.add(ctx.targets, lambda: torch.autograd.grad(roots, weights, seeds, allow_unused=True), fresh=False)
         return None, None, *out
 
 
