@@ -156,7 +156,7 @@ class Cut:
     def split(self, whole: frozenset[str], formulas: bool) -> tuple[Halves, Late]:
         """Let the code that is compiled from now on split its backward; arguments as `halves` has them."""
         outputs = [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
-        self.halves = halves(self.captured, self.calls, outputs, whole=whole, formulas=formulas)
+        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas)
         self.late = Late(self.device)
         return self.halves, self.late
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
 from gpp.capture.late import FORMULAS
-from gpp.graph.captured import Captured, Node, evaluate, node_references, references
+from gpp.graph.captured import Node, evaluate, node_references, references
 
 _TOGETHER = re.compile(
     r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\."
@@ -35,15 +35,17 @@ class Halves:
         split: node -> of each tensor among its arguments, in order, whether it is a weight or follows from weights alone.
         whole: nodes that read trained weights, or follow from them alone, and make their gradients in the first half -> why.
         params: full names of the parameters whose gradients come in the second half.
+        alone: nodes that follow from trained weights alone.
     """
 
     split: Mapping[str, tuple[bool, ...]]
     whole: Mapping[str, str]
     params: frozenset[str]
+    alone: frozenset[str]
 
 
 def halves(
-    captured: Captured,
+    node_of: Mapping[str, Node],
     calls: Sequence[str],
     outputs: Iterable[str],
     *,
@@ -53,18 +55,19 @@ def halves(
     """How the backward of a stage is split.
 
     Args:
+        node_of: nodes by name.
         calls: nodes that its training pass calls, in order.
         outputs: those among them whose values leave the stage.
         whole: nodes that are to stay whole.
         formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
     """
-    return _Search(captured, calls, whole, formulas).run(set(outputs))
+    return _Search(node_of, calls, whole, formulas).run(set(outputs))
 
 
 class _Search:
-    def __init__(self, captured: Captured, calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
-        self.node_of, self.calls = captured.node_of, calls
+    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
+        self.node_of, self.calls = node_of, calls
         self.own, self.asked, self.formulas = set(calls), whole, formulas
         self.order = {name: place for place, name in enumerate(calls)}
         self.roots: dict[str, frozenset[str]] = {}
@@ -99,7 +102,8 @@ class _Search:
             if name not in why
         }
         late = {param for name in split for need in node_references(self.node_of[name]) for param in self.roots.get(need, ())}
-        return Halves(split=split, whole=why, params=frozenset(self.node_of[param].target for param in late))
+        params, alone = frozenset(self.node_of[param].target for param in late), frozenset(self.roots) & self.own
+        return Halves(split=split, whole=why, params=params, alone=alone)
 
     def _follow(self, name: str) -> None:
         """Whether a call depends on samples, on weights alone, or reads both."""
