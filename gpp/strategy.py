@@ -22,7 +22,6 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, repeatable
 from gpp.memory.priced import MARGIN, Priced
-from gpp.plan.helpers import check_helpers, refuse_helpers
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
@@ -30,11 +29,13 @@ from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
+from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
-from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
+from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
@@ -214,8 +215,7 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
-        plan.validate(posed)
-        check_helpers(plan, problem.cluster.num_devices, drains=self.schedule.drains)
+        plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
                 raise InvalidPlan(
@@ -270,11 +270,7 @@ class Strategy:
 
         Args:
             cards: the receives stand in the order that cards need, which is proved (`gpp.program.cards`).
-
-        Raises:
-            UnsupportedPlan: the plan has helpers, which a program does not know.
         """
-        refuse_helpers(plan)
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
@@ -313,9 +309,26 @@ class Strategy:
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
-        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-        orders = self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
+        orders = self._orders(plan, problem, samples)
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
+
+    def _orders(self, plan: Plan, problem: Problem, samples: int) -> dict[int, list[Task]]:
+        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
+        return self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
+
+    @property
+    def _says_peaks(self) -> bool:
+        """Whether what devices hold is taken from the order of their passes: a planner knows less of it."""
+        return self.schedule.holds.splits or self.schedule.needs_bills
+
+    def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
+        """Device -> the most bytes that it holds over its order."""
+        bills = plan.bills(posed)
+        orders = self._orders(plan, posed, plan.minibatch_size)
+        return {
+            device: order_peak(orders[device], {s: bills[s].memory for s in stages})
+            for device, stages in plan.stages_of_device.items()
+        }
 
     def _bills(self, plan: Plan, problem: Problem) -> tuple[StageCost, ...] | None:
         """The bills of the stages, where an order depends on them."""
@@ -373,6 +386,9 @@ class Strategy:
         if plan is None or reason is not None:
             return Timeline(source="predicted", metrics=ENDLESS)
         found = self.predict(plan, problem, record=False)
+        devices = problem.cluster.devices
+        if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
+            return Timeline(source="predicted", metrics=ENDLESS)
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
@@ -393,6 +409,7 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
+        check_schedule(self.schedule, problem, varies_k=self.planner.varies_k)
 
 
 def _fits_whole(problem: Problem) -> bool:

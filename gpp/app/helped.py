@@ -20,7 +20,7 @@ def check_helped(engine: AbstractEngine, strategy: Strategy, given: Plan | None)
         UnsupportedPlan: the given one has.
     """
     if given is not None:
-        refuse_helpers(given)
+        refuse_helpers(given.stages)
     elif strategy.planner.helps:
         rule = f"strategy={strategy.name} has other devices make parts of a stage's backward, which no engine does yet"
         raise InvalidConfig("engine", engine.name, rule, "set mode=plan or mode=compare, which predict it, or strategy=pipedream")

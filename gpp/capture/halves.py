@@ -14,9 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpp.capture.codec import bound_arguments, operator_of, writes
+import torch
+from torch import Tensor
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
 from gpp.capture.late import FORMULAS
-from gpp.graph.captured import Captured, Node, node_references, references
+from gpp.graph.captured import Node, evaluate, node_references, references
 
 _TOGETHER = re.compile(
     r"aten\.(lstm|gru|rnn_\w+|quantized_\w+|(native_|cudnn_|_)?batch_norm\w*|instance_norm|prelu|_prelu_kernel)\."
@@ -32,15 +35,17 @@ class Halves:
         split: node -> of each tensor among its arguments, in order, whether it is a weight or follows from weights alone.
         whole: nodes that read trained weights, or follow from them alone, and make their gradients in the first half -> why.
         params: full names of the parameters whose gradients come in the second half.
+        alone: nodes that follow from trained weights alone.
     """
 
     split: Mapping[str, tuple[bool, ...]]
     whole: Mapping[str, str]
     params: frozenset[str]
+    alone: frozenset[str]
 
 
 def halves(
-    captured: Captured,
+    node_of: Mapping[str, Node],
     calls: Sequence[str],
     outputs: Iterable[str],
     *,
@@ -50,18 +55,19 @@ def halves(
     """How the backward of a stage is split.
 
     Args:
+        node_of: nodes by name.
         calls: nodes that its training pass calls, in order.
         outputs: those among them whose values leave the stage.
         whole: nodes that are to stay whole.
         formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
     """
-    return _Search(captured, calls, whole, formulas).run(set(outputs))
+    return _Search(node_of, calls, whole, formulas).run(set(outputs))
 
 
 class _Search:
-    def __init__(self, captured: Captured, calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
-        self.node_of, self.calls = captured.node_of, calls
+    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
+        self.node_of, self.calls = node_of, calls
         self.own, self.asked, self.formulas = set(calls), whole, formulas
         self.order = {name: place for place, name in enumerate(calls)}
         self.roots: dict[str, frozenset[str]] = {}
@@ -96,7 +102,8 @@ class _Search:
             if name not in why
         }
         late = {param for name in split for need in node_references(self.node_of[name]) for param in self.roots.get(need, ())}
-        return Halves(split=split, whole=why, params=frozenset(self.node_of[param].target for param in late))
+        params, alone = frozenset(self.node_of[param].target for param in late), frozenset(self.roots) & self.own
+        return Halves(split=split, whole=why, params=params, alone=alone)
 
     def _follow(self, name: str) -> None:
         """Whether a call depends on samples, on weights alone, or reads both."""
@@ -141,6 +148,8 @@ class _Search:
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
                 return None
             return "it computes with weights in place of data"
+        if not self.formulas and _reads_twice(node, self.node_of, self.data):
+            return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
 
     def _uses(self, param: str) -> list[tuple[int, bool]]:
@@ -160,6 +169,45 @@ class _Search:
                 for param in sorted(frozenset[str]().union(*(self.roots.get(need, frozenset()) for need in needs))):
                     out[param].append(name)
         return out
+
+
+# Any number of samples that is nobody's size by chance.
+_SAMPLES = 3
+
+
+def _reads_twice(node: Node, node_of: Mapping[str, Node], data: Iterable[str]) -> bool:
+    """Whether autograd differentiates an operator as several, of which more than one read the same data."""
+    target = operator_of(node.target)
+    assert isinstance(target, torch._ops.OpOverload), "what takes a tensor out of several is no reader"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+        return False
+    given: dict[str, Tensor] = {}
+
+    def value(name: str) -> Tensor:
+        if name not in given:
+            of = node_of[name]
+            dtype = dtype_of(of.dtype or "float32")
+            shape = [int(evaluate(size, _SAMPLES)) for size in of.shape or ()]
+            given[name] = torch.empty(shape, dtype=dtype, device="meta", requires_grad=of.requires_grad)
+        return given[name]
+
+    args, kwargs = (
+        decode(part, ref=value, number=lambda tree: evaluate(tree, _SAMPLES), device=torch.device("meta"))
+        for part in (node.args, list(node.kwargs.values()))
+    )
+    made = target(*args, **dict(zip(node.kwargs, kwargs, strict=True)))
+    watched = {name for name in given if name in data and given[name].requires_grad}
+    todo = [t.grad_fn for t in (made if isinstance(made, (tuple, list)) else (made,)) if t.grad_fn is not None]
+    seen, reads = set(todo), list[object]()
+    while todo:
+        for step, _ in todo.pop().next_functions:
+            if step is None:
+                continue
+            reads += [step.variable] if hasattr(step, "variable") else []
+            if step not in seen:
+                seen.add(step)
+                todo.append(step)
+    return any(sum(found is given[name] for found in reads) > 1 for name in watched)
 
 
 def _added_in_order(uses: Sequence[tuple[int, bool]]) -> bool:

@@ -17,21 +17,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 Gradients = Sequence[Tensor | None]
+
+Target = Tensor | GradientEdge
+"""A parameter; or where the gradient of a tensor comes in that is computed from parameters alone, which itself may be let go of."""
 
 
 class _Entry(NamedTuple):
     """Gradients to be made.
 
     Args:
-        targets: parameters, or tensors computed from parameters alone.
-        make: makes their gradients.
+        make: makes those of the targets.
         fresh: whether nobody else has the memory of these.
     """
 
-    targets: Sequence[Tensor]
+    targets: Sequence[Target]
     make: Callable[[], Gradients]
     fresh: bool
 
@@ -42,34 +44,42 @@ class LateGradients:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
 
-    def add(self, targets: Sequence[Tensor], make: Callable[[], Gradients], *, fresh: bool) -> None:
+    def add(self, targets: Sequence[Target], make: Callable[[], Gradients], *, fresh: bool) -> None:
         """Queue gradients; arguments as `_Entry` has them."""
         self._entries.append(_Entry(targets, make, fresh))
 
     def deliver(self) -> None:
         """Make all of them, and add them to the `.grad` of the parameters; each is let go of as soon as it is used."""
-        uses = Counter(id(target) for entry in self._entries for target in entry.targets)
+        uses = Counter(_key(target) for entry in self._entries for target in entry.targets)
         # A parameter may be reached through such a tensor too, so all wait until its gradient is known.
-        waits = any(not target.is_leaf for entry in self._entries for target in entry.targets)
-        sums: dict[int, tuple[Tensor, Tensor, bool]] = {}
+        waits = any(not isinstance(target, Tensor) for entry in self._entries for target in entry.targets)
+        sums: dict[tuple[int, int], tuple[Target, Tensor, bool]] = {}
         self._entries.reverse()
         with torch.no_grad():
             while self._entries:
                 targets, make, fresh = self._entries.pop()
                 for target, gradient in zip(targets, make(), strict=True):
-                    uses[id(target)] -= 1
-                    found = sums.get(id(target))
+                    key = _key(target)
+                    uses[key] -= 1
                     if gradient is not None:
-                        sums[id(target)] = (target, gradient, fresh) if found is None else (target, found[1] + gradient, True)
-                    if not waits and not uses[id(target)] and id(target) in sums:
-                        _accumulate(*sums.pop(id(target)))
+                        sums[key] = (target, sums[key][1] + gradient, True) if key in sums else (target, gradient, fresh)
+                    if not waits and not uses[key] and key in sums:
+                        _accumulate(*sums.pop(key))
         if sums:
             _run([target for target, _, _ in sums.values()], [gradient for _, gradient, _ in sums.values()])
 
 
-def _accumulate(param: Tensor, gradient: Tensor, fresh: bool) -> None:
+def _target(tensor: Tensor) -> Target:
+    return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+
+
+def _key(target: Target) -> tuple[int, int]:
+    return (id(target), -1) if isinstance(target, Tensor) else (id(target.node), target.output_nr)
+
+
+def _accumulate(param: Target, gradient: Tensor, fresh: bool) -> None:
     """Add to `.grad` what one micro-batch gives, as autograd does."""
-    if not fresh or gradient.is_sparse or getattr(param, "_post_accumulate_grad_hooks", None):
+    if not isinstance(param, Tensor) or not fresh or gradient.is_sparse or getattr(param, "_post_accumulate_grad_hooks", None):
         _run([param], [gradient])
     elif param.grad is not None:
         param.grad.add_(gradient)
@@ -79,7 +89,7 @@ def _accumulate(param: Tensor, gradient: Tensor, fresh: bool) -> None:
         _run([param], [gradient])
 
 
-def _run(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+def _run(roots: Sequence[Target], gradients: Sequence[Tensor]) -> None:
     _engine_run_backward(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
@@ -130,7 +140,7 @@ class Late:
             saved: tensors and numbers that the formula takes.
         """
         needs = (weight is not None and weight.requires_grad, bias is not None and bias.requires_grad)
-        targets = tuple(target for target, needed in zip((weight, bias), needs, strict=True) if needed)
+        targets = tuple(map(_target, (t for t, needed in zip((weight, bias), needs, strict=True) if needed and t is not None)))
         return _Leave.apply(out, None if out.requires_grad else self._anchor, (self, targets, needs, formula, saved))  # type: ignore[return-value]
 
 
@@ -296,7 +306,7 @@ class _Apart(torch.autograd.Function):
         outputs = made if isinstance(made, (tuple, list)) else (made,)
         ctx.set_materialize_grads(False)
         ctx.late, ctx.edges = late, [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
-        ctx.targets = [t for t, later in zip(given, which, strict=True) if later and t.requires_grad]
+        ctx.targets = [_target(t) for t, later in zip(given, which, strict=True) if later and t.requires_grad]
         ctx.weights = [t for t, later in zip(own, which, strict=True) if later and t.requires_grad]
         ctx.data = [None if t is None else get_gradient_edge(mine) for t, mine in zip(data, own, strict=True)]
         out = tuple(t.detach() for t in outputs)

@@ -14,17 +14,17 @@ retiming; what helpers add is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidPlan, UnsupportedPlan
-from gpp.graph.op_graph import OpGraph
+from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.stage import Stage
 
-if TYPE_CHECKING:
-    from gpp.plan.plan import Plan
+Edges = Sequence[tuple[int, int]]
+"""Source and destination of every edge between stages, which are in a topological order."""
 
 ROUNDING = 1e-9
 """By which shares may add up to more than the whole."""
@@ -43,81 +43,69 @@ class Ticks(NamedTuple):
     weight: int
 
 
-def ticks(plan: Plan) -> tuple[Ticks, ...]:
-    """When the stages of a plan with helpers run: forwards as late as those behind them allow, backwards as soon as they can."""
-    device = [stage.devices[0] for stage in plan.stages]
-    stages = range(len(plan.stages))
-    forward = [0] * len(plan.stages)
-    for t in stages:
-        forward[t] = max((forward[s] + (device[s] != device[t]) for s in plan.predecessors[t]), default=0)
-    inputs = list(forward)
-    for s in reversed(stages):
-        for t in plan.successors[s]:
-            helped = (1 + (helper != device[s]) for helper, _ in plan.stages[t].input_share)
-            inputs[s] = max(inputs[s], inputs[t] + max(device[s] != device[t], *helped, 0))
-        forward[s] = min((forward[t] - (device[s] != device[t]) for t in plan.successors[s]), default=forward[s])
-    return tuple(Ticks(forward[s], inputs[s], inputs[s] + (plan.stages[s].weight_device is not None)) for s in stages)
+def ticks(stages: Sequence[Stage], edges: Edges) -> tuple[Ticks, ...]:
+    """When stages with helpers run: forwards as late as those behind them allow, backwards as soon as they can."""
+    device = [stage.devices[0] for stage in stages]
+    forward = [0] * len(stages)
+    for s, t in sorted(edges):
+        forward[t] = max(forward[t], forward[s] + (device[s] != device[t]))
+    inputs, sinks = list(forward), {*range(len(stages))} - {s for s, _ in edges}
+    late = [forward[s] if s in sinks else max(forward) for s in range(len(stages))]
+    for s, t in sorted(edges, reverse=True):
+        apart = device[s] != device[t]
+        helped = (1 + (helper != device[s]) for helper, _ in stages[t].input_share)
+        late[s], inputs[s] = min(late[s], late[t] - apart), max(inputs[s], inputs[t] + max(apart, *helped, 0))
+    return tuple(Ticks(late[s], inputs[s], inputs[s] + (stage.weight_device is not None)) for s, stage in enumerate(stages))
 
 
-def delays(plan: Plan) -> tuple[int, ...]:
-    """Micro-batches by which the gradients of each stage of a plan with helpers are late."""
-    return tuple(tick.weight - tick.forward for tick in ticks(plan))
+def delays(stages: Sequence[Stage], edges: Edges) -> tuple[int, ...]:
+    """Micro-batches by which the gradients of each stage are late, in a plan with helpers."""
+    return tuple(tick.weight - tick.forward for tick in ticks(stages, edges))
 
 
-def helping_bytes(plan: Plan, problem: Problem) -> Iterator[tuple[int, float]]:
-    """Bytes that helpers hold: (device, bytes) for each of them and each stage that it helps.
+def gradient_bytes(stage: Stage, graph: OpGraph) -> tuple[float, float]:
+    """Bytes of the gradients of a stage's inputs and of its outputs, for each sample."""
+    own, inputs, outputs = mask_of(stage.ops), 0.0, 0.0
+    for tensor in graph.tensors:
+        made, read = own >> tensor.producer & 1, mask_of(tensor.consumers)
+        if tensor.differentiable:
+            inputs += tensor.bytes_per_sample * bool(read & own and not made)
+            outputs += tensor.bytes_per_sample * bool(made and read & ~own)
+    return inputs, outputs
+
+
+def helping_bytes(stage: Stage, problem: Problem, copies: int) -> Iterator[tuple[int, float]]:
+    """Bytes that the helpers of a stage hold: (device, bytes).
 
     Gradients of weights take their sum, and for two micro-batches, of which one comes and one is in use, what they are made of.
     Gradients of inputs take, for as many, those of the outputs and their own part, and their part of the weights in each version
     that the stage keeps.
-    """
-    graph, weights = problem.graph, problem.regime.weights
-    gradients = gradient_bytes(plan, graph) if plan.helped else ()
-    for s, stage in enumerate(plan.stages):
-        if not stage.helpers:
-            continue
-        samples, trained = RESIDENT_COPIES * stage.microbatch_size, problem.trainable_bytes(stage.ops)
-        if stage.weight_device is not None:
-            yield stage.weight_device, trained + samples * sum(graph.ops[op].late_bytes for op in stage.ops)
-        of_inputs, of_outputs = gradients[s]
-        for device, share in stage.input_share:
-            yield device, share * trained * weights.copies(plan.position(s)) + samples * (of_outputs + share * of_inputs)
-
-
-def gradient_bytes(plan: Plan, graph: OpGraph) -> list[tuple[float, float]]:
-    """By stage, bytes of the gradients of its inputs and of its outputs, for each sample."""
-    inputs, outputs = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
-    returning = plan.returning(graph)
-    for (s, t), tensors in plan.edge_tensors(graph).items():
-        if (s, t) in returning:
-            size = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
-            outputs[s] += size
-            inputs[t] += size
-    return list(zip(inputs, outputs, strict=True))
-
-
-def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -> None:
-    """Prove that the helpers of a plan can help.
 
     Args:
-        drains: whether the pipeline is empty before every update; None if that is not known.
+        copies: versions of the weights that the stage keeps.
+    """
+    if not stage.helpers:
+        return
+    samples, trained = RESIDENT_COPIES * stage.microbatch_size, problem.trainable_bytes(stage.ops)
+    if stage.weight_device is not None:
+        yield stage.weight_device, trained + samples * sum(problem.graph.ops[op].late_bytes for op in stage.ops)
+    of_inputs, of_outputs = gradient_bytes(stage, problem.graph)
+    for device, share in stage.input_share:
+        yield device, share * trained * copies + samples * (of_outputs + share * of_inputs)
+
+
+def check_helpers(stages: Sequence[Stage], edges: Edges, num_devices: int) -> None:
+    """Prove that helpers can help, and that what is in flight is what the delay asks for.
 
     Raises:
         InvalidPlan: names stage, field, value, rule and fix.
     """
-    if not plan.helped:
+    if not any(stage.helpers for stage in stages):
         return
-    for s, stage in enumerate(plan.stages):
+    for s, stage in enumerate(stages):
         for field, value, rule, fix in _faults(stage, num_devices):
             raise InvalidPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
-    if drains:
-        s = next(s for s, stage in enumerate(plan.stages) if stage.helpers)
-        raise InvalidPlan(
-            f"stage {s}: the helpers {list(plan.stages[s].helpers)} have half of it a period later, which a pipeline "
-            "drains before every update would wait for. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without "
-            "helpers"
-        )
-    for s, (stage, delay) in enumerate(zip(plan.stages, delays(plan), strict=True)):
+    for s, (stage, delay) in enumerate(zip(stages, delays(stages, edges), strict=True)):
         if stage.ahead != delay + 1:
             raise InvalidPlan(
                 f"stage {s}: in_flight={stage.in_flight} must be {(delay + 1) * stage.microbatch_size}: its gradients are late by "
@@ -125,26 +113,39 @@ def check_helpers(plan: Plan, num_devices: int, *, drains: bool | None = None) -
             )
 
 
-def refuse_helpers(plan: Plan) -> None:
+def refuse_drained(stages: Sequence[Stage]) -> None:
+    """Refuse helpers in a pipeline that drains before every update.
+
+    Raises:
+        InvalidPlan: names stage, field, value, rule and fix.
+    """
+    for s, stage in enumerate(stages):
+        if stage.helpers:
+            raise InvalidPlan(
+                f"stage {s}: {_named(stage)} has half of a backward a period later, and a pipeline that drains before every update "
+                "would wait for it. Fix: strategy/schedule=no_flush strategy/weights=stash, or a plan without helpers"
+            )
+
+
+def refuse_helpers(stages: Sequence[Stage]) -> None:
     """Refuse a plan with helpers where a program is to be made, or run.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
-    for s, stage in enumerate(plan.stages):
+    for s, stage in enumerate(stages):
         if stage.helpers:
-            field, value = (
-                ("weight_device", stage.weight_device)
-                if stage.weight_device is not None
-                else (
-                    "input_share",
-                    [list(pair) for pair in stage.input_share],
-                )
-            )
             raise UnsupportedPlan(
-                f"stage {s}: {field}={value}: engines run both halves of a backward on the devices of their stage, so a plan with "
+                f"stage {s}: {_named(stage)}: engines run both halves of a backward on the devices of their stage, so a plan with "
                 "helpers is predicted only. Fix: mode=plan or mode=compare, or a strategy without helpers (strategy=pipedream)"
             )
+
+
+def _named(stage: Stage) -> str:
+    """The field that names a helper, and its value."""
+    if stage.weight_device is not None:
+        return f"weight_device={stage.weight_device}"
+    return f"input_share={[list(pair) for pair in stage.input_share]}"
 
 
 def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, str]]:

@@ -20,6 +20,11 @@ class AbstractPlanner(ABC):
     helps: ClassVar[bool] = False
     """Whether its plans may have helpers (`gpp.plan.helpers`)."""
 
+    @property
+    def varies_k(self) -> bool:
+        """Whether stages may run several passes of one direction in a row (k of kFkB)."""
+        return False
+
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         """The plan with the best predicted iteration time that the planner finds.

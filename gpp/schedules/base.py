@@ -35,6 +35,11 @@ class AbstractSchedule(ABC):
     drains: ClassVar[bool] = True
     """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 
+    @property
+    def bounded(self) -> bool:
+        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, and run whole backwards."""
+        return self.drains and not self.holds.splits
+
     @abstractmethod
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""

@@ -94,7 +94,6 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
     """Bytes that every link carries for a mini-batch; what a device hands to itself is left out."""
     out: defaultdict[Link, float] = defaultdict(float)
     samples, returning = plan.minibatch_size, plan.returning(problem.graph)
-    gradients = gradient_bytes(plan, problem.graph)
     for (s, t), tensors in plan.edge_tensors(problem.graph).items():
         here, there = plan.stages[s].devices[0], plan.stages[t].devices[0]
         out[here, there] += samples * sum(tensor.bytes_per_sample for tensor in tensors)
@@ -102,14 +101,14 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
             size = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
             for device, share in ((there, plan.stages[t].own_input_share), *plan.stages[t].input_share):
                 out[device, here] += samples * share * size
-    for s, stage in enumerate(plan.stages):
+    for stage in plan.stages:
         own, trained = stage.devices[0], problem.trainable_bytes(stage.ops)
         if stage.weight_device is not None:
             late = sum(problem.graph.ops[op].late_bytes for op in stage.ops)
             out[own, stage.weight_device] += samples * late + trained
             out[stage.weight_device, own] += trained
         for device, share in stage.input_share:
-            out[own, device] += samples * gradients[s][1] + share * trained
+            out[own, device] += samples * gradient_bytes(stage, problem.graph)[1] + share * trained
     return {link: size for link, size in out.items() if link[0] != link[1] and size}
 
 

@@ -38,8 +38,12 @@ def helped(**of_stage: object) -> Plan:
 
 def delayed(plan: Plan) -> Plan:
     """The plan with as much in flight as its delays ask for."""
-    late = delays(plan)
+    late = late_by(plan)
     return replace(plan, stages=tuple(replace(s, in_flight=(d + 1) * 2) for s, d in zip(plan.stages, late, strict=True)))
+
+
+def late_by(plan: Plan) -> tuple[int, ...]:
+    return delays(plan.stages, plan.edges)
 
 
 def test_files_of_plans_without_helpers_are_as_they_were() -> None:
@@ -49,7 +53,7 @@ def test_files_of_plans_without_helpers_are_as_they_were() -> None:
 
 
 def test_side_by_side_a_stage_is_late_by_twice_the_stages_behind_it() -> None:
-    assert delays(helped(weight_device=4)) == (6, 5, 2, 0)
+    assert late_by(helped(weight_device=4)) == (6, 5, 2, 0)
     # By 1F1B, where devices alternate between both passes, it is half of that.
     assert [
         stage.ahead - 1
@@ -58,12 +62,12 @@ def test_side_by_side_a_stage_is_late_by_twice_the_stages_behind_it() -> None:
         ).stages
     ] == [3, 2, 1, 0]
     # The reader of the gradients makes a part of them: no longer a way. Another device does: one period more for all before.
-    assert delays(helped(input_share=((0, 0.5),))) == (6, 4, 2, 0)
-    assert delays(helped(input_share=((4, 0.5),))) == (7, 4, 2, 0)
+    assert late_by(helped(input_share=((0, 0.5),))) == (6, 4, 2, 0)
+    assert late_by(helped(input_share=((4, 0.5),))) == (7, 4, 2, 0)
     # Two stages on one device are no way apart.
     together = helped(weight_device=4)
     together = replace(together, stages=(replace(together.stages[0], devices=(1,)), *together.stages[1:]))
-    assert delays(together) == (4, 5, 2, 0)
+    assert late_by(together) == (4, 5, 2, 0)
 
 
 def test_versions_follow_the_delay() -> None:
@@ -81,9 +85,9 @@ def test_versions_follow_the_delay() -> None:
 def test_helpers_hold_what_they_are_sent() -> None:
     # The sum of the gradients, and two micro-batches of two samples, each of which is made of two bytes.
     trained = PROBLEM.trainable_bytes((1,))
-    assert list(helping_bytes(helped(weight_device=4), STREAM.posed(PROBLEM))) == [(4, trained + 2 * 2 * 2.0)]
+    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM, 3)) == [(4, trained + 2 * 2 * 2.0)]
     # Half of the weights in every version, the gradients of the outputs, and half of those of the inputs.
-    found = dict(helping_bytes(helped(input_share=((0, 0.5),)), STREAM.posed(PROBLEM)))
+    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM, 3))
     assert found == {0: trained / 2 * 3 + 2 * 2 * 1.5}
     small = replace(PROBLEM, cluster=cluster(6, memory_bytes=90.0))
     heavy = replace(GRAPH, ops=tuple(replace(op, late_bytes=50.0) for op in GRAPH.ops))
@@ -120,7 +124,7 @@ def test_a_plan_that_states_another_delay_is_refused() -> None:
 
 def test_a_pipeline_that_drains_has_no_helpers() -> None:
     flush = Strategy(name="even", planner=Even(), schedule=OneFOneB())
-    with pytest.raises(InvalidPlan, match=r"stage 1: helpers \[4\] .* drains .* Fix: strategy/schedule=no_flush"):
+    with pytest.raises(InvalidPlan, match=r"stage 1: weight_device=4 .* drains .* Fix: strategy/schedule=no_flush"):
         flush.check(helped(weight_device=4), PROBLEM)
 
 

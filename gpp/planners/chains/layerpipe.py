@@ -90,7 +90,7 @@ class LayerPipe(AbstractPlanner):
         lines = (
             f"own objective: {objective}; {balanced:.6g} s if all had equally much to do",
             f"{len(layers)} layers in {len(best.stages)} stages; helpers make the gradients of the weights of {helped}, and "
-            f"those of the inputs of {divided}, whole or in part; gradients are late by up to {max(delays(best))} micro-batches",
+            f"those of the inputs of {divided}, whole or in part",
         )
         return replace(best, objective=objective, explanation=lines)
 
@@ -144,7 +144,8 @@ def staged(problem: Problem, layers: Sequence[tuple[int, ...]], placed: Sequence
     return replace(
         plan,
         stages=tuple(
-            replace(stage, in_flight=(delay + 1) * microbatch_size) for stage, delay in zip(stages, delays(plan), strict=True)
+            replace(stage, in_flight=(delay + 1) * microbatch_size)
+            for stage, delay in zip(stages, delays(stages, plan.edges), strict=True)
         ),
     )
 
