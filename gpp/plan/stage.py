@@ -10,6 +10,9 @@ from pydantic import Field
 from gpp.routing import Piece, pieces
 from gpp.settings import Count, Natural, NotNegative
 
+ROUNDING = 1e-9
+"""By which shares may miss the whole that they add up to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -54,7 +57,8 @@ class Stage:
     @property
     def own_input_share(self) -> float:
         """The part of the gradients of its inputs that its own device makes."""
-        return max(0.0, 1.0 - sum(share for _, share in self.input_share))
+        left = 1.0 - sum(share for _, share in self.input_share)
+        return left if left > ROUNDING else 0.0
 
     def marked_within(self, ops: tuple[int, ...]) -> Stage:
         """The stage with other operators, of which those that it has already are treated as before."""
