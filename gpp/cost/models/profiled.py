@@ -28,7 +28,6 @@ from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, to_json, unseal
 from gpp.settings import Count, Natural, Positive, settings
 
-
 MOST_APART = 1.1
 """Seconds of both halves of an operator's backward, for each second of the whole, up to which it is split."""
 
@@ -68,8 +67,8 @@ class Profile:
         move_s_per_byte: reading or writing memory; None if it was not measured.
         pass_s: seconds of a forward and of a backward of a stage that computes nothing; not in the operators' times.
         in_place: stages of plans that were timed as they run, the latest last; operator times are corrected by them.
-        weight_share: of each operator's backward, the share that a split backward leaves to its second half, as measured at the most
-            samples; 0 for one that stays whole. Empty if it was not measured.
+        weight_share: of each operator's backward, the share that a split backward leaves to its second half, as measured at the
+            most samples; 0 for one that stays whole. Empty if it was not measured.
         apart: seconds of both halves of each over those of the whole backward; 0 for operators without anything to split.
     """
 
