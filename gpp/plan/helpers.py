@@ -169,4 +169,5 @@ def _faults(stage: Stage, num_devices: int) -> Iterator[tuple[str, object, str, 
         ("offload", list(stage.offload[:8]), not stage.offload),
     ):
         if not fits:
-            yield field, value, f"{alone}one device, k=1, nothing recomputed or on the host", "leave it out of plans with helpers (strategy/memory=keep, strategy.replicas=split)"
+            rule = f"{alone}one device, k=1, nothing recomputed or on the host"
+            yield field, value, rule, "leave it out of plans with helpers (strategy/memory=keep, strategy.replicas=split)"
