@@ -17,8 +17,9 @@ class AbstractSplit(AbstractSchedule, ABC):
     D - h under a schedule that holds one more in full for each stage (H1), by 2 (D - h) under one that holds two (H2).
     """
 
-    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> None:
-        return None
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        own = plan.stages[stage]
+        return min(own.ahead, num_microbatches) if own.k == 1 else None
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         own = plan.stages[stage]
