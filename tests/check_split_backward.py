@@ -78,28 +78,25 @@ def differences(name: str, rng: random.Random, *, late: int, dtype: str, marked:
 
 
 def torch_halves(name: str) -> str:
-    """What the halves of `torch.distributed.pipelining` make of the second of two stages of a model."""
+    """What the halves of `torch.distributed.pipelining` make of the second of three stages of a model."""
     model, captured, state = model_of(name)
-    stages = [
-        build_stage(captured, [node for op in part for node in captured.graph.ops[op].nodes], device="cpu")
-        for part in random_parts(captured.graph, 2, 1)
-    ]
-    values: dict[str, torch.Tensor] = dict(
-        inprocess.data_of(model).load("train", model, seed=0, dtype="float64").fetch(torch.arange(4))
-    )
-    losses: list[torch.Tensor] = []
-    received: list[torch.Tensor] = []
-    for stage in stages:
+    samples = inprocess.data_of(model).load("train", model, seed=0, dtype="float64")
+    values: dict[str, torch.Tensor] = dict(samples.fetch(torch.arange(4)))
+    first, second, *_ = random_parts(captured.graph, 3, 1)
+    received, outputs, weights = list[torch.Tensor](), list[torch.Tensor](), list[torch.nn.Parameter]()
+    for part in (first, second):
+        stage = build_stage(captured, [node for op in part for node in captured.graph.ops[op].nodes], device="cpu")
         stage.load(state)
         leaves = {name: values[name].detach() for name in stage.receives}
         received = [t.requires_grad_() for name, t in leaves.items() if stage.spec(name).differentiable]
-        values.update(out := stage(4, {**values, **leaves}))
-        losses = [value for key, value in out.items() if is_loss(key) and value.requires_grad]
-    weights = [param for param in stages[-1].parameters() if param.requires_grad]
-    if not losses or not weights:
-        return "nothing to split"
+        values.update(made := stage(4, {**values, **leaves}))
+        outputs = [value for value in made.values() if value.requires_grad]
+        weights = [param for param in stage.parameters() if param.requires_grad]
+    if not outputs or not weights:
+        return "has no weights there"
     try:
-        _, groups = stage_backward_input(losses, None, received, iter(weights))
+        seeds = [torch.ones_like(output) for output in outputs]
+        _, groups = stage_backward_input(outputs, seeds, received, iter(weights))
         stage_backward_weight(iter(weights), groups)
     except Exception as error:
         return f"raises {type(error).__name__}: {str(error).splitlines()[0][:100]}"

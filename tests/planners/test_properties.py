@@ -30,6 +30,7 @@ from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
+from tests.support.graphs import in_halves
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
 PLANNERS = (
