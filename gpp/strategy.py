@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, repeatable
 from gpp.memory.priced import MARGIN, Priced
@@ -27,14 +29,16 @@ from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
-from gpp.program.kinds import BACKWARD, FORWARD, PASS
+from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
-from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
+from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
 from gpp.timeline import Metrics, Timeline
 from gpp.weights.base import AbstractWeights
@@ -211,7 +215,7 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
-        plan.validate(posed)
+        plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
                 raise InvalidPlan(
@@ -225,14 +229,15 @@ class Strategy:
             check_stream(plan, problem.graph, self.weights)
 
     def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
+        """Prove that a plan from a file can run under this strategy, to the end of its program if it has no helpers.
 
         Raises:
             InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
         """
         try:
             self.check(plan, problem)
-            self.lower(plan, problem)
+            if not plan.helped:
+                self.lower(plan, problem)
         except Infeasible as error:
             raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
         except InvalidConfig as error:
@@ -247,6 +252,8 @@ class Strategy:
             record: False for the metrics alone, as a planner wants them.
         """
         plan = with_loss_apart(plan, problem)
+        if plan.helped:
+            return side_by_side(plan, self.posed(problem), record=record)
         drains = self.schedule.drains
         if not record:
             # In a pipeline that does not drain there is always another micro-batch.
@@ -272,7 +279,7 @@ class Strategy:
         Args:
             cards: as `lower` has it.
         """
-        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._seconds(plan, problem))
+        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
@@ -296,21 +303,36 @@ class Strategy:
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        regime = Regime(in_flight="all" if problem.minibatch_ops else self.schedule.in_flight, weights=self.weights)
+        regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
-        orders = self.schedule.orders(plan, problem.graph, samples, self._seconds(plan, problem))
+        orders = self._orders(plan, problem, samples)
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
-    def _seconds(self, plan: Plan, problem: Problem) -> list[dict[str, float]] | None:
-        """What a pass takes, by stage and kind, where an order depends on it: where devices run several stages."""
-        if not plan.shares_devices:
-            return None
-        bills = plan.bills(self.posed(problem))
-        return [{PASS[FORWARD]: bill.forward_s, PASS[BACKWARD]: bill.backward_s} for bill in bills]
+    def _orders(self, plan: Plan, problem: Problem, samples: int) -> dict[int, list[Task]]:
+        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
+        return self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
+
+    @property
+    def _says_peaks(self) -> bool:
+        """Whether what devices hold is taken from the order of their passes: a planner knows less of it."""
+        return self.schedule.holds.splits or self.schedule.needs_bills
+
+    def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
+        """Device -> the most bytes that it holds over its order."""
+        bills = plan.bills(posed)
+        orders = self._orders(plan, posed, plan.minibatch_size)
+        return {
+            device: order_peak(orders[device], {s: bills[s].memory for s in stages})
+            for device, stages in plan.stages_of_device.items()
+        }
+
+    def _bills(self, plan: Plan, problem: Problem) -> tuple[StageCost, ...] | None:
+        """The bills of the stages, where an order depends on them."""
+        return plan.bills(self.posed(problem)) if plan.shares_devices or self.schedule.needs_bills else None
 
     def _questions(self, posed: Problem) -> list[Problem]:
         """What planners are asked, one after the other until a plan fits.
@@ -364,6 +386,9 @@ class Strategy:
         if plan is None or reason is not None:
             return Timeline(source="predicted", metrics=ENDLESS)
         found = self.predict(plan, problem, record=False)
+        devices = problem.cluster.devices
+        if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
+            return Timeline(source="predicted", metrics=ENDLESS)
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
@@ -384,6 +409,7 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
+        check_schedule(self.schedule, problem, varies_k=self.planner.varies_k)
 
 
 def _fits_whole(problem: Problem) -> bool:

@@ -50,7 +50,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
+        {"job_fit", "job", "halves", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
         {"cards"},
         {"transport"},
         {"hang_detection"},
@@ -66,7 +66,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "in_place", "private", "several", "stopping", "streams"},
+        {"experiment", "helped", "in_place", "private", "several", "stopping", "streams"},
         {"launch", "recording"},
         {"surveys"},
         {"vocabulary"},

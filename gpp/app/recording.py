@@ -180,6 +180,11 @@ class Recorder:
         if explanation is not None:
             show_explanation(self.console, self._run())
 
+    def predicted_only(self, plan: Plan) -> None:
+        """Write the plan of a run that no engine can carry out."""
+        self.begin()
+        write_text(self.run_dir / "job" / "plan.json", to_json(plan))
+
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
         self.pass_by(f"planning with {strategy} ...")
@@ -326,12 +331,13 @@ class Recorder:
             loss=losses,
             loss_terms=self.outcome.terms,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
-            bound=self.bound if best is None or best.drains else None,
+            bound=self.bound if best is None or best.bounded else None,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode in SEVERAL else None,
             best=best_names(self.attempts) if e.mode in SEVERAL else None,
             max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
+            idle_s=self.explanation.idle_s if self.explanation else None,
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
         )

@@ -37,11 +37,13 @@ def known(problem: Problem, stage: Stage, memory: StageBytes) -> StageBytes:
 def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
     """Bytes by which the peak of a stage with a backward is lower because gradients and micro-batches do not meet.
 
-    None with several devices, whose sums of gradients stay between mini-batches, and none without a flush.
+    None with several devices, whose sums of gradients stay between mini-batches, none without a flush, and none where backwards are
+    split: the sums come with their second halves.
     """
     count = problem.accumulation(stage.microbatch_size)
     inside = mask_of(stage.ops)
-    if len(stage.devices) > 1 or not problem.regime.weights.flushes or stage.ahead < count:
+    regime = problem.regime
+    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.splits or stage.ahead < count:
         return 0.0
     declared = {op for op in stage.recompute if op not in discarded(problem.graph, stage.recompute, 1)}
     if declared:

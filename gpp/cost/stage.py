@@ -29,6 +29,8 @@ class StageCost:
         version_bytes: copies of the weights beyond one.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
         transient_bytes: memory while one micro-batch is computed.
+        weight_s, last_weight_s: of a backward's seconds, those of the weights' gradients: of a micro-batch, and of the last one.
+        late_bytes: memory of each micro-batch between the two halves of a backward that is split.
         moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
             and of the last one.
     """
@@ -44,6 +46,9 @@ class StageCost:
     transient_bytes: float
     moved_bytes: float = 0.0
     last_moved_bytes: float = 0.0
+    weight_s: float = 0.0
+    last_weight_s: float = 0.0
+    late_bytes: float = 0.0
 
     @classmethod
     def of(cls, problem: Problem, stage: Stage, depth: int | None = None) -> StageCost:
@@ -57,8 +62,8 @@ class StageCost:
             return found
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
-        forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
-        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
+        forward, backward, weight = _pass_s(problem, stage, stage.microbatch_size, position)
+        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
         memory = known(problem, stage, stage_bytes(problem, stage, depth))
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
@@ -70,6 +75,9 @@ class StageCost:
             version_bytes=memory.versions,
             microbatch_bytes=memory.microbatch,
             transient_bytes=memory.transient,
+            weight_s=weight,
+            last_weight_s=last[2],
+            late_bytes=memory.late,
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
@@ -92,7 +100,8 @@ class StageCost:
 
     @property
     def memory(self) -> StageBytes:
-        return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes, self.moved_bytes)
+        static, versions = self.static_bytes, self.version_bytes
+        return StageBytes(static, versions, self.microbatch_bytes, self.transient_bytes, self.moved_bytes, self.late_bytes)
 
 
 def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:
@@ -120,6 +129,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,
+        late=whole.late,
     )
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
@@ -128,14 +138,20 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
-def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
-    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included."""
-    forward, backward = problem.stage_times(
-        *(stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree),
+def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:
+    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included; and of the
+    latter, those of the weights' gradients."""
+    forward, backward, weight = problem.split_times(
+        ops=stage.ops,
+        microbatch_size=samples,
+        devices=stage.devices,
+        recompute=stage.recompute,
+        tensor_parallel=stage.tensor_parallel,
+        round_robin_degree=stage.round_robin_degree,
         boundaries=stage.boundaries,
     )
     more = _weights_s(problem, stage, position)
-    return forward + more[0], backward + more[1]
+    return forward + more[0], backward + more[1], weight
 
 
 def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:

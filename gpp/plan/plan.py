@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
@@ -59,7 +61,17 @@ class Plan:
 
     @cached_property
     def num_devices(self) -> int:
-        return len(self.stages_of_device)
+        return len(self.devices)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices with something to do, helpers included, ascending."""
+        return tuple(sorted({device for stage in self.stages for device in (*stage.devices, *stage.helpers)}))
+
+    @property
+    def helped(self) -> bool:
+        """Whether other devices make a part of some stage's backward (`gpp.plan.helpers`)."""
+        return any(stage.helpers for stage in self.stages)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -91,13 +103,15 @@ class Plan:
 
     @cached_property
     def _entering(self) -> int | None:
-        """Samples in flight where most are, if a stage's replicas take turns."""
-        return max(s.in_flight for s in self.stages) if any(s.round_robin_degree > 1 for s in self.stages) else None
+        """Samples in flight where most are, if a stage's replicas take turns or has helpers."""
+        turns = self.helped or any(s.round_robin_degree > 1 for s in self.stages)
+        return max(s.in_flight for s in self.stages) if turns else None
 
     def position(self, stage: int) -> PipelinePosition:
         """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
 
-        Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
+        Where replicas take turns, or helpers have a part of a backward, other numbers of micro-batches are in flight than there are
+        stages: the depth is what enters meanwhile.
         """
         s = self.stages[stage]
         own = s.microbatch_size * s.round_robin_degree
@@ -116,7 +130,7 @@ class Plan:
     @property
     def shares_devices(self) -> bool:
         """Whether a device runs more than one stage."""
-        return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+        return len(self.stages_of_device) < sum(len(stage.devices) for stage in self.stages)
 
     @property
     def keeping(self) -> Plan:
@@ -153,6 +167,19 @@ class Plan:
         """Whether a stage has backward passes: none where it and everything before it is frozen."""
         return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
 
+    def late(self, stage: int, holds: Holding) -> int:
+        """Micro-batches that a stage holds late where `holds` asks for it, by each replica's own.
+
+        By the samples in flight, so that stages of other micro-batch sizes, and replicas that take turns, hold as much.
+        """
+        own = self.stages[stage]
+        most = max(other.in_flight for other in self.stages)
+        return (most - own.in_flight) // (own.microbatch_size * own.round_robin_degree) if holds.levels else 0
+
+    def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
+        """Whether a stage's backward makes gradients of weights: without any, there is nothing that could be split off it."""
+        return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
+
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
         """Edges with messages backwards: gradients of their tensors.
 
@@ -165,8 +192,12 @@ class Plan:
             or (not tensors and self.runs_backward(s, graph) and self.runs_backward(t, graph))
         }
 
-    def validate(self, problem: Problem) -> None:
+    def validate(self, problem: Problem, peaks: Mapping[int, float] | None = None) -> None:
         """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
+
+        Args:
+            peaks: device -> the most bytes that it holds, where the order of its passes is known; None: what the samples in
+                flight of its stages take.
 
         Raises:
             InvalidPlan: as `check_stages`; for another graph or mini-batch; a loss that needs whole mini-batches is cut.
@@ -187,8 +218,10 @@ class Plan:
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
+        if problem.regime.weights.flushes:
+            refuse_drained(self.stages)
         self._check_sharding(problem)
-        self._check_memory(problem)
+        self._check_memory(problem, peaks)
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
         """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.
@@ -221,6 +254,7 @@ class Plan:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        check_helpers(self.stages, self.edges, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
         """Every operator is in one stage, and every stage has operators and devices."""
@@ -358,29 +392,30 @@ class Plan:
         return out
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: the sum over its stages.
+        """Peak bytes on every device: the sum over its stages, and over those that it helps.
 
         Args:
-            in_flight: stage -> samples between forward and backward at a time, over all replicas.
+            in_flight: stage -> samples held in full at a time, over all replicas.
         """
-        return self.memory_of(self.bills(problem), in_flight)
-
-    def memory_of(self, bills: Sequence[StageCost], in_flight: Mapping[int, int]) -> dict[int, float]:
-        """`device_memory` by the bills of the stages."""
         out: dict[int, float] = {}
-        for s, (stage, bill) in enumerate(zip(self.stages, bills, strict=True)):
-            need = bill.memory.peak(-(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree)))
+        holds = problem.regime.holds
+        for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
+            full = -(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree))
+            need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
+            for device, more in helping_bytes(stage, problem, problem.regime.weights.copies(self.position(s))):
+                out[device] = out.get(device, 0.0) + more
         return out
 
-    def _check_memory(self, problem: Problem) -> None:
+    def _check_memory(self, problem: Problem, peaks: Mapping[int, float] | None) -> None:
         devices = problem.cluster.devices
-        needs = self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
+        needs = peaks or self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
         lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
         if lack > 0:
-            stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes
+            stages, need, have = self.stages_of_device.get(-device, ()), needs[-device], devices[-device].memory_bytes
             who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
+            who = who if stages else f"a helper, device {-device}, needs"
             raise Infeasible(
                 f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
                 f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",

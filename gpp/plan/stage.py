@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from gpp.routing import Piece, pieces
-from gpp.settings import Count, Natural
+from gpp.settings import Count, Natural, NotNegative
+
+ROUNDING = 1e-9
+"""By which shares may miss the whole that they add up to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Stage:
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
+        weight_device: the helper that makes the gradients of the stage's weights (`gpp.plan.helpers`); None: its own device does.
+        input_share: helpers that make parts of the gradients of its inputs, as (device, share); what is left of 1 is its own.
     """
 
     ops: tuple[Natural, ...]
@@ -39,6 +47,21 @@ class Stage:
     offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
+    # Left out of files where there are none: plans without helpers read as they always did.
+    weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
+    input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """Devices that make parts of the stage's backward beside its own, ascending."""
+        weights = () if self.weight_device is None else (self.weight_device,)
+        return tuple(sorted({*weights, *(device for device, _ in self.input_share)}))
+
+    @property
+    def own_input_share(self) -> float:
+        """The part of the gradients of its inputs that its own device makes."""
+        left = 1.0 - sum(share for _, share in self.input_share)
+        return left if left > ROUNDING else 0.0
 
     def marked_within(self, ops: tuple[int, ...]) -> Stage:
         """The stage with other operators, of which those that it has already are treated as before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -15,6 +16,14 @@ Predict = Callable[[Plan], Timeline]
 
 class AbstractPlanner(ABC):
     """Cuts a graph into stages and deals out the devices. Settings are the fields of the dataclass."""
+
+    helps: ClassVar[bool] = False
+    """Whether its plans may have helpers (`gpp.plan.helpers`)."""
+
+    @property
+    def varies_k(self) -> bool:
+        """Whether stages may run several passes of one direction in a row (k of kFkB)."""
+        return False
 
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:

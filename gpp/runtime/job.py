@@ -22,12 +22,13 @@ from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
 from gpp.graph.captured import Captured, Derived, node_references
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
+from gpp.plan.helpers import refuse_helpers
 from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
@@ -85,6 +86,7 @@ class Settings:
         shared_memory: whether workers of one machine exchange messages in shared memory.
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
         enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
+        whole_ops: operators whose backward stays whole where its stage's is split: their halves take too long, as measured.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
@@ -116,6 +118,7 @@ class Settings:
     final_weights: bool = True
     autocast: FloatType | None = None
     compile: str | None = None
+    whole_ops: tuple[Natural, ...] = ()
     shared_memory: bool = True
     workers_per_card: Count = 1
     enforce_memory: bool = False
@@ -186,7 +189,8 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-        except InvalidPlan as error:
+            refuse_helpers(plan.stages)
+        except (InvalidPlan, UnsupportedPlan) as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
         cards = plan if values["settings"].backend == "nccl" else None
@@ -291,6 +295,7 @@ def assemble(
             evaluation_samples=held_out,
             backend="nccl" if cards else "gloo",
             device_kind=kind,
+            whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),
             weights={} if strategy.weights.flushes else _described(strategy.weights),
             **settings,
         ),

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTimes:
-    """Seconds of every operator of a graph for one micro-batch: two arrays of shape [num_ops]."""
+    """Seconds of every operator of a graph for one micro-batch: arrays of shape [num_ops].
+
+    Args:
+        weight_s: of the backward's seconds, those of the gradients of the weights, where a backward is split.
+    """
 
     forward_s: np.ndarray
     backward_s: np.ndarray
+    weight_s: np.ndarray
 
 
 class AbstractCostModel(ABC):
@@ -42,6 +47,10 @@ class AbstractCostModel(ABC):
     @abstractmethod
     def move_s(self, num_bytes: float, device: Device) -> float:
         """Seconds to read or write `num_bytes` of a device's own memory, in one pass; a copy of a tensor moves its bytes twice."""
+
+    def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
+        """Operators that a split backward leaves whole, although they could be split: their halves take too long."""
+        return ()
 
     def launch_s(self, device: Device) -> float:
         """Seconds to start an operator's kernel, however little it does."""

@@ -8,7 +8,20 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Resource, Role
+from gpp.program.kinds import (
+    BACKWARD,
+    COMPUTE,
+    COPIES,
+    FORWARD,
+    KINDS,
+    RECEIVES,
+    REDUCE,
+    SENDS,
+    UPDATES,
+    Kind,
+    Resource,
+    Role,
+)
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
@@ -22,6 +35,8 @@ class Runner(Protocol):
 
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
+    def input_gradients(self, microbatch: int) -> Span | None: ...
+    def weight_gradients(self, microbatch: int) -> Span | None: ...
 
     def copy_out(self, microbatch: int) -> Span | None:
         """Begin to copy to the host what the forward has left for it; the next forward waits until that is done."""
@@ -168,15 +183,19 @@ class Interpreter(Generic[R]):
         """
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
-        if kind.own and kind.role is Role.COMPUTE:
-            return self._forward if kind.direction == FORWARD else self._backward
-        if kind.own and kind.role is Role.RECEIVE:
+        if kind.role is Role.COMPUTE:
+            if kind.direction == FORWARD:
+                return self._forward
+            if not kind.direction:
+                return self._weight_gradients
+            return self._backward if kind.finishes else self._input_gradients
+        if kind.role is Role.RECEIVE:
             return partial(self._receive, kind.direction)
-        if kind.own and kind.role is Role.SEND:
+        if kind.role is Role.SEND:
             return partial(self._send, kind.direction)
-        if kind.own and kind.role is Role.UPDATE:
+        if kind.role is Role.UPDATE:
             return self._update
-        if kind.own and kind.role is Role.COPY:
+        if kind.role is Role.COPY:
             return self._copy_out if kind.occupies is Resource.COPY_OUT else self._fetch
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 
@@ -198,6 +217,14 @@ class Interpreter(Generic[R]):
         self._arrive(BACKWARD, action)
         return self.runners[action[1]].backward(action[2])
 
+    def _input_gradients(self, action: Action, last: bool) -> Span | None:
+        self._arrive(BACKWARD, action)
+        return self.runners[action[1]].input_gradients(action[2])
+
+    def _weight_gradients(self, action: Action, last: bool) -> Span | None:
+        self._prepare(action)
+        return self.runners[action[1]].weight_gradients(action[2])
+
     def _copy_out(self, action: Action, last: bool) -> Span | None:
         return self.runners[action[1]].copy_out(action[2])
 
@@ -206,13 +233,17 @@ class Interpreter(Generic[R]):
 
     def _arrive(self, direction: str, action: Action) -> None:
         """Wait for the messages of a pass."""
-        if self._arm and action in self._summed:
-            self._arm(self._summed[action])
+        self._prepare(action)
         mailbox, microbatch = self.mailboxes[action[1]], action[2]
         if mailbox.expects(direction, microbatch):
             self._wait(mailbox.arrive, direction, microbatch)
         else:
             mailbox.arrive(direction, microbatch)
+
+    def _prepare(self, action: Action) -> None:
+        """Let sums begin within a pass that completes gradients."""
+        if self._arm and action in self._summed:
+            self._arm(self._summed[action])
 
     def _receive(self, direction: str, action: Action, last: bool) -> None:
         _, stage, microbatch, peer_stage, peer_device, lo, hi = action

@@ -1,0 +1,73 @@
+"""The ways through a candidate's stages, each of which bounds the time of a step from below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from gpp.cost.regime import Regime
+
+
+def walk(
+    regime: Regime,
+    num_microbatches: int,
+    times: Sequence[tuple[float, float, float]],
+    sent: Callable[[int], Sequence[tuple[float, float]]],
+    update_s: Callable[[int], float],
+    nexts: list[list[int]],
+    depth: list[int],
+    below_s: float = math.inf,
+) -> tuple[list[float], list[int]]:
+    """No iteration is shorter than any of these, by stage: its micro-batches, and its update or the way to it and back.
+
+    Micro-batches take their compute time, or as many round trips to the farthest sink as the samples in flight force one after
+    the other. A way there and back ends with the update of the stage where it begins, whose next step waits for both
+    (`gpp.simulate.period`). In a pipeline that does not drain there are no ways, and an update holds its stage up every time.
+
+    Where backwards are split, only their first halves are on a round trip and on a way; the second half of the last micro-batch
+    stands before the update.
+
+    Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
+
+    Args:
+        times: of every stage, in a topological order: seconds of a forward and a backward, and of the latter's second half.
+        sent: seconds of the messages there and back between a stage and each of its successors.
+        update_s: seconds of a stage's sums and update.
+        nexts: the successors of every stage.
+        depth: the stages on the longest way from each to the end, itself included.
+    """
+    count, splits = len(times), regime.holds.splits
+    late = [weight_s if splits else 0.0 for *_, weight_s in times]
+    trip = [forward + backward - left for (forward, backward, _), left in zip(times, late, strict=True)]
+    moves: list[Sequence[tuple[float, float]]] = []
+    for s in range(count - 1, -1, -1):
+        longest, own = 0.0, sent(s)
+        for t, (ahead, back) in zip(nexts[s], own, strict=True):
+            around = trip[t] + ahead + back
+            if around > longest:
+                longest = around
+        trip[s] += longest
+        moves.append(own)
+    moves.reverse()
+    way, came_from = [0.0] * count, [-1] * count
+    bounds = []
+    for s, (forward, backward, _) in enumerate(times):
+        in_flight = regime.held(depth[s], num_microbatches)
+        busy, update = num_microbatches * (forward + backward), update_s(s)
+        if regime.minibatches == 1:
+            trips = -(-num_microbatches // in_flight) * trip[s]
+            if splits:
+                # While the way back runs, the stage makes gradients of its weights.
+                bounds.append(max(update + busy, way[s] + max(busy - num_microbatches * late[s], trips)))
+            else:
+                bounds.append(max(way[s], update) + max(busy, trips))
+        else:
+            bounds.append(max(busy + regime.minibatches * update, num_microbatches / in_flight * trip[s]))
+        if bounds[-1] >= below_s:
+            break
+        begun = max(way[s], update + late[s]) + forward
+        for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
+            around = begun + ahead + back + backward - late[s]
+            if around > way[t]:
+                way[t], came_from[t] = around, s
+    return bounds, came_from
