@@ -234,3 +234,21 @@ def test_a_plan_whose_late_bytes_do_not_fit_is_refused() -> None:
         else:
             with pytest.raises(Exception, match="bytes on a device"):
                 strategy.check(plan, small)
+
+
+def test_what_stages_of_one_device_hold_is_reckoned_together() -> None:
+    """Two stages on each of two devices are not at their fullest at once: a plan fits that the sum of both would not."""
+    of = with_weights(chain(4, forward=10.0, backward=20.0, saved=5.0))
+    of = replace(of, ops=tuple(replace(op, weight_flops=10.0, late_bytes=3.0) for op in of.ops))
+    schedule = ZeroBubbleH1()
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    posed = strategy.posed(problem(of, 2, 8))
+    plan = make_plan(posed, "test", [(1 << op, 1) for op in range(4)], 1, ordered=True, placement=[(0,), (1,), (0,), (1,)])
+    need = max(strategy.predict(plan, posed).metrics.peak_memory_bytes.values())
+    assert need < max(plan.device_memory(posed, {s: stage.in_flight for s, stage in enumerate(plan.stages)}).values())
+    devices = tuple(replace(device, memory_bytes=need) for device in posed.cluster.devices)
+    strategy.check(plan, replace(posed, cluster=replace(posed.cluster, devices=devices)))
+    # Second halves fill what other passes leave free: no device waits but for the first gradients, and at the end.
+    whole = lower(plan, of, OneFOneB(), bills=plan.bills(posed))
+    halves = strategy.lower(plan, posed)
+    assert simulate(halves, plan, posed).metrics.iteration_s < simulate(whole, plan, posed).metrics.iteration_s
