@@ -190,10 +190,11 @@ class _Linear(torch.autograd.Function):
         late, weight, bias = ctx.call
         rows, frozen = ctx.saved_tensors
         flat = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
-        targets, needs_bias = [], bias is not None and bias.requires_grad
+        targets, needs_bias = list[Target](), False
         if rows is not None:
             targets, rows = [_target(weight)], rows.detach()
-        if needs_bias:
+        if bias is not None and bias.requires_grad:
+            needs_bias = True
             targets.append(_target(bias))
         by_columns = _by_columns(weight.t())
         late.queue.add(targets, lambda: _linear_gradients(flat, rows, needs_bias, by_columns), fresh=True)
