@@ -14,6 +14,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
+from gpp.plan.marks import check_marks
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
@@ -246,7 +247,7 @@ class Plan:
                     f"stage {s}: tensor-parallel degree {t} must divide its {len(stage.devices)} devices, and it can recompute "
                     f"its own operators only, not {sorted(set(stage.recompute) - set(stage.ops))[:8]}"
                 )
-            self._check_marks(s, graph)
+            check_marks(s, stage, backward=self.runs_backward(s, graph))
             self._check_sizes(s)
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
         for tensor in graph.tensors:
@@ -276,27 +277,6 @@ class Plan:
                 raise InvalidPlan(f"stage {s} must hold different devices out of 0..{num_devices - 1}, got {list(used[:8])}")
         if set(owner) != set(range(graph.num_ops)):
             raise InvalidPlan(f"operators {sorted(set(range(graph.num_ops)) ^ set(owner))[:8]} are in no stage or do not exist")
-
-    def _check_marks(self, s: int, graph: OpGraph) -> None:
-        """What is not kept is of the stage, in one way only, and there is a backward that needs it."""
-        stage = self.stages[s]
-        if foreign := sorted(set(stage.offload) - set(stage.ops)):
-            raise InvalidPlan(f"stage {s} can keep its own operators on the host only, not {foreign[:8]}")
-        if kept := sorted(set(stage.boundaries) - set(stage.recompute)):
-            raise InvalidPlan(
-                f"stage {s}: operators {kept[:8]} are in boundaries, which says that of what is computed again their outputs stay, "
-                "but not in recompute. Fix: take them out of boundaries"
-            )
-        if both := sorted(set(stage.recompute) & set(stage.offload)):
-            raise InvalidPlan(
-                f"stage {s}: operators {both[:8]} are in recompute and in offload; each is kept in one way. Fix: take them out "
-                "of one of the two"
-            )
-        if (stage.recompute or stage.offload) and not self.runs_backward(s, graph):
-            raise InvalidPlan(
-                f"stage {s} has no backward pass, so it keeps nothing: recompute={list(stage.recompute[:8])} and "
-                f"offload={list(stage.offload[:8])} must be empty. Fix: leave them out"
-            )
 
     def _check_sizes(self, s: int) -> None:
         """Micro-batch and samples in flight fit the mini-batch and the replicas."""
