@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, repeatable
 from gpp.memory.priced import MARGIN, Priced
@@ -27,7 +29,6 @@ from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
-from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
@@ -272,7 +273,7 @@ class Strategy:
         Args:
             cards: as `lower` has it.
         """
-        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._seconds(plan, problem))
+        orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
     def _checked(self, program: Program, plan: Plan, problem: Problem, cards: bool) -> Program:
@@ -296,21 +297,19 @@ class Strategy:
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        regime = Regime(in_flight="all" if problem.minibatch_ops else self.schedule.in_flight, weights=self.weights)
+        regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
-        orders = self.schedule.orders(plan, problem.graph, samples, self._seconds(plan, problem))
+        limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
+        orders = self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
-    def _seconds(self, plan: Plan, problem: Problem) -> list[dict[str, float]] | None:
-        """What a pass takes, by stage and kind, where an order depends on it: where devices run several stages."""
-        if not plan.shares_devices:
-            return None
-        bills = plan.bills(self.posed(problem))
-        return [{PASS[FORWARD]: bill.forward_s, PASS[BACKWARD]: bill.backward_s} for bill in bills]
+    def _bills(self, plan: Plan, problem: Problem) -> tuple[StageCost, ...] | None:
+        """The bills of the stages, where an order depends on them."""
+        return plan.bills(self.posed(problem)) if plan.shares_devices or self.schedule.needs_bills else None
 
     def _questions(self, posed: Problem) -> list[Problem]:
         """What planners are asked, one after the other until a plan fits.

@@ -28,6 +28,8 @@ class StageCost:
         version_bytes: copies of the weights beyond one.
         microbatch_bytes: memory of each micro-batch between its forward and its backward.
         transient_bytes: memory while one micro-batch is computed.
+        weight_s, last_weight_s: of a backward's seconds, those of the weights' gradients: of a micro-batch, and of the last one.
+        late_bytes: memory of each micro-batch between the two halves of a backward that is split.
         moved_bytes, last_moved_bytes: what goes to the host after a forward, and comes back before the backward: of a micro-batch,
             and of the last one.
     """
@@ -43,6 +45,9 @@ class StageCost:
     transient_bytes: float
     moved_bytes: float = 0.0
     last_moved_bytes: float = 0.0
+    weight_s: float = 0.0
+    last_weight_s: float = 0.0
+    late_bytes: float = 0.0
 
     @classmethod
     def of(cls, problem: Problem, stage: Stage, depth: int | None = None) -> StageCost:

@@ -100,9 +100,13 @@ class Op:
     Args:
         name: the module path that the user wrote.
         forward_flops, backward_flops: floating-point operations.
+        weight_flops: those of the backward that a split backward leaves to its second half, the gradients of the weights; 0 for an
+            operator that reads no trained weights, or whose kernel makes both gradients at once.
         traffic_bytes: bytes that the forward pass reads and writes, weights excluded.
         num_kernels: kernels that one forward pass launches (not per sample).
         saved_bytes: activations kept from forward to backward, own output included if any operator saves it.
+        late_bytes: held between the two halves of a split backward: what the gradients of the weights are made of. A storage that
+            several operators need is counted with the first.
         transient_bytes: beyond what is saved, at the fullest moment of its forward or its backward (`gpp.graph.transients`).
         again_bytes: beside those, what its set has once while it runs: activations that are made again, of all operators together.
         fixed_bytes: transients at any number of samples, as of a weight's gradient on its way into the sum; not per sample.
@@ -119,6 +123,8 @@ class Op:
     traffic_bytes: NotNegative = 0.0
     num_kernels: Natural = 1
     saved_bytes: NotNegative = 0.0
+    weight_flops: NotNegative = 0.0
+    late_bytes: NotNegative = 0.0
     transient_bytes: NotNegative = 0.0
     again_bytes: NotNegative = 0.0
     fixed_bytes: NotNegative = 0.0
@@ -164,6 +170,8 @@ class Amounts:
     traffic_bytes: np.ndarray
     num_kernels: np.ndarray
     saved_bytes: np.ndarray
+    weight_flops: np.ndarray
+    late_bytes: np.ndarray
     param_bytes: np.ndarray
     gathered_bytes: np.ndarray
     trains: np.ndarray
@@ -357,6 +365,8 @@ class OpGraph:
             traffic_bytes=column("traffic_bytes"),
             num_kernels=column("num_kernels"),
             saved_bytes=column("saved_bytes"),
+            weight_flops=column("weight_flops"),
+            late_bytes=column("late_bytes"),
             param_bytes=np.array([sum(param.num_bytes for param in read) for read in params], dtype=float),
             gathered_bytes=np.array([sum(param.num_bytes for param in read if param.gathered) for read in params], dtype=float),
             trains=np.array([any(param.trainable for param in read) for read in params], dtype=bool),

@@ -153,6 +153,10 @@ class Plan:
         """Whether a stage has backward passes: none where it and everything before it is frozen."""
         return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
 
+    def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
+        """Whether a stage's backward makes gradients of weights: without any, there is nothing that could be split off it."""
+        return self.runs_backward(stage, graph) and any(graph.trained_by[op] for op in self.stages[stage].ops)
+
     def returning(self, graph: OpGraph) -> set[tuple[int, int]]:
         """Edges with messages backwards: gradients of their tensors.
 

@@ -15,10 +15,10 @@ from typing import final
 from gpp.cost.amounts import RESIDENT_COPIES
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import COPIES, COPY_OUT, KINDS, Kind, Resource
+from gpp.program.kinds import BACKWARD, COPIES, COPY_OUT, HALVES, KINDS, PASS, Kind, Resource
 
-_FOLLOWED = frozenset(row.text for row in KINDS.values() if row.own and row.needs)
-"""Kinds of which a stage that copies has one for each micro-batch."""
+_FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs)
+"""Kinds of which a stage that copies has one for each micro-batch: of a backward the whole, or both halves."""
 
 
 @final
@@ -57,7 +57,7 @@ class Copies:
                     out.append(found)
         if row.occupies is Resource.COPY_IN and here:
             out.append(self._nodes[COPY_OUT, stage, self._latest[COPY_OUT, stage]])
-        self._here[stage] = here + (row.occupies is Resource.COPY_IN) - row.frees
+        self._here[stage] = here + (row.occupies is Resource.COPY_IN) - row.returns
         self._nodes[kind, stage, microbatch] = node
         self._latest[kind, stage] = microbatch
         return tuple(out)
@@ -91,7 +91,7 @@ class Copies:
             found[stage][kind].add(microbatch)
         for stage, kinds in found.items():
             everything = set().union(*kinds.values())
-            for kind in sorted(_FOLLOWED):
+            for kind in sorted(_FOLLOWED - ({PASS[BACKWARD]} if kinds.keys() & HALVES else HALVES)):
                 if missing := everything - kinds[kind]:
                     what = Action(kind, stage, min(missing)).text(self.device)
                     raise MalformedProgram(

@@ -2,6 +2,8 @@
 
     s2.F0@d1                 forward pass of micro-batch 0 of stage 2 on device 1
     s2.B0@d1                 backward pass
+    s2.I0@d1                 the half of it that makes the gradients of the stage's inputs
+    s2.W0@d1                 the other half, which makes the gradients of its weights
     s2.SF0>s3.d4[0:4]@d1     send the outputs of samples 0..3 to stage 3 on device 4
     s3.RF0<s2.d1[0:4]@d4     receive them for micro-batch 0 of stage 3
     s3.SB0>s2.d1[0:4]@d4     send the gradients of those outputs back
@@ -93,7 +95,6 @@ class Kind:
         returns: whether it makes the gradients of a stage's inputs.
         finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
-        own: whether our programs may hold it; else it is known from other engines' events only.
     """
 
     text: str
@@ -107,7 +108,6 @@ class Kind:
     returns: bool = False
     finishes: bool = False
     everyone: bool = False
-    own: bool = True
 
     @property
     def computes(self) -> bool:
@@ -161,7 +161,6 @@ KINDS: Final = _Table(
             needs=(Need("F"), Need("P")),
             direction=BACKWARD,
             returns=True,
-            own=False,
         ),
         Kind(
             text="W",
@@ -171,7 +170,6 @@ KINDS: Final = _Table(
             needs=(Need("I"),),
             frees=True,
             finishes=True,
-            own=False,
         ),
         Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
         Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
@@ -191,8 +189,14 @@ def _texts(role: Role) -> frozenset[str]:
 
 
 def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
-    own = (kind for kind in KINDS.values() if kind.own and kind.role is role)
+    own = (kind for kind in KINDS.values() if kind.role is role)
     (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
+    return found
+
+
+def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False) -> str:
+    passes = (kind for kind in KINDS.values() if kind.computes)
+    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes) == (holds, returns, finishes)]
     return found
 
 
@@ -212,8 +216,12 @@ TRANSFERS: Final = SENDS | RECEIVES
 BESIDE: Final = frozenset(kind.text for kind in KINDS.values() if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS))
 """Kinds that do not occupy their device: it goes on meanwhile."""
 
-PASS: Final = {direction: _only(Role.COMPUTE, direction) for direction in (FORWARD, BACKWARD)}
-"""Direction -> the pass of our programs that runs in it."""
+PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
+"""Direction -> the whole pass that runs in it."""
+INPUT_GRADIENTS: Final = _pass(returns=True)
+WEIGHT_GRADIENTS: Final = _pass(finishes=True)
+"""The two halves of a backward that is split."""
+HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
 SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD)}
 RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD)}
 REDUCE: Final = _only(Role.SUM)
@@ -222,7 +230,7 @@ UPDATE: Final = _only(Role.UPDATE)
 COPY_OUT: Final = _occupying(Resource.COPY_OUT)
 COPY_IN: Final = _occupying(Resource.COPY_IN)
 
-_OWN = sorted((kind.text for kind in KINDS.values() if kind.own), key=len, reverse=True)
+_OWN = sorted(KINDS, key=len, reverse=True)
 NUMBER: Final = "([0-9]{1,18})"
 """A number of a program's text: no sign, no digits of other alphabets, and no more of them than a step could count to."""
 

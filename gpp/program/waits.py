@@ -28,6 +28,7 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
+from gpp.program.halves import check_halves
 from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, SUMS, Direction, Resource, Role
 
 EVERYONE = -1
@@ -262,6 +263,8 @@ class Waits:
                 raise MalformedProgram(f"{found.text(device)} is posted for a pass that does not come after it on its device")
         for copies in filter(None, self._copies):
             copies.check()
+        for device in self.devices:
+            check_halves(device, self.actions[device])
 
     def _advance(self, resource: int, node: int, ready: list[int]) -> int:
         """Run one device until it waits; returns the node where it does, or its end.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from gpp.cost.holding import Holding
+from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
-from gpp.program.kinds import KINDS
+from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
+from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.schedules.merge import merge
 
 Pass = tuple[str, int]
-"""Kind of a forward or backward, and micro-batch."""
+"""Kind of a pass, and micro-batch."""
 
 
 class AbstractSchedule(ABC):
@@ -23,8 +26,10 @@ class AbstractSchedule(ABC):
     replicas take turns (`Stage.round_robin`), number m is micro-batch m R + r of the stage.
     """
 
-    in_flight: ClassVar[Literal["depth", "all"]]
-    """What a stage keeps under this order; planners reckon memory with it."""
+    holds: ClassVar[Holding]
+    """What a stage holds under this order; planners reckon memory with it."""
+    needs_bills: ClassVar[bool] = False
+    """Whether an order depends on seconds or bytes, so that `orders` must be given bills and limits."""
     drains: ClassVar[bool] = True
     """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 
@@ -34,36 +39,48 @@ class AbstractSchedule(ABC):
 
     @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        """A replica's passes in order: each F before its B, both first-in first-out (condition C4)."""
+        """A replica's passes in order, each kind first-in first-out (condition C4): F before its B, or before its I and that before
+        its W. A schedule that splits backwards says I and W of every stage; `orders` has a B where there is nothing to split."""
 
     def orders(
-        self, plan: Plan, graph: OpGraph, num_samples: int, seconds: Sequence[Mapping[str, float]] | None = None
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None = None,
+        limits: Mapping[int, float] | None = None,
     ) -> dict[int, list[Task]]:
         """The passes of every device in order, micro-batches by the numbers of their stage.
 
-        A stage in which nothing is differentiated (a frozen tower's) has forwards only. Stages of one device keep their own orders,
-        and are merged by list scheduling.
+        A stage in which nothing is differentiated (a frozen tower's) has forwards only; one that has weights to train has a B for
+        each micro-batch, or an I and a W. Stages of one device keep their own orders, and are merged by list scheduling.
 
         Args:
             num_samples: all of them; micro-batches follow from each stage's size.
-            seconds: by stage and kind, of a pass of a whole micro-batch. Only a plan whose devices run several stages needs them.
+            bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
+            limits: device -> bytes of its memory; for schedules that keep to a cap.
         """
         own = [self._of_stage(plan, graph, s, -(-num_samples // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
         if not plan.shares_devices:
             return {device: own[stages[0]][device] for device, stages in plan.stages_of_device.items()}
-        if seconds is None:
-            raise ValueError("stages that share a device are merged by what their passes take: give `seconds`")
-        return merge(plan, graph, own, num_samples, seconds)
+        if bills is None:
+            raise ValueError("stages that share a device are merged by what their passes take: give `bills`")
+        return merge(plan, graph, own, num_samples, [pass_seconds(bill) for bill in bills])
 
     def _of_stage(self, plan: Plan, graph: OpGraph, s: int, count: int) -> dict[int, list[Task]]:
         """The passes of each device of a stage of `count` micro-batches."""
-        stage, backward = plan.stages[s], plan.runs_backward(s, graph)
+        stage = plan.stages[s]
+        written = {kind: kind for kind, row in KINDS.items() if row.holds or plan.runs_backward(s, graph)}
+        if not plan.has_weight_gradients(s, graph):
+            # Nothing is left to a second half, so the first one is all of it.
+            written.pop(WEIGHT_GRADIENTS, None)
+            written |= {INPUT_GRADIENTS: PASS[BACKWARD]} if INPUT_GRADIENTS in written else {}
         out: dict[int, list[Task]] = {}
         order: list[Task] = []
         for r, replica in enumerate(stage.replicas):
             if stage.round_robin_degree > 1 or r == 0:
                 own = range(r, count, stage.round_robin_degree)
                 passes = self.order(plan, s, len(own))
-                order = [Task(s, kind, own[m]) for kind, m in passes if backward or KINDS[kind].holds]
+                order = [Task(s, written[kind], own[m]) for kind, m in passes if kind in written]
             out.update(dict.fromkeys(replica, order))
         return out

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
+from gpp.cost.holding import DEPTH, Holding
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
@@ -15,7 +16,7 @@ from gpp.schedules.base import AbstractSchedule, Pass
 class ForwardOnly(AbstractSchedule):
     """Every micro-batch once, nothing kept."""
 
-    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+    holds: ClassVar[Holding] = DEPTH
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> None:
         return None

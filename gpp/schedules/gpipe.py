@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
+from gpp.cost.holding import EVERYTHING, Holding
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
 from gpp.schedules.base import AbstractSchedule, Pass
@@ -15,7 +16,7 @@ from gpp.settings import settings
 class GPipe(AbstractSchedule):
     """All forwards, then all backwards, both in the order of the micro-batches."""
 
-    in_flight: ClassVar[Literal["depth", "all"]] = "all"
+    holds: ClassVar[Holding] = EVERYTHING
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
         return num_microbatches

@@ -6,8 +6,9 @@ are mini-batches; the update comes right after the last backward of each.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
+from gpp.cost.holding import DEPTH, Holding
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
@@ -20,7 +21,7 @@ from gpp.settings import settings
 class NoFlush(AbstractSchedule):
     """Warm-up once, then one forward, one backward; a drain only at the end."""
 
-    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+    holds: ClassVar[Holding] = DEPTH
     drains: ClassVar[bool] = False
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:

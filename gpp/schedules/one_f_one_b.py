@@ -7,8 +7,9 @@ micro-batches), then alternates k backwards and k forwards, then drains. Source:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
+from gpp.cost.holding import DEPTH, Holding
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
@@ -21,7 +22,7 @@ from gpp.settings import settings
 class OneFOneB(AbstractSchedule):
     """Warm-up, steady one-forward-one-backward, drain."""
 
-    in_flight: ClassVar[Literal["depth", "all"]] = "depth"
+    holds: ClassVar[Holding] = DEPTH
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         return self._ahead(plan.stages[stage], num_microbatches) if plan.stages[stage].k == 1 else None

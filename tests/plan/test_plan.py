@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import Op, OpGraph, Tensor, mask_of
@@ -147,7 +148,7 @@ def test_skip_connections_carry_their_tensor_past_stages():
 
 
 def test_gpipe_keeps_the_whole_minibatch():
-    of = problem(chain(3), 3, 8, regime=Regime(in_flight="all"))
+    of = problem(chain(3), 3, 8, regime=Regime(holds=EVERYTHING))
     assert [s.in_flight for s in make_plan(of, "test", [(1, 1), (2, 1), (4, 1)], 2).stages] == [8, 8, 8]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
@@ -52,7 +53,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     n, schedule = rng.randint(1, 6), rng.choice([OneFOneB(), GPipe(), NoFlush()])
     edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(1, 2)))]
     batch = rng.choice([12, 24, 36])
-    prob = problem(with_weights(graph(n, edges)), 3 * n, batch, regime=Regime(in_flight=schedule.in_flight))
+    prob = problem(with_weights(graph(n, edges)), 3 * n, batch, regime=Regime(holds=schedule.holds))
     sizes = [rng.choice([b for b in (1, 2, 3, 4, 6) if batch % b == 0]) for _ in range(n)]
     sizes = [sizes[0]] * n if rng.random() < 0.3 else sizes
     counts = [rng.choice([r for r in (1, 2, 3) if r <= b or batch // b % r == 0]) for b in sizes]
@@ -239,7 +240,7 @@ def test_replicas_take_turns_where_replicas_divide_the_micro_batches() -> None:
             prob, "test", [(1, 2), (2, 3), (4, 2), (8, 1)], [2, 3, 2, 2], round_robin=[True, False, True, False]
         ).stages
     ]
-    whole = in_turn(plan, replace(prob, regime=Regime(in_flight="all")))
+    whole = in_turn(plan, replace(prob, regime=Regime(holds=EVERYTHING)))
     assert {s.in_flight for s in whole.stages} == {12}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpp.cluster import Link
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -70,7 +71,7 @@ def test_below_every_plan_of_larger_problems():
 @pytest.mark.parametrize("seed", range(10))
 def test_holds_for_gpipe(seed):
     """A schedule that keeps the whole mini-batch."""
-    problem = replace(random_problem(seed, max_ops=10, max_devices=5), regime=Regime(in_flight="all"))
+    problem = replace(random_problem(seed, max_ops=10, max_devices=5), regime=Regime(holds=EVERYTHING))
     strategy = Strategy(name="test", planner=Sequential(), schedule=GPipe())
     try:
         plan = strategy.plan(problem)

@@ -65,7 +65,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan, AbstractSchedule]:
     """Stages on unequal devices with replicas, of unequal micro-batches; some recompute, copy to the host, or share a device."""
     rng = random.Random(seed)
     schedule = rng.choice([OneFOneB(), GPipe()])
-    problem = replace(random_problem(seed, max_ops=12, max_devices=6), regime=Regime(in_flight=schedule.in_flight))
+    problem = replace(random_problem(seed, max_ops=12, max_devices=6), regime=Regime(holds=schedule.holds))
     problem = uneven(problem, seed) if rng.random() < 0.6 else problem
     graph = frozen(problem.graph, rng.choice([0, 0, problem.graph.num_ops // 2]), rng)
     problem = replace(problem, graph=graph, global_norm=rng.random() < 0.3)

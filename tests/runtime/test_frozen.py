@@ -36,7 +36,7 @@ FROZEN = (0, 1, 2)
 
 def planned(schedule: AbstractSchedule, *, chain: bool = False):
     model, found, weights = inprocess.captured_named("llava_small", "model.frozen=towers")
-    of = inprocess.problem_of(found, 4, 8, max_ops=24, regime=Regime(in_flight=schedule.in_flight))
+    of = inprocess.problem_of(found, 4, 8, max_ops=24, regime=Regime(holds=schedule.holds))
     frozen = [i for i in range(of.graph.num_ops) if not of.graph.differentiated >> i & 1]
     image = [i for i in frozen if of.graph.ops[i].name.startswith("image")]
     tokens = [i for i in frozen if i not in image]
@@ -173,7 +173,7 @@ def test_a_frozen_tower_does_not_run_far_ahead(network: str, schedule: AbstractS
     for worker in workers:
         for name, param in worker.params.items():
             torch.testing.assert_close(param.detach(), params[name], rtol=0, atol=1e-8)
-    if schedule.in_flight == "depth":
+    if not schedule.holds.everything:
         per_microbatch = 2 if network == "FrozenSkip" else 1
         assert limits[0] < 24 * per_microbatch
         assert narrow[0].most <= limits[0] + per_microbatch

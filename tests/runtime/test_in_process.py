@@ -48,7 +48,7 @@ def test_random_plans_equal_one_device(name: str, seed: int, tmp_path: Path) -> 
     schedule = rng.choice([OneFOneB(), GPipe()])
     adaptive = [Adam(lr=1e-3), Adam(lr=1e-3, weight_decay=0.1, decoupled=True), RMSprop(lr=1e-3, momentum=0.5)]
     optimizer = rng.choice([SGD(lr=0.05, momentum=0.9), *adaptive])
-    problem = inprocess.problem_of(cap, 8, 16, max_ops=rng.choice([8, 16, 24]), regime=Regime(in_flight=schedule.in_flight))
+    problem = inprocess.problem_of(cap, 8, 16, max_ops=rng.choice([8, 16, 24]), regime=Regime(holds=schedule.holds))
     parts = random_partition(problem.graph, rng.randint(2, 4), rng)
     sizes = [rng.choice([2, 4, 8]) for _ in parts]
     plan = make_plan(problem, "test", [(mask, rng.choice([1, 1, 2])) for mask in parts], sizes, chain=rng.random() < 0.3)
@@ -106,7 +106,7 @@ def test_several_stages_of_a_device_and_clipping_equal_one_device(name: str, sch
     """Five stages dealt out to three devices, one replicated; gradients clipped by the norm over all of them."""
     model, cap, weights = inprocess.captured_named(name)
     data, optimizer = data_of(model), SGD(lr=0.05, momentum=0.9, clip_norm=0.05)
-    problem = inprocess.problem_of(cap, 3, 16, regime=Regime(in_flight=schedule.in_flight))
+    problem = inprocess.problem_of(cap, 3, 16, regime=Regime(holds=schedule.holds))
     masks = random_partition(problem.graph, 5, random.Random(11))
     where = [(0,), (1, 2), (0,), (2,), (1,)]
     parts = [(mask, len(devices)) for mask, devices in zip(masks, where, strict=True)]

@@ -40,7 +40,7 @@ PER_MICROBATCH = 3.0
 )
 def test_a_pipeline_that_drains(schedule: AbstractSchedule, depth: int, count: int, percent: float) -> None:
     """(D - 1) / (N + D - 1), alike for GPipe and 1F1B; they differ in what is held: N micro-batches, or the distance to the end."""
-    prob = problem(chain(depth), depth, count, regime=Regime(in_flight=schedule.in_flight))
+    prob = problem(chain(depth), depth, count, regime=Regime(holds=schedule.holds))
     plan = make_plan(prob, "test", [(1 << op, 1) for op in range(depth)], 1)
     metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
     assert metrics.bubble_fraction == pytest.approx((depth - 1) / (count + depth - 1))

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from gpp.cost.holding import EVERYTHING
 from gpp.cost.regime import Regime
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
@@ -30,18 +31,18 @@ def plan_of(p, num_stages: int, b: int):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (3, 1), (5, 4), (8, 32)])
 def test_chain_takes_the_closed_form(schedule: AbstractSchedule, p: int, m: int) -> None:
-    prob = problem(chain(p), p, m, regime=Regime(in_flight=schedule.in_flight))
+    prob = problem(chain(p), p, m, regime=Regime(holds=schedule.holds))
     plan = plan_of(prob, p, 1)
     metrics = simulate(lower(plan, prob.graph, schedule), plan, prob).metrics
     assert metrics.iteration_s == pytest.approx((m + p - 1) * 3.0)
     assert metrics.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
-    expected = {s: min(p - s, m) if schedule.in_flight == "depth" else m for s in range(p)}
+    expected = {s: min(p - s, m) if not schedule.holds.everything else m for s in range(p)}
     assert metrics.max_in_flight_samples == expected
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 def test_each_forward_before_its_backward_in_order(schedule: AbstractSchedule) -> None:
-    prob = problem(two_towers(3), 7, 12, regime=Regime(in_flight=schedule.in_flight))
+    prob = problem(two_towers(3), 7, 12, regime=Regime(holds=schedule.holds))
     plan = plan_of(prob, 7, 2)
     for s in range(7):
         order = schedule.order(plan, s, 6)
@@ -80,7 +81,7 @@ def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed
     n = rng.randint(1, 7)
     edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(0, 2)))]
     schedule = rng.choice(SCHEDULES)
-    prob = problem(graph(n, edges), 3 * n, 16, regime=Regime(in_flight=schedule.in_flight))
+    prob = problem(graph(n, edges), 3 * n, 16, regime=Regime(holds=schedule.holds))
     sizes = [rng.choice([2, 3, 4, 5, 7, 8, 12, 16]) for _ in range(n)]
     plan = make_plan(
         prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3
@@ -117,7 +118,7 @@ def test_a_smaller_last_micro_batch_takes_less() -> None:
     plan = make_plan(one, "test", [(1, 1)], 2)
     assert plan.stages[0].in_flight == 2
     assert simulate(lower(plan, one.graph, OneFOneB()), plan, one).metrics.iteration_s == pytest.approx(15.0)
-    two = problem(chain(2), 2, 5, regime=Regime(in_flight="all"))
+    two = problem(chain(2), 2, 5, regime=Regime(holds=EVERYTHING))
     plan = make_plan(two, "test", [(1, 1), (2, 1)], 2)
     # The second stage computes from 2 to 17 without a pause; its first backward ends at 11, then the first stage's take 4, 4, 2.
     assert simulate(lower(plan, two.graph, GPipe()), plan, two).metrics.iteration_s == pytest.approx(21.0)
@@ -178,7 +179,7 @@ def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: Abstrac
         rng = random.Random(seed)
         p = rng.choice([3, 4, 5])
         prob = problem(
-            rng.choice([chain, two_towers])(2 * p) if seed % 2 else chain(2 * p), p, 8, regime=Regime(in_flight=schedule.in_flight)
+            rng.choice([chain, two_towers])(2 * p) if seed % 2 else chain(2 * p), p, 8, regime=Regime(holds=schedule.holds)
         )
         num = prob.graph.num_ops
         where = [tuple(sorted(rng.sample(range(p), rng.choice([1, 1, 2])))) for _ in range(num)]

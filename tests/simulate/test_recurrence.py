@@ -65,7 +65,7 @@ def test_score_equals_simulation(seed: int) -> None:
     schedule = rng.choice([OneFOneB(), GPipe()])
     batch = rng.choice([24, 24, 240, 1200])  # of the long ones most rounds are skipped
     problem = Problem(
-        graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=batch, regime=Regime(in_flight=schedule.in_flight)
+        graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=batch, regime=Regime(holds=schedule.holds)
     )
     b = rng.choice([2, 4, 6])
     plan = make_plan(problem, "test", [(1 << op, rng.randint(1, min(3, b))) for op in range(num_ops)], b, chain=rng.random() < 0.3)

@@ -54,7 +54,7 @@ def case(seed: int) -> Case:
     schedule = rng.choice([OneFOneB(), OneFOneB(), GPipe(), NoFlush()])
     net = _graph(rng, count)
     batch = rng.choice([6, 8, 12, 24] if schedule.drains else [4, 6])
-    regime = Regime(in_flight=schedule.in_flight) if schedule.drains else Regime(weights=Stash(accumulation=None))
+    regime = Regime(holds=schedule.holds) if schedule.drains else Regime(weights=Stash(accumulation=None))
     norm = schedule.drains and rng.random() < 0.3
     prob = Problem(
         graph=net,

@@ -29,7 +29,7 @@ def random_job(
     """Some plan for the model, with replicas and unequal micro-batches; or `one` stage on one device."""
     model, cap, weights = inprocess.captured_named(name, *overrides)
     schedule = rng.choice([OneFOneB(), GPipe()])
-    problem = inprocess.problem_of(cap, 8, MINIBATCH, max_ops=rng.choice([16, 24]), regime=Regime(in_flight=schedule.in_flight))
+    problem = inprocess.problem_of(cap, 8, MINIBATCH, max_ops=rng.choice([16, 24]), regime=Regime(holds=schedule.holds))
     parts = random_partition(problem.graph, 1 if one else rng.randint(2, 4), rng)
     replicas = [1 if one else rng.choice([1, 1, 2]) for _ in parts]
     plan = make_plan(problem, "test", list(zip(parts, replicas, strict=True)), [rng.choice([4, 8]) for _ in parts])

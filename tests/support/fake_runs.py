@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from gpp.cluster import Cluster, Device, Link, uniform
+from gpp.cost.holding import DEPTH, Holding
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -68,7 +69,7 @@ def plan_of(
     microbatch: int = 4,
     minibatch: int = 32,
     chain: bool = False,
-    in_flight: str = "depth",
+    holds: Holding = DEPTH,
 ) -> tuple[Plan, Problem]:
     """Every branch cut into `per_branch` stages, the trunk one stage on `trunk_devices`."""
     names = [op.name for op in graph.ops]
@@ -79,7 +80,7 @@ def plan_of(
         parts += [(mask_of(ops[i : i + size]), 1) for i in range(0, len(ops), size)]
     parts.append((mask_of(i for i, name in enumerate(names) if not name.startswith("branches")), trunk_devices))
     cluster = cluster_of(sum(count for _, count in parts))
-    problem = Problem(graph=graph, cluster=cluster, cost=Constant(), minibatch_size=minibatch, regime=Regime(in_flight=in_flight))
+    problem = Problem(graph=graph, cluster=cluster, cost=Constant(), minibatch_size=minibatch, regime=Regime(holds=holds))
     lines = (
         "searched 1,284 partitions at 4 micro-batch sizes in 0.21 s",
         "branches run side by side: depth 3 instead of 9 stages, so fewer samples are in flight",

@@ -88,7 +88,7 @@ def lowered(draw: st.DrawFn, most_stages: int = 6) -> Lowered:
     sizes = [draw(st.integers(1, batch)) for _ in range(count)]
     replicas = [draw(st.integers(1, min(3, size))) for size in sizes]
     turns = [draw(st.booleans()) and batch % size == 0 and batch // size % r == 0 for size, r in zip(sizes, replicas, strict=True)]
-    posed = problem(net, 3 * count, batch, regime=Regime(in_flight=schedule.in_flight), global_norm=norm)
+    posed = problem(net, 3 * count, batch, regime=Regime(holds=schedule.holds), global_norm=norm)
     placement = None
     if count > 1 and not any(turns) and draw(st.booleans()):
         # Fewer devices than replicas in all, so that stages share some.

@@ -128,7 +128,7 @@ def random_case(name: str, policy: AbstractWeights, rng: random.Random) -> Case:
     """A random plan of a model: stages, replicas, sizes of micro-batches, schedule."""
     model, found, weights = model_of(name)
     schedule = rng.choice([OneFOneB(), GPipe()]) if policy.flushes else NoFlush()
-    regime = Regime(in_flight=schedule.in_flight)
+    regime = Regime(holds=schedule.holds)
     problem = with_host(inprocess.problem_of(found, 8, MINIBATCH, max_ops=rng.choice([8, 16, 32]), regime=regime))
     strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=policy)
     count = problem.graph.num_ops

@@ -39,7 +39,7 @@ def parts_of(graph: OpGraph) -> list[int]:
 
 
 def problem_of(found: Captured, schedule: AbstractSchedule, num_devices: int) -> Problem:
-    base = inprocess.problem_of(found, num_devices, MINIBATCH, regime=Regime(in_flight=schedule.in_flight))
+    base = inprocess.problem_of(found, num_devices, MINIBATCH, regime=Regime(holds=schedule.holds))
     # As captured: a coarser graph would not keep the submodules apart.
     return Problem(
         **{**{name: getattr(base, name) for name in ("cluster", "cost", "minibatch_size", "regime")}, "graph": found.graph}

@@ -8,7 +8,21 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COMPUTE, COPIES, FORWARD, KINDS, RECEIVES, REDUCE, SENDS, UPDATES, Kind, Resource, Role
+from gpp.program.kinds import (
+    BACKWARD,
+    COMPUTE,
+    COPIES,
+    FORWARD,
+    KINDS,
+    PASS,
+    RECEIVES,
+    REDUCE,
+    SENDS,
+    UPDATES,
+    Kind,
+    Resource,
+    Role,
+)
 from gpp.runtime.hang_detection.status import AbstractStatus, NoStatus
 from gpp.runtime.transport.channels import AbstractTransport, Mark
 from gpp.runtime.worker.clock import AbstractClock, HostClock, Timed
@@ -168,15 +182,15 @@ class Interpreter(Generic[R]):
         """
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
-        if kind.own and kind.role is Role.COMPUTE:
-            return self._forward if kind.direction == FORWARD else self._backward
-        if kind.own and kind.role is Role.RECEIVE:
+        if kind.text in PASS.values():
+            return self._forward if kind.holds else self._backward
+        if kind.role is Role.RECEIVE:
             return partial(self._receive, kind.direction)
-        if kind.own and kind.role is Role.SEND:
+        if kind.role is Role.SEND:
             return partial(self._send, kind.direction)
-        if kind.own and kind.role is Role.UPDATE:
+        if kind.role is Role.UPDATE:
             return self._update
-        if kind.own and kind.role is Role.COPY:
+        if kind.role is Role.COPY:
             return self._copy_out if kind.occupies is Resource.COPY_OUT else self._fetch
         raise MalformedProgram(f"no worker runs actions of kind {kind.text} ({kind.meaning})")
 

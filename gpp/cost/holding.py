@@ -1,0 +1,67 @@
+"""What a stage holds of its micro-batches under a schedule, by where it stands in the pipeline.
+
+A micro-batch is held in full from its forward to its backward; where the backward is split, from the forward to the gradients of
+the stage's inputs, and from there on *late*, until those of its weights are made: only what these need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Micro-batches that a stage holds at a time, just after a forward.
+
+    `distance` counts the stages on the longest path from the stage to a sink, itself included; `depth` is the largest distance of
+    the plan, `count` the micro-batches between two drains. Distances and counts are numbers, or arrays of them.
+
+    Args:
+        ahead: held in full for each stage between this one and the sink, beyond one; None: all, wherever the stage is.
+        late: held late for each stage by which the longest path of the plan is longer than this stage's.
+        splits: whether backwards are split, where a stage has weights to train.
+    """
+
+    ahead: int | None = 1
+    late: int = 0
+    splits: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Whether every micro-batch is held, wherever the stage is."""
+        return self.ahead is None
+
+    def full(self, distance: Any, count: Any) -> Any:
+        """Micro-batches held in full."""
+        if self.ahead is None:
+            return count
+        need = 1 + self.ahead * (distance - 1)
+        if isinstance(need, int) and isinstance(count, int):
+            return min(need, count)
+        return np.minimum(need, count)
+
+    def waiting(self, distance: int, depth: int, count: int) -> int:
+        """Micro-batches held late."""
+        return min(self.late * (depth - distance), count)
+
+    def furthest(self, fits: np.ndarray, count: Any, most: Any) -> np.ndarray:
+        """The largest distance at which no more than so many micro-batches are held in full; 0 if that is none.
+
+        Args:
+            fits: micro-batches for which there is room.
+            most: what to say where all of them fit, so that no distance is too large.
+        """
+        if self.ahead is None:
+            return np.where(fits >= count, most, 0)
+        return np.where(fits >= count, most, (fits - 1) // max(self.ahead, 1) + 1)
+
+
+DEPTH: Final = Holding()
+"""As many as a stage's distance to the sink: 1F1B."""
+
+EVERYTHING: Final = Holding(ahead=None)
+"""The whole mini-batch: GPipe."""
