@@ -304,8 +304,15 @@ class Strategy:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
         limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-        orders = self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
-        return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
+        bills = self._bills(plan, problem)
+        choices = self.schedule.choices(plan, problem.graph, samples, bills, limits, problem.cluster)
+        programs = [
+            lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm) for orders in choices
+        ]
+        if len(programs) == 1:
+            return programs[0]
+        posed = self.posed(problem)
+        return min(programs, key=lambda program: simulate(program, plan, posed, record=False).metrics.iteration_s)
 
     def _bills(self, plan: Plan, problem: Problem) -> tuple[StageCost, ...] | None:
         """The bills of the stages, where an order depends on them."""

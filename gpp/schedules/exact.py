@@ -22,9 +22,9 @@ Limited by deterministic time, one worker, fixed seed: the same flow gives the s
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
 from gpp.errors import InvalidConfig
@@ -74,7 +74,7 @@ def bound_s(flow: Flow, aim: Aim) -> float:
         around = min(heads[i] for i in own) if aim == "end" else 0.0
         out = max(out, around + work + idle)
     if aim == "end":
-        out = max([out, *(heads[i] + tails[i] + flow.update_s[flow.lane[i]] for i in range(len(flow.tasks)))])
+        out = max([out, *(head + tail for head, tail in zip(heads, tails, strict=True))])
     return out
 
 
@@ -144,6 +144,7 @@ class _Ends(NamedTuple):
         ahead_s: seconds of the forwards that have room between them.
         last, ends: the last forward, and the last pass backwards.
         behind_s: seconds of the passes backwards that are left between them.
+        apart: whether the first pass backwards comes before the last forward, since not all forwards have room.
     """
 
     first: int
@@ -152,6 +153,7 @@ class _Ends(NamedTuple):
     last: int
     ends: int
     behind_s: float
+    apart: bool
 
 
 @final
@@ -163,7 +165,7 @@ class _Cuts:
         self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
 
     def _ends_of(self, lane: int) -> _Ends | None:
-        """None for a lane of several stages, without backwards, or one that may have all forwards before all else."""
+        """None for a lane of several stages, and for one without backwards."""
         flow = self.flow
         queues = {kind: queue for (_, kind), queue in flow.queues[lane].items()}
         back = next((kind for kind in queues if KINDS[kind].returns), None)
@@ -173,8 +175,6 @@ class _Cuts:
         late = next((queue for kind, queue in queues.items() if KINDS[kind].frees and not KINDS[kind].returns), ())
         held, room, count = flow.held[flow.stages[lane][0]], flow.room[lane] * (1 + HAIR), len(forwards)
         most = count if held.full * count <= room else int(room / held.full)
-        if not 0 < most < count:
-            return None
         # Behind the last forward, with it in hand: so many others in full, the rest of the room for late ones.
         slow = max(flow.seconds[i] for i in queues[back])
         slow_late = max((flow.seconds[i] for i in late), default=0.0)
@@ -190,6 +190,7 @@ class _Cuts:
             last=forwards[-1],
             ends=queues[back][-1],
             behind_s=behind,
+            apart=most < count,
         )
 
     def idle_s(self, lane: int) -> float:
@@ -198,45 +199,21 @@ class _Cuts:
         if ends is None:
             return 0.0
         seconds = self.flow.seconds
-        start = self.way_s(ends.first, ends.begins) - seconds[ends.first] - ends.ahead_s
-        stop = self.way_s(ends.last, ends.ends) - seconds[ends.last] - ends.behind_s
-        return max(start, 0.0) + max(stop, 0.0)
+        start = max(self.way_s(ends.first, ends.begins) - seconds[ends.first] - ends.ahead_s, 0.0)
+        stop = max(self.way_s(ends.last, ends.ends) - seconds[ends.last] - ends.behind_s, 0.0)
+        return start + stop if ends.apart else max(start, stop)
 
     def way_s(self, a: int, b: int) -> float:
         """The least time from the start of a task to that of another that waits for it."""
-        flow, far = self.flow, {a: 0.0}
-        todo = [a]
-        # Between a forward and the backward of its micro-batch there is one way for each path through the stages behind.
-        order = sorted(self._reached(a))
-        for i in order:
+        flow, far, todo = self.flow, {a: 0.0}, [a]
+        # Tasks are numbered in a topological order.
+        while todo[0] != b:
+            i = heapq.heappop(todo)
             for user, seconds in flow.users[i]:
-                if user <= b:
-                    far[user] = max(far.get(user, 0.0), far[i] + flow.seconds[i] + seconds)
-        del todo
+                if user not in far:
+                    heapq.heappush(todo, user)
+                far[user] = max(far.get(user, 0.0), far[i] + flow.seconds[i] + seconds)
         return far[b]
-
-    def _reached(self, a: int) -> set[int]:
-        found, todo = {a}, [a]
-        while todo:
-            for user, _ in self.flow.users[todo.pop()]:
-                if user not in found:
-                    found.add(user)
-                    todo.append(user)
-        return found
-
-
-@final
-@dataclass(slots=True)
-class _Variables:
-    """The solver's variables.
-
-    Args:
-        start: of each task.
-        value: the objective.
-    """
-
-    start: list[Any]
-    value: Any
 
 
 class _Model:
@@ -316,13 +293,17 @@ class _Model:
         """What a lane can run before its first pass backwards, and behind its last forward."""
         m, cuts = self.model, _Cuts(self.flow)
         self.idle: list[list[Any]] = [[] for _ in self.flow.lanes]
+        """By lane, sums of idle time that do not overlap."""
         for lane, ends in enumerate(cuts.ends):
             if ends is None:
                 continue
             for a, b, can in ((ends.first, ends.begins, ends.ahead_s), (ends.last, ends.ends, ends.behind_s)):
                 idle = m.new_int_var(0, self.horizon, f"idle{lane}")
-                m.add(idle >= self.start[b] - self.start[a] - self.took[a] - math.ceil(can / self.unit))
-                self.idle[lane].append(idle)
+                m.add(idle >= self.start[b] - self.start[a] - self.took[a] - math.ceil(can / self.unit * (1 + HAIR)))
+                if ends.apart and self.idle[lane]:
+                    self.idle[lane][0] += idle
+                else:
+                    self.idle[lane].append(idle)
 
     def aims(self) -> None:
         """The objective, and for each lane that it has to run all its passes meanwhile."""
@@ -341,7 +322,8 @@ class _Model:
             end = m.new_int_var(0, self.horizon + update, f"end{lane}")
             for i in lasts:
                 m.add(end >= self.start[i] + self.took[i] + update)
-            m.add(end >= first + work + sum(self.idle[lane]))
+            for idle in self.idle[lane] or [0]:
+                m.add(end >= first + work + idle)
             m.add(self.value >= (end if self.aim == "end" else end - first))
 
     def solve(self, limit: float) -> tuple[list[list[int]] | None, float, bool]:

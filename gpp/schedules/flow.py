@@ -174,7 +174,7 @@ def flow_of(
     num_samples: int,
     bills: Sequence[StageCost],
     limits: Mapping[int, float],
-    cluster: Cluster,
+    cluster: Cluster | None,
     *,
     splits: bool,
 ) -> Flow:
@@ -183,6 +183,7 @@ def flow_of(
     Args:
         num_samples: of a mini-batch.
         limits: device -> bytes of its memory.
+        cluster: for what messages take; None: nothing.
         splits: whether backwards are split, where a stage has gradients of weights.
     """
     lanes, lane_of = _lanes(plan)
@@ -259,14 +260,14 @@ DevicePass = tuple[int, int, Direction, int]
 """Device, stage, direction and micro-batch."""
 
 
-def _messages(plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster) -> Iterator[tuple[DevicePass, DevicePass, float]]:
+def _messages(plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster | None) -> Iterator[tuple[DevicePass, DevicePass, float]]:
     """Who needs whose message, and what it takes."""
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
     rates, returning = message_rates(plan, graph), plan.returning(graph)
 
     def seconds(rate: tuple[float, float], samples: int, a: int, b: int) -> float:
-        return 0.0 if a == b else cluster.link(a, b).transfer_s(rate[0] * samples + rate[1])
+        return 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(rate[0] * samples + rate[1])
 
     for s, t in plan.edges:
         back = (s, t) in returning
