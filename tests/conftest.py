@@ -33,6 +33,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one more than there are cores, because tests of real processes wait for theirs."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-report", metavar="PATH", help="where `pytest -m gpu` writes its figures (docs/gpus.md)")
 

@@ -108,7 +108,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     typing_only = {
         id(node)
         for guard in ast.walk(tree)
-        if isinstance(guard, ast.If) and "TYPE_CHECKING" in ast.dump(guard.test)
+        if isinstance(guard, ast.If) and isinstance(guard.test, ast.Name) and guard.test.id == "TYPE_CHECKING"
         for node in ast.walk(guard)
     }
     for node in ast.walk(tree):

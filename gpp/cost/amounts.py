@@ -26,6 +26,7 @@ class StageBytes(NamedTuple):
         microbatch: of each micro-batch in flight.
         transient: held while one micro-batch is computed.
         moved: of each micro-batch whose copy to the host is not done yet, or has come back: `RESIDENT_COPIES` at most.
+        late: of each micro-batch between the two halves of a backward that is split.
     """
 
     static: Any
@@ -33,15 +34,18 @@ class StageBytes(NamedTuple):
     microbatch: Any
     transient: Any
     moved: Any = 0.0
+    late: Any = 0.0
 
     @property
     def resident(self) -> Any:
         """Bytes without any micro-batch in flight."""
         return self.static + self.versions + self.transient
 
-    def peak(self, in_flight: Any) -> Any:
-        """Most bytes held at a time, with so many micro-batches in flight on the device."""
+    def peak(self, in_flight: Any, late: int = 0) -> Any:
+        """Most bytes held at a time, with so many micro-batches in flight on the device, and so many held late beside them."""
         held = self.resident + self.microbatch * in_flight
+        if late:
+            held = held + self.late * late
         if self._moves_nothing:
             return held
         copies = min(in_flight, RESIDENT_COPIES) if isinstance(in_flight, int) else np.minimum(in_flight, RESIDENT_COPIES)
@@ -85,6 +89,7 @@ class Amounts(NamedTuple):
         once: bytes for each sample of one micro-batch.
         fixed: bytes while one micro-batch is computed, at any number of samples.
         moved: bytes for each sample that go to the host and come back.
+        late: bytes for each sample between the two halves of a backward that is split.
     """
 
     trainable: Any
@@ -93,6 +98,7 @@ class Amounts(NamedTuple):
     once: Any
     fixed: Any
     moved: Any = 0.0
+    late: Any = 0.0
 
     def held(self, samples: Any, copies: int) -> StageBytes:
         """The bytes with so many samples of a micro-batch on the device, and so many copies of the weights."""
@@ -102,6 +108,7 @@ class Amounts(NamedTuple):
             self.kept * samples,
             self.once * samples + self.fixed,
             self.moved * samples,
+            self.late * samples,
         )
 
     def take(self, index: Any) -> Amounts:

@@ -7,27 +7,35 @@ the stage's inputs, and from there on *late*, until those of its weights are mad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
+
+
+class Held(NamedTuple):
+    """Micro-batches that a stage holds on a device at a time: in full, and late."""
+
+    full: int = 0
+    late: int = 0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Micro-batches that a stage holds at a time, just after a forward.
+    """What stages hold just after a forward, in the midst of a mini-batch.
 
-    `distance` counts the stages on the longest path from the stage to a sink, itself included; `depth` is the largest distance of
-    the plan, `count` the micro-batches between two drains. Distances and counts are numbers, or arrays of them.
+    `distance` counts the stages on the longest path from a stage to a sink, itself included; `depth` is the largest distance of
+    the plan, `count` the micro-batches between two drains.
 
     Args:
-        ahead: held in full for each stage between this one and the sink, beyond one; None: all, wherever the stage is.
-        late: held late for each stage by which the longest path of the plan is longer than this stage's.
+        ahead: micro-batches held in full for each stage between this one and the sink, beyond one; None: all of them, wherever
+            the stage is.
+        levels: whether a stage holds micro-batches late until it holds as many, in full and late, as the first one does in full.
         splits: whether backwards are split, where a stage has weights to train.
     """
 
     ahead: int | None = 1
-    late: int = 0
+    levels: bool = False
     splits: bool = False
 
     @property
@@ -36,7 +44,7 @@ class Holding:
         return self.ahead is None
 
     def full(self, distance: Any, count: Any) -> Any:
-        """Micro-batches held in full."""
+        """Micro-batches held in full; of numbers, or of arrays."""
         if self.ahead is None:
             return count
         need = 1 + self.ahead * (distance - 1)
@@ -44,11 +52,11 @@ class Holding:
             return min(need, count)
         return np.minimum(need, count)
 
-    def waiting(self, distance: int, depth: int, count: int) -> int:
+    def late(self, distance: int, depth: int, count: int) -> int:
         """Micro-batches held late."""
-        return min(self.late * (depth - distance), count)
+        return self.full(depth, count) - self.full(distance, count) if self.levels else 0
 
-    def furthest(self, fits: np.ndarray, count: Any, most: Any) -> np.ndarray:
+    def furthest(self, fits: Any, count: Any, most: Any) -> np.ndarray:
         """The largest distance at which no more than so many micro-batches are held in full; 0 if that is none.
 
         Args:
@@ -58,6 +66,10 @@ class Holding:
         if self.ahead is None:
             return np.where(fits >= count, most, 0)
         return np.where(fits >= count, most, (fits - 1) // max(self.ahead, 1) + 1)
+
+    def states(self, full: int, late: int) -> tuple[Held, ...]:
+        """The fullest states of a stage that holds so many: after a forward, and after the first half of a backward."""
+        return (Held(full, late), Held(full - 1, late + 1)) if self.splits and full else (Held(full, late),)
 
 
 DEPTH: Final = Holding()

@@ -137,7 +137,12 @@ class Problem:
         if key not in self._times:
             times = self.cost.op_times(self.graph, samples, self.cluster.devices[device], degree)
             if self.graph.differentiated != self.graph.all_mask:
-                times = replace(times, backward_s=np.where(self.graph.amounts.differentiated, times.backward_s, 0.0))
+                where = self.graph.amounts.differentiated
+                times = replace(
+                    times,
+                    backward_s=np.where(where, times.backward_s, 0.0),
+                    weight_s=np.where(where, times.weight_s, 0.0),
+                )
             self._times[key] = times
         return self._times[key]
 
@@ -157,9 +162,21 @@ class Problem:
         Args:
             round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
         """
+        return self.split_times(ops, microbatch_size, devices, recompute, tensor_parallel, round_robin_degree)[:2]
+
+    def split_times(
+        self,
+        ops: tuple[int, ...],
+        microbatch_size: int,
+        devices: tuple[int, ...],
+        recompute: tuple[int, ...] = (),
+        tensor_parallel: int = 1,
+        round_robin_degree: int = 1,
+    ) -> tuple[float, float, float]:
+        """As `stage_times`; and of the backward's seconds, those of the gradients of the weights."""
         samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
         index = list(ops)
-        pairs, exchange = [], (0.0, 0.0)
+        found, exchange = list[tuple[float, float, float]](), (0.0, 0.0)
         if tensor_parallel > 1:
             exchange = self.exchange_s(ops, samples, devices, recompute, tensor_parallel)
         for device in {self.type_of_device[d] for d in devices}:
@@ -167,13 +184,16 @@ class Problem:
             if recompute or tensor_parallel > 1:
                 alone = discarded(self.graph, recompute, tensor_parallel)
                 again = self.tensors_of(ops).again(alone) if alone else ()
-                forward, backward = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
-                pairs.append((forward + exchange[0], backward + exchange[1]))
+                forward, backward, weight = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
+                found.append((backward + exchange[1], weight, forward + exchange[0]))
                 continue
-            pairs.append((float(times.forward_s[index].sum()), float(times.backward_s[index].sum())))
+            found.append(
+                (float(times.backward_s[index].sum()), float(times.weight_s[index].sum()), float(times.forward_s[index].sum()))
+            )
         fixed = self.overheads
         returns = mask_of(ops) & self.graph.differentiated
-        return max(f for f, _ in pairs) + fixed.forward_s, max(b for _, b in pairs) + (fixed.backward_s if returns else 0.0)
+        backward, weight, _ = max(found)
+        return max(f for *_, f in found) + fixed.forward_s, backward + (fixed.backward_s if returns else 0.0), weight
 
     def exchange_s(
         self, ops: tuple[int, ...], samples: int, devices: tuple[int, ...], recompute: tuple[int, ...], tensor_parallel: int
@@ -221,11 +241,11 @@ class Problem:
         if found is None:
             sums = self.sums(mask)
             static = static_bytes(sums.trainable, sums.frozen, self.state_factor) + rows_bytes(sums.rows, self.minibatch_size)
-            kept, once = sums.saved + sums.kept, sums.transient
+            kept, once, late = sums.saved + sums.kept, sums.transient, sums.late
             if not mask & self.graph.differentiated:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
-                kept, once = 0.0, kept + once
-            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once, sums.fixed)
+                kept, once, late = 0.0, kept + once, 0.0
+            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once, sums.fixed, late=late)
         return found
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:

@@ -61,8 +61,8 @@ class StageCost:
             return known
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
-        forward, backward = _pass_s(problem, stage, stage.microbatch_size, position)
-        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward)
+        forward, backward, weight = _pass_s(problem, stage, stage.microbatch_size, position)
+        last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
         memory = stage_bytes(problem, stage, depth)
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
@@ -74,6 +74,9 @@ class StageCost:
             version_bytes=memory.versions,
             microbatch_bytes=memory.microbatch,
             transient_bytes=memory.transient,
+            weight_s=weight,
+            last_weight_s=last[2],
+            late_bytes=memory.late,
             moved_bytes=memory.moved,
             last_moved_bytes=stage_amounts(problem, stage).moved * stage.share(rest) if rest else memory.moved,
         )
@@ -96,7 +99,8 @@ class StageCost:
 
     @property
     def memory(self) -> StageBytes:
-        return StageBytes(self.static_bytes, self.version_bytes, self.microbatch_bytes, self.transient_bytes, self.moved_bytes)
+        static, versions = self.static_bytes, self.version_bytes
+        return StageBytes(static, versions, self.microbatch_bytes, self.transient_bytes, self.moved_bytes, self.late_bytes)
 
 
 def stage_bytes(problem: Problem, stage: Stage, depth: int | None = None) -> StageBytes:
@@ -124,6 +128,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
         kept=whole.kept + own.kept - sum(problem.graph.ops[op].saved_bytes for op in stage.ops),
         once=whole.once + own.extra,
         fixed=whole.fixed,
+        late=whole.late,
     )
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
@@ -132,13 +137,14 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
-def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float]:
-    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included."""
-    forward, backward = problem.stage_times(
+def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosition) -> tuple[float, float, float]:
+    """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included; and of the
+    latter, those of the weights' gradients."""
+    forward, backward, weight = problem.split_times(
         stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree
     )
     more = _weights_s(problem, stage, position)
-    return forward + more[0], backward + more[1]
+    return forward + more[0], backward + more[1], weight
 
 
 def finish_s(problem: Problem, trainable_bytes: float, devices: tuple[int, ...]) -> float:

@@ -78,19 +78,22 @@ def recomputed_bytes(graph: OpGraph, op: int) -> float:
 
 def passes(
     graph: OpGraph, times: OpTimes, ops: Sequence[int], recompute: Collection[int], again: Collection[int], degree: int
-) -> tuple[float, float]:
-    """Forward and backward seconds of a stage, without what its boundary costs.
+) -> tuple[float, float, float]:
+    """Forward and backward seconds of a stage, and of the latter those of its weights' gradients, without what its boundary costs.
 
     Args:
         recompute: operators that declare how they are recomputed, and are.
         again: operators that are computed again in runs.
     """
-    forward = backward = 0.0
+    forward = backward = weight = 0.0
     for op in ops:
-        forward_s = float(times.forward_s[op])
-        way = running(graph, op, forward_s, float(times.backward_s[op]), op in recompute, degree)
+        forward_s, backward_s, weight_s = float(times.forward_s[op]), float(times.backward_s[op]), float(times.weight_s[op])
+        way = running(graph, op, forward_s, backward_s, op in recompute, degree)
         forward, backward = forward + way.forward_s, backward + way.backward_s + (forward_s if op in again else 0.0)
-    return forward, backward
+        if weight_s:
+            # What is computed again comes before the gradients of the inputs, so none of it is in the second half.
+            weight += weight_s * min(way.backward_s / backward_s, 1.0)
+    return forward, backward, weight
 
 
 def boundary_bytes(graph: OpGraph, ops: Sequence[int], recompute: Collection[int], degree: int) -> float:

@@ -377,6 +377,12 @@ class OpGraph:
     def _shares(self) -> dict[int, np.ndarray]:
         return {}
 
+    @cached_property
+    def weight_share(self) -> np.ndarray:
+        """[num_ops] share of the backward's FLOPs that the gradients of the weights take, where a backward is split."""
+        whole = self.amounts.backward_flops
+        return np.divide(self.amounts.weight_flops, whole, out=np.zeros_like(whole), where=whole > 0)
+
     def shares(self, degree: int) -> np.ndarray:
         """[num_ops] share of the work of each operator that one of `degree` devices does, where its variant says so; else 1."""
         if degree not in self._shares:

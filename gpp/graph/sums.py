@@ -26,6 +26,7 @@ class SetSums(NamedTuple):
         incoming, outgoing: forward bytes over the boundary.
         incoming_back, outgoing_back: those of the bytes whose gradients come back.
         num_tensors: tensors over the boundary.
+        late: activations and gradients that are held between the two halves of a backward that is split.
     """
 
     trainable: float
@@ -40,6 +41,7 @@ class SetSums(NamedTuple):
     incoming_back: float
     outgoing_back: float
     num_tensors: int
+    late: float
 
 
 class Sums:
@@ -49,6 +51,7 @@ class Sums:
         self._num_bytes = (graph.num_ops + 7) // 8
         self._num_ops = graph.num_ops
         self._saved = np.array([op.saved_bytes for op in graph.ops])
+        self._late = np.array([op.late_bytes for op in graph.ops])
         self._transients = Transients(graph)
         tensors = [t for t in graph.tensors if t.consumers]
         self._producer = np.array([t.producer for t in tensors], int)
@@ -85,10 +88,10 @@ class Sums:
         """The sums of one set."""
         members = self.members(mask)
         trainable, frozen = self.params(members)
-        rows, saved = self.rows(members), float(self._saved[members].sum())
+        rows, saved, late = self.rows(members), float(self._saved[members].sum()), float(self._late[members].sum())
         inside = Line(*(float(values[0]) for values in self._transients.of(members[None])))
         if not len(self._producer):
-            return SetSums(trainable, frozen, rows, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0)
+            return SetSums(trainable, frozen, rows, saved, 0.0, inside.slope, inside.fixed, 0.0, 0.0, 0.0, 0.0, 0, late)
         made, reads = members[self._producer], members[self._consumers]
         into = ~made & np.logical_or.reduceat(reads, self._first)
         out = made & ~np.logical_and.reduceat(reads, self._first)
@@ -108,6 +111,7 @@ class Sums:
             incoming_back,
             outgoing_back,
             int(into.sum() + out.sum()),
+            late,
         )
 
 

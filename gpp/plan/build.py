@@ -61,7 +61,7 @@ def make_plan(
     total = problem.minibatch_size
     shapes = [(sizes[p], ks[p], parts[p][1] if takes_turns[p] else 1) for p in order]
     drained = total if problem.regime.weights.flushes else None
-    in_flight = in_flight_samples(shapes, edges, drained, problem.regime.keeps_all)
+    in_flight = in_flight_samples(shapes, edges, drained, problem.regime.holds)
     stages, device = [], 0
     for s, p in enumerate(order):
         mask, count = parts[p]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gpp.cost.holding import Holding
+
 
 def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, degree: int = 1) -> int:
     """Smallest number of samples in flight at a stage that does not starve its successor.
@@ -33,22 +35,25 @@ def required_in_flight(b: int, k: int, successor: tuple[int, int, int] | None, d
 
 
 def in_flight_samples(
-    shapes: Sequence[tuple[int, int, int]], edges: Iterable[tuple[int, int]], total: int | None, whole: bool
+    shapes: Sequence[tuple[int, int, int]], edges: Iterable[tuple[int, int]], total: int | None, holds: Holding
 ) -> list[int]:
     """Samples in flight at every stage.
 
     Args:
         shapes: (b, k, degree of round robin) of the stages, in a topological order.
         total: samples between two drains; None: any number.
-        whole: all of them are in flight.
+        holds: as many as it asks for, in place of the smallest number: all, or so many times what a stage has beyond its own k.
     """
-    out, successors = [0] * len(shapes), [list[int]() for _ in shapes]
+    needs, out, successors = [0] * len(shapes), [0] * len(shapes), [list[int]() for _ in shapes]
     for s, t in edges:
         successors[s].append(t)
     for s in reversed(range(len(shapes))):
         b, k, degree = shapes[s]
-        nexts = [(out[t], *shapes[t][:2]) for t in successors[s]]
-        need = max((required_in_flight(b, k, after, degree) for after in nexts), default=required_in_flight(b, k, None, degree))
-        most = need if total is None else -(-total // b) * b
-        out[s] = most if whole else min(need, most)
+        nexts = [(needs[t], *shapes[t][:2]) for t in successors[s]]
+        alone = required_in_flight(b, k, None, degree)
+        need = max((required_in_flight(b, k, after, degree) for after in nexts), default=alone)
+        most = None if total is None else -(-total // b) * b
+        needs[s] = need if most is None else min(need, most)
+        ahead = need if holds.ahead is None else alone + holds.ahead * (need - alone)
+        out[s] = ahead if most is None else most if holds.everything else min(ahead, most)
     return out

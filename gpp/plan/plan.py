@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
@@ -152,6 +153,15 @@ class Plan:
     def runs_backward(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage has backward passes: none where it and everything before it is frozen."""
         return graph.differentiated == graph.all_mask or bool(mask_of(self.stages[stage].ops) & graph.differentiated)
+
+    def late(self, stage: int, holds: Holding) -> int:
+        """Micro-batches that a stage holds late where `holds` asks for it, by each replica's own.
+
+        By the samples in flight, so that stages of other micro-batch sizes, and replicas that take turns, hold as much.
+        """
+        own = self.stages[stage]
+        most = max(other.in_flight for other in self.stages)
+        return (most - own.in_flight) // (own.microbatch_size * own.round_robin_degree) if holds.levels else 0
 
     def has_weight_gradients(self, stage: int, graph: OpGraph) -> bool:
         """Whether a stage's backward makes gradients of weights: without any, there is nothing that could be split off it."""

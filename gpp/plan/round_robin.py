@@ -30,7 +30,7 @@ def in_turn(plan: Plan, problem: Problem) -> Plan:
         return _noted(plan, split)
     shapes = [(stage.microbatch_size, stage.k, stage.round_robin_degree) for stage in turned]
     drained = plan.minibatch_size if problem.regime.weights.flushes else None
-    held = in_flight_samples(shapes, plan.edges, drained, problem.regime.keeps_all)
+    held = in_flight_samples(shapes, plan.edges, drained, problem.regime.holds)
     stages = tuple(replace(stage, in_flight=samples) for stage, samples in zip(turned, held, strict=True))
     found = replace(plan, stages=stages)
     needs = found.device_memory(problem, dict(enumerate(held)))

@@ -9,15 +9,15 @@ from collections.abc import Set as AbstractSet
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, PASS, RECEIVE, REDUCE, SEND, UPDATE
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, RECEIVE, REDUCE, SEND, UPDATE, Direction
 from gpp.program.program import Program, Task, reduce_groups
 from gpp.routing import copies, messages
 
 DevicePass = tuple[int, tuple[int, str, int]]
 """A device, and a pass as in `gpp.program.program.Task`."""
 
-Slots = Mapping[DevicePass, Sequence[Action]]
-"""The messages around each pass."""
+Slots = Mapping[tuple[int, tuple[int, Direction, int]], Sequence[Action]]
+"""The messages around each pass: of a device, by stage, direction and micro-batch."""
 
 POSTED_AHEAD = 2
 """Passes before the one that needs a message at which its receive is posted.
@@ -74,12 +74,12 @@ def _last_of(order: Sequence[Task], plan: Plan, before: int) -> Task:
 
 def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, Slots]:
     """Receives to post before, and sends to start after, every pass over so many samples."""
-    before: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
-    after: dict[tuple[int, tuple[int, str, int]], list[Action]] = defaultdict(list)
+    before: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
+    after: dict[tuple[int, tuple[int, Direction, int]], list[Action]] = defaultdict(list)
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     returning = plan.returning(graph)
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
-    forward, backward = PASS[FORWARD], PASS[BACKWARD]
+    forward, backward = FORWARD, BACKWARD
     send, receive, give_back, take_back = SEND[FORWARD], RECEIVE[FORWARD], SEND[BACKWARD], RECEIVE[BACKWARD]
     new = tuple.__new__  # a third of the time of a named tuple's own constructor, and there are many
     for s, t in plan.edges:
@@ -115,13 +115,13 @@ def _copies(order: Sequence[Task], copying: AbstractSet[int], *, drains: bool) -
     latest: dict[int, int] = {}
     """Stage -> the place of its last forward."""
     used: dict[int, list[int]] = defaultdict(list)
-    """Stage -> the places of its backwards."""
+    """Stage -> the places of its backwards, or of the halves that use what came back."""
     for place, task in enumerate(order):
         stage, kind, microbatch = task
         if stage in copying and KINDS[kind].holds:
             out[task].append(Action(COPY_OUT, stage, microbatch))
             gone[stage, microbatch] = latest[stage] = place
-        if stage in copying and KINDS[kind].frees:
+        if stage in copying and KINDS[kind].returns:
             before = used[stage][-2 if drains else -1 :] or [place - 2]
             free = before[0] if latest[stage] < before[0] else before[-1]
             out[order[max(free, gone[stage, microbatch])]].append(Action(COPY_IN, stage, microbatch))
@@ -144,13 +144,14 @@ def _interleave(
         copies: what goes to the host and comes back, by the pass that it follows.
     """
     out: list[Action] = []
-    for task in order[:POSTED_AHEAD]:
-        out += before.get((device, task), ())
-    for i, task in enumerate(order):
+    passes = [(device, (stage, KINDS[kind].direction, microbatch)) for stage, kind, microbatch in order]
+    for what in passes[:POSTED_AHEAD]:
+        out += before.get(what, ())
+    for i, (task, what) in enumerate(zip(order, passes, strict=True)):
         if i + POSTED_AHEAD < len(order):
-            out += before.get((device, order[i + POSTED_AHEAD]), ())
+            out += before.get(passes[i + POSTED_AHEAD], ())
         out.append(Action(task.kind, task.stage, task.microbatch))
-        out += after.get((device, task), ())
+        out += after.get(what, ())
         out += copies.get(task, ())
         out += updates.get(task, ())
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,22 @@ from gpp.graph.captured import Captured, Node
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, PASS, REDUCE, SUMS, UPDATE, UPDATES
+from gpp.program.kinds import (
+    BACKWARD,
+    COPY_IN,
+    COPY_OUT,
+    FORWARD,
+    HALVES,
+    INPUT_GRADIENTS,
+    KINDS,
+    NORM,
+    PASS,
+    REDUCE,
+    SUMS,
+    UPDATE,
+    UPDATES,
+    WEIGHT_GRADIENTS,
+)
 from gpp.program.lower import communication
 from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups
 
@@ -108,7 +123,8 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
             f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {sorted(plan.stages_of_device)[:8]}"
         )
     trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
-    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains)
+    splits = {action.stage for own in program.actions.values() for action in own if action.kind in HALVES}
+    expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, splits=splits)
     groups = reduce_groups(plan, graph) if trains else ()
     normed = any(action.kind == NORM for own in program.actions.values() for action in own)
     for number, device in enumerate(sorted(program.actions), start=2):
@@ -124,12 +140,20 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
         _check_updates(own, plan, device, adding, f"{path}: line {number}")
 
 
-def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool) -> dict[int, list[Action]]:
-    """Device -> the actions that its list must hold, in any order; sums of the norm are left out."""
+def _work(
+    plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, trains: bool, splits: Collection[int]
+) -> dict[int, list[Action]]:
+    """Device -> the actions that its list must hold, in any order; sums of the norm are left out.
+
+    Args:
+        splits: the stages whose backwards are in halves.
+    """
     out: dict[int, list[Action]] = {device: [] for device in plan.stages_of_device}
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
-        kinds = [PASS[FORWARD]] + [PASS[BACKWARD]] * (trains and plan.runs_backward(s, graph))
+        halves = s in splits and plan.has_weight_gradients(s, graph)
+        backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
+        kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
         for m in range(-(-num_samples // stage.microbatch_size)):
             # Replicas that split micro-batches all pass through each, even where the last one has too few samples for some.
@@ -140,7 +164,7 @@ def _work(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int, *, tra
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]
     for slots in communication(plan, graph, num_samples):
         for (device, task), actions in slots.items():
-            if trains or KINDS[task[1]].direction == FORWARD:
+            if trains or task[1] == FORWARD:
                 out[device] += actions
     for g, group in enumerate(groups):
         for device in group.devices:

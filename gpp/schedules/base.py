@@ -27,6 +27,8 @@ class AbstractSchedule(ABC):
     """What a stage holds under this order; planners reckon memory with it."""
     needs_bills: ClassVar[bool] = False
     """Whether an order depends on seconds or bytes, so that `orders` must be given bills and limits."""
+    overlaps_steps: ClassVar[bool] = False
+    """Whether a device must begin a step before others have ended the last one, for the schedule to gain anything."""
     drains: ClassVar[bool] = True
     """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 

@@ -18,7 +18,9 @@ from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
+from gpp.program.held import device_peaks
 from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Role
+from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.copies import copy_costs
@@ -60,8 +62,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
-    kept = {s: max(held[s], stage.microbatch_size) for s, stage in enumerate(plan.stages)}
-    memory = {device: round(need) for device, need in plan.device_memory(problem, kept).items()}
+    memory = {device: round(need) for device, need in device_peaks(program, plan.bills(problem)).items()}
     busy = _computing_s(program, plan, problem, costs)
     sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
@@ -106,7 +107,8 @@ def _computing_s(program: Program, plan: Plan, problem: Problem, costs: Costs) -
     for label, times in waits.counts.items():
         action = waits.labels[label][1]
         if action.kind in COMPUTE:
-            out += times * (costs.seconds[label] - beside[action.stage][KINDS[action.kind].direction == BACKWARD])
+            ways = {FORWARD: beside[action.stage][0], BACKWARD: beside[action.stage][1]}
+            out += times * (costs.seconds[label] - ways.get(KINDS[action.kind].direction, 0.0))
     return out
 
 
@@ -159,7 +161,7 @@ def within(events: Iterable[Event], begin: float, period: float) -> list[Event]:
 
 
 def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
-    """Largest number of samples between forward and backward at each stage; without backwards, one micro-batch.
+    """Largest number of samples held in full at each stage; without backwards, one micro-batch.
 
     Of replicas that take turns, the sum of what each holds at most.
     """
@@ -173,7 +175,7 @@ def max_in_flight(program: Program, plan: Plan) -> dict[int, int]:
                 if row.holds:
                     held += 1
                     most = max(most, held)
-                if row.frees:
+                if row.returns:
                     held, keeps = held - 1, True
         out[s] = (most if keeps else 1) * stage.microbatch_size * stage.round_robin_degree
     return out
@@ -213,8 +215,7 @@ class Costs(NamedTuple):
             size, share = 0.0, 1.0
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
-                forward_s, backward_s = bills[s].pass_s(last=(action.microbatch + 1) * b > program.num_samples)
-                took = forward_s if row.direction == FORWARD else backward_s
+                took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
                 per_sample, fixed = rates[row.direction, s, action.peer_stage]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from baselines.chain import Chain, measured_by_events
-from baselines.deepspeed_worker import carried_inputs
 from gpp.runtime.controller.controller import Follower
 from gpp.runtime.engine import Progress
 from gpp.runtime.job import Job
@@ -24,10 +23,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
 BATCH_NORM = ("model.norm=batch", "model.image_size=64")
 CASES = [
     Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
-    Case("digits_tasks", "data_parallel", stages=1),
     Case("mlp", "torch_pipelining"),
-    Case("digits", "torch_pipelining", "GPipe"),
-    Case("digits_tasks", "torch_pipelining", seed=8),
+    Case("digits_tasks", "torch_pipelining", "GPipe", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
     Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
@@ -35,14 +32,12 @@ CASES = [
     Case("mmt_small", "torch_pipelining", "Interleaved1F1B", stages=6),
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed"),
-    Case("digits_tasks", "deepspeed", seed=8),
-    Case("resnet_small", "deepspeed", overrides=BATCH_NORM, lr=1e-3),
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
     Case("llava_small", "deepspeed", overrides=("model.frozen=towers",), clip_norm=0.01),
 ]
 
 
-RESUMED = [case for case in CASES if case.clip_norm or case.name == "mlp"]
+RESUMED = [case for case in CASES if case.clip_norm or case.schedule == "ZBVZeroBubble"]
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +123,10 @@ def test_what_is_measured(case: Case, runs: dict[Case, Path]) -> None:
     most = dict.fromkeys(range(len(job.plan.stages)), MICROBATCH * count)
     assert all(MICROBATCH <= held <= most[s] for s, held in metrics.max_in_flight_samples.items())
     assert case.schedule != "GPipe" or metrics.max_in_flight_samples == most
-    if not job.settings.optimizer["clip_norm"] and len(job.plan.stages) == WORLD and case.name in ("mlp", "digits"):
+    if not job.settings.optimizer["clip_norm"] and len(job.plan.stages) == WORLD and case.name == "mlp":
         size = {t.name: t.bytes_per_sample * (1 + t.differentiable) for t in job.graph.tensors}
         chain = Chain.of(job.plan, job.graph)
         carried = sum(size[name] for names in chain.carried for name in names)
-        if case.name == "digits" and case.engine == "deepspeed":
-            # Torch hands a stage its own inputs, DeepSpeed only the first and the last.
-            carried += sum(8 * 8 * 8 for names in carried_inputs(job, chain) for _ in names)
         assert metrics.communication_bytes == round(carried * MINIBATCH)
 
 

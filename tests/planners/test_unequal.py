@@ -30,7 +30,7 @@ def with_devices(base, *changes):
 FAST, SLOW = {"speed_factor": 1.0}, {"speed_factor": 0.25}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_small_problems_equal_everything_on_all_devices(seed):
     problem = mixed_problem(seed, ops=(3, 5), devices=(2, 4))
     best, found, alone = (
@@ -44,7 +44,7 @@ def test_small_problems_equal_everything_on_all_devices(seed):
         assert alone[1] <= best * 1.10  # the search without the list
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
     problem = mixed_problem(seed)
     ours, chains, even = (run(planner, problem) for planner in (GraphPipe(colocate="never"), Sequential(), Even()))

@@ -33,7 +33,8 @@ class Rate(AbstractCostModel):
 
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
         forward = np.array([op.forward_flops for op in graph.ops]) * samples * graph.shares(degree) / self.flop_per_s + self.fixed_s
-        return OpTimes(forward_s=forward / device.speed_factor, backward_s=2 * forward / device.speed_factor)
+        own = forward / device.speed_factor
+        return OpTimes(forward_s=own, backward_s=2 * own, weight_s=own * (graph.amounts.weight_flops > 0))
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return num_bytes / device.memory_bandwidth_bytes_per_s

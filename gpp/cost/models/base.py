@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTimes:
-    """Seconds of every operator of a graph for one micro-batch: two arrays of shape [num_ops]."""
+    """Seconds of every operator of a graph for one micro-batch: arrays of shape [num_ops].
+
+    Args:
+        weight_s: of the backward's seconds, those of the gradients of the weights, where a backward is split.
+    """
 
     forward_s: np.ndarray
     backward_s: np.ndarray
+    weight_s: np.ndarray
 
 
 class AbstractCostModel(ABC):

@@ -12,7 +12,7 @@ from gpp.settings import NotNegative, settings
 
 @settings("cost")
 class Constant(AbstractCostModel):
-    """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards.
+    """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards, `weight_flops` of them for weights.
 
     A graph whose FLOPs are written as seconds then has exact, hand-checkable times;
     `fixed_s` is added once for each operator and pass (what makes small micro-batches inefficient).
@@ -24,7 +24,8 @@ class Constant(AbstractCostModel):
         many = samples * graph.shares(degree)
         forward = np.array([op.forward_flops for op in graph.ops]) * many + self.fixed_s
         backward = np.array([op.backward_flops for op in graph.ops]) * many + self.fixed_s
-        return OpTimes(forward_s=forward / device.speed_factor, backward_s=backward / device.speed_factor)
+        weight, speed = graph.amounts.weight_flops * many, device.speed_factor
+        return OpTimes(forward_s=forward / speed, backward_s=backward / speed, weight_s=weight / speed)
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return 0.0

@@ -91,7 +91,8 @@ class Profile:
         Linear between measured counts; proportional to the samples beyond the largest; the smallest's below it.
         """
         counts, forward_s, backward_s = self.tables
-        return OpTimes(forward_s=_interpolate(forward_s, counts, samples), backward_s=_interpolate(backward_s, counts, samples))
+        forward, backward = (_interpolate(table, counts, samples) for table in (forward_s, backward_s))
+        return OpTimes(forward_s=forward, backward_s=backward, weight_s=np.zeros_like(backward))
 
     @property
     def tables(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
@@ -180,7 +181,12 @@ class Profiled(AbstractCostModel):
         if profile is None:
             return self._fallback(device).op_times(graph, samples, device, degree)
         times, shares, speed = profile.at(samples), graph.shares(degree), device.speed_factor
-        return OpTimes(forward_s=times.forward_s * shares / speed, backward_s=times.backward_s * shares / speed)
+        share = graph.weight_share * shares / speed
+        return OpTimes(
+            forward_s=times.forward_s * shares / speed,
+            backward_s=times.backward_s * shares / speed,
+            weight_s=times.backward_s * share,
+        )
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         per_byte = [p.update_per_byte() for p in self.profiles if p.setting.device_kind == device.kind]

@@ -29,7 +29,8 @@ class Tabulated(AbstractCostModel):
         many = samples * graph.shares(degree)
         forward = np.array([op.forward_flops for op in graph.ops]) * many / device.speed_factor
         backward = np.array([op.backward_flops for op in graph.ops]) * many / device.speed_factor
-        return OpTimes(forward_s=forward, backward_s=backward)
+        weight = graph.amounts.weight_flops * many / device.speed_factor
+        return OpTimes(forward_s=forward, backward_s=backward, weight_s=weight)
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return self.update_s_per_byte * num_bytes / device.speed_factor

@@ -101,7 +101,7 @@ class _OfTeams(AbstractCostModel):
         backward = [
             way.backward_s + self._sums_s(v.backward_sums if v else None, samples) for way, v in zip(ways, variants, strict=True)
         ]
-        return OpTimes(forward_s=np.array(forward), backward_s=np.array(backward))
+        return OpTimes(forward_s=np.array(forward), backward_s=np.array(backward), weight_s=times.weight_s)
 
     def _sums_s(self, sums: Sums | None, samples: int) -> float:
         return 0.0 if sums is None else sums_s(self.problem.cluster, sums, samples, tuple(range(self.degree)))

@@ -66,7 +66,11 @@ class _Average(AbstractCostModel):
             with np.errstate(divide="ignore"):
                 return len(rows) / (1 / np.array(rows)).sum(axis=0)
 
-        return OpTimes(forward_s=mean([t.forward_s for t in each]), backward_s=mean([t.backward_s for t in each]))
+        return OpTimes(
+            forward_s=mean([t.forward_s for t in each]),
+            backward_s=mean([t.backward_s for t in each]),
+            weight_s=mean([t.weight_s for t in each]),
+        )
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         return _mean([self.problem.cost.update_s(num_bytes, d) for d in self.problem.cluster.devices])

@@ -1,0 +1,82 @@
+"""What a device holds over its order of passes: the peak that the simulator, the checks of a plan, the emulator and reports say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import final
+
+from gpp.cost.amounts import StageBytes
+from gpp.cost.holding import Held
+from gpp.cost.stage import StageCost
+from gpp.program.kinds import COMPUTE, KINDS
+from gpp.program.program import Program, Task
+
+
+@final
+class Meter:
+    """Follows the passes of one device.
+
+    Args:
+        keeping: the stages that have backwards. In others nothing is held beyond the forward.
+    """
+
+    def __init__(self, stages: Collection[int], keeping: Collection[int]) -> None:
+        self._place = {s: i for i, s in enumerate(stages)}
+        self._keeping = frozenset(keeping)
+        self._now = [Held()] * len(self._place)
+        self._seen: set[tuple[Held, ...]] = set()
+
+    def take(self, kind: str, stage: int) -> None:
+        """A pass: what a forward makes is there while it runs, and what a backward uses until it is over."""
+        row, place, now = KINDS[kind], self._place[stage], self._now
+        full, late = now[place]
+        if row.holds:
+            now[place] = Held(full + 1, late)
+            self._seen.add(tuple(now))
+            if stage not in self._keeping:
+                now[place] = Held(full, late)
+        else:
+            split = row.returns - row.finishes
+            now[place] = Held(full - row.returns, late + split)
+            if split > 0:
+                self._seen.add(tuple(now))
+
+    def begin(self) -> None:
+        """Nothing is held any more."""
+        self._now = [Held()] * len(self._place)
+
+    def peak_bytes(self, memories: Mapping[int, StageBytes]) -> float:
+        """The most bytes that the device has held.
+
+        Args:
+            memories: of each stage.
+        """
+        own = [memories[s] for s in self._place]
+        empty = (Held(),) * len(own)
+        return max(sum(memory.peak(*held) for memory, held in zip(own, state, strict=True)) for state in (*self._seen, empty))
+
+
+def order_peak(order: Iterable[Task], memories: Mapping[int, StageBytes]) -> float:
+    """The most bytes that a device holds over an order of passes.
+
+    Args:
+        memories: of each of the device's stages.
+    """
+    tasks = list(order)
+    meter = Meter(sorted(memories), {task.stage for task in tasks if KINDS[task.kind].returns})
+    for task in tasks:
+        meter.take(task.kind, task.stage)
+    return meter.peak_bytes(memories)
+
+
+def device_peaks(program: Program, bills: Sequence[StageCost]) -> dict[int, float]:
+    """Device -> the most bytes that it holds, over all of a program.
+
+    Args:
+        bills: of every stage.
+    """
+    out = {}
+    for device, actions in program.actions.items():
+        order = [Task(a.stage, a.kind, a.microbatch) for a in actions if a.kind in COMPUTE]
+        out[device] = order_peak(order, {task.stage: bills[task.stage].memory for task in order})
+    return out

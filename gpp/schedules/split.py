@@ -1,0 +1,39 @@
+"""What the schedules that split backwards have in common: one order, which follows from what a stage holds."""
+
+from __future__ import annotations
+
+from abc import ABC
+
+from gpp.errors import InvalidPlan
+from gpp.plan.plan import Plan
+from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.schedules.base import AbstractSchedule, Pass
+
+
+class AbstractSplit(AbstractSchedule, ABC):
+    """Forwards ahead, then one first half, one second half and one forward in turn.
+
+    The second half is that of an earlier micro-batch by as many as the stage holds late (`Plan.late`): for equal micro-batches by
+    D - h under a schedule that holds one more in full for each stage (H1), by 2 (D - h) under one that holds two (H2).
+    """
+
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> None:
+        return None
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        own = plan.stages[stage]
+        if own.k != 1:
+            raise InvalidPlan(
+                f"stage {stage} alternates {own.k} forwards and backwards, and a schedule that splits backwards needs k=1. Fix: "
+                "plan with strategy.planner.per_stage=false, or use strategy/schedule=1f1b"
+            )
+        ahead, late = min(own.ahead, num_microbatches), plan.late(stage, self.holds)
+        out: list[Pass] = [(PASS[FORWARD], m) for m in range(ahead)]
+        for m in range(num_microbatches + late):
+            if m < num_microbatches:
+                out.append((INPUT_GRADIENTS, m))
+            if 0 <= m - late < num_microbatches:
+                out.append((WEIGHT_GRADIENTS, m - late))
+            if m + ahead < num_microbatches:
+                out.append((PASS[FORWARD], m + ahead))
+        return out
