@@ -7,18 +7,15 @@ from abc import ABC
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 
 
-class AbstractSplit(AbstractSchedule, ABC):
+class AbstractSplit(StageSchedule, ABC):
     """Forwards ahead, then one first half, one second half and one forward in turn.
 
     The second half is that of an earlier micro-batch by as many as the stage holds late (`Plan.late`): for equal micro-batches by
     D - h under a schedule that holds one more in full for each stage (H1), by 2 (D - h) under one that holds two (H2).
     """
-
-    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> None:
-        return None
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         own = plan.stages[stage]

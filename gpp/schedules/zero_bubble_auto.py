@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, final
 
 from gpp.cluster import Cluster
@@ -20,6 +21,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.program.program import Task
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
@@ -40,7 +42,7 @@ PATIENCE = (0.0, 0.3, 0.6, 1.0)
 """Shares of a pass of weight gradients for which a list schedule waits."""
 
 FIXED = (Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2())
-"""Schedules whose orders are candidates."""
+"""Schedules whose orders are candidates, each in a plan whose stages hold what it asks for."""
 
 
 @final
@@ -133,13 +135,23 @@ def candidates(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int, aim: Ai
 def _orders(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int) -> Iterator[list[list[int]]]:
     if not plan.shares_devices:
         for schedule in FIXED:
-            by_lane = flow.by_lane(schedule.orders(plan, graph, num_samples))
+            by_lane = flow.by_lane(schedule.orders(_holding(plan, schedule.holds), graph, num_samples))
             if all(peak <= room * (1 + ROUNDING) for peak, room in zip(flow.peaks(by_lane), flow.room, strict=True)):
                 yield by_lane
     for rule in rules(flow.distance):
         by_lane = greedy(flow, rule)
         if by_lane is not None:
             yield by_lane
+
+
+def _holding(plan: Plan, holds: Holding) -> Plan:
+    """The plan with as many micro-batches in full at each stage as another schedule asks for, of which 1F1B asks for `in_flight`."""
+
+    def samples(stage: Stage) -> int:
+        each = stage.microbatch_size * stage.round_robin_degree
+        return each * holds.full(stage.ahead, max(-(-plan.minibatch_size // each), stage.ahead))
+
+    return replace(plan, stages=tuple(replace(stage, in_flight=samples(stage)) for stage in plan.stages))
 
 
 def rules(distance: Sequence[int]) -> Iterator[Rule]:
