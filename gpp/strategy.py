@@ -325,6 +325,8 @@ class Strategy:
         pipeline that does not drain is to it one with a very large mini-batch. How many versions of the weights a stage will hold
         depends on its position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
         """
+        if self.schedule.per_device > 1:
+            posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
@@ -350,9 +352,16 @@ class Strategy:
         return None if count is None else minibatch_size // count
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
-        """A planner's plan with the mini-batch of the run, and the loss apart where it must be."""
+        """A planner's plan with the mini-batch of the run, its stages on the devices of the run, and the loss apart where it must be.
+
+        Raises:
+            Infeasible: its stages cannot be put on the devices as the schedule has it.
+        """
         if plan.minibatch_size != problem.minibatch_size or plan.graph_fingerprint != problem.graph.fingerprint:
             plan = replace(plan, minibatch_size=problem.minibatch_size, graph_fingerprint=problem.graph.fingerprint)
+        if self.schedule.per_device > 1:
+            passes = (problem.stage_times(stage.ops, stage.microbatch_size, (0,)) for stage in plan.stages)
+            plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes])
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)
@@ -360,7 +369,11 @@ class Strategy:
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
         run, or if the engine cannot run it."""
-        chosen = self._as_run(candidate, problem)
+        try:
+            chosen = self._as_run(candidate, problem)
+        except Infeasible as error:
+            judged.refused.append(f"{error.constraint}. Fix: {error.remedy}")
+            return Timeline(source="predicted", metrics=ENDLESS)
         plan = self.memory.fitted(chosen, problem, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))

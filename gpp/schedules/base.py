@@ -37,14 +37,18 @@ class AbstractSchedule(ABC):
         """Stages of a device: a plan is made for so many times the devices, and its stages are then put together (`arranged`)."""
         return 1
 
+    def unfolded(self, cluster: Cluster) -> Cluster:
+        """The cluster that a planner is asked with: one device for each stage."""
+        return cluster
+
     def arranged(self, plan: Plan, seconds: Sequence[float]) -> Plan:
-        """The plan, `per_device` of its stages on each device.
+        """A plan for the unfolded cluster, `per_device` of its stages on each device.
 
         Args:
             seconds: of a micro-batch at each stage.
 
         Raises:
-            InvalidPlan: its stages cannot be put together.
+            Infeasible: its stages cannot be put together.
         """
         return plan
 

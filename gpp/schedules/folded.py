@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpp.cluster import Cluster
-from gpp.errors import Infeasible
+from gpp.errors import Infeasible, InvalidPlan
 from gpp.plan.plan import Plan
 
 V = 2
@@ -78,3 +78,17 @@ def folded(plan: Plan, seconds: Sequence[float], k: int, *, back: bool) -> Plan:
     device_of = {s: device for device, group in enumerate(sorted(groups, key=min)) for s in group}
     stages = tuple(replace(stage, devices=(device_of[s],)) for s, stage in enumerate(plan.stages))
     return replace(plan, stages=stages)
+
+
+def check_folded(plan: Plan, k: int) -> None:
+    """Refuse a plan whose devices do not run k stages each, as one from a file may be.
+
+    Raises:
+        InvalidPlan: names a device.
+    """
+    for device, stages in plan.stages_of_device.items():
+        if len(stages) != k or any(len(plan.stages[s].devices) > 1 for s in stages):
+            raise InvalidPlan(
+                f"device {device} runs stages {list(stages)}, and the schedule needs {k} on each device, of one device each. Fix: plan "
+                "with this schedule, or use strategy/schedule=1f1b"
+            )
