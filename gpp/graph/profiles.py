@@ -8,7 +8,8 @@ There are three formats, told apart by their content:
     Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}],
                                 "edges": [{"sourceId", ...}], ...}
     plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}],
-                                "edges": [[u, v, bytes]]}
+                                "edges": [[u, v, bytes]]}; where a backward may be split, a node has "wgt_ms", those of
+                               bwd_ms for the gradients of the weights, and "late_bytes", what is held until then
 
 One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample,
 which `gpp.cost.models.tabulated` reads as they are.
@@ -78,6 +79,8 @@ class _Node:
     param_bytes: float
     saved_bytes: float
     variants: list[Variant] = field(default_factory=list)
+    weight_s: float = 0.0
+    late_bytes: float = 0.0
 
 
 @dataclass(slots=True)
@@ -106,6 +109,8 @@ class _Draft:
                     forward_flops=node.forward_s,
                     backward_flops=node.backward_s,
                     saved_bytes=node.saved_bytes,
+                    weight_flops=node.weight_s,
+                    late_bytes=node.late_bytes,
                     params=(f"{op_name}.weight",) if node.param_bytes else (),
                     variants=tuple(self._numbered(variant, at) for variant in node.variants),
                 )
@@ -248,6 +253,8 @@ class PlainNode:
     param_bytes: Amount
     activation_bytes: Amount
     name: str | None = None
+    wgt_ms: Amount = 0.0
+    late_bytes: Amount = 0.0
 
 
 @with_config(OPEN)
@@ -308,7 +315,15 @@ _PIPER = re.compile(r'"TMPCs"\s*:')
 def _plain(profile: PlainProfile, path: Path) -> _Draft:
     known = _by_id(profile.nodes, path)
     nodes = {
-        key: _Node(str(key) if n.name is None else n.name, n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.param_bytes, n.activation_bytes)
+        key: _Node(
+            name=str(key) if n.name is None else n.name,
+            forward_s=n.fwd_ms / 1e3,
+            backward_s=n.bwd_ms / 1e3,
+            param_bytes=n.param_bytes,
+            saved_bytes=n.activation_bytes,
+            weight_s=n.wgt_ms / 1e3,
+            late_bytes=n.late_bytes,
+        )
         for key, n in known.items()
     }
     sizes: dict[tuple[Id, Id], float] = defaultdict(float)
