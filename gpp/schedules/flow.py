@@ -114,9 +114,16 @@ class Flow:
         return {device: [self.tasks[i] for i in own] for lane, own in enumerate(by_lane) for device in self.lanes[lane]}
 
     def by_lane(self, orders: Mapping[int, Sequence[Task]]) -> list[list[int]]:
-        """The inverse of `orders`."""
-        number = [{self.tasks[i]: i for queue in queues.values() for i in queue} for queues in self.queues]
-        return [[number[lane][task] for task in orders[devices[0]]] for lane, devices in enumerate(self.lanes)]
+        """The inverse of `orders`. Halves of a backward stand for all of it where a stage has it whole, and for nothing where it has
+        none."""
+        out = []
+        for devices, queues in zip(self.lanes, self.queues, strict=True):
+            number = {self.tasks[i]: i for queue in queues.values() for i in queue}
+            own = orders[devices[0]]
+            whole = (task._replace(kind=PASS[BACKWARD]) if task.kind == INPUT_GRADIENTS else task for task in own)
+            found = (task if task in number else other for task, other in zip(own, whole, strict=True))
+            out.append([number[task] for task in found if task in number])
+        return out
 
     def peaks(self, by_lane: Sequence[Sequence[int]]) -> list[float]:
         """Most bytes that micro-batches hold on each lane."""
