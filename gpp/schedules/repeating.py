@@ -8,7 +8,9 @@ micro-batches are held; and no two passes of a device may fall on one slot.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 from gpp.program.program import Task
@@ -24,14 +26,16 @@ class Steps(NamedTuple):
     Args:
         down, up: of forwards, on the first and on the second half of the V.
         back_down, back_up: of the first halves of backwards, on the second and on the first half.
-        turns: from the last pass of each of the four ways to the first of the next one, on the same device.
     """
 
     down: int
     up: int
     back_down: int
     back_up: int
-    turns: tuple[int, int, int]
+
+
+Slot = tuple[str, int, int]
+"""Kind, half of the V (0: the far one), and slot of the pass of micro-batch 0."""
 
 
 class AbstractRepeating(AbstractV, ABC):
@@ -43,33 +47,50 @@ class AbstractRepeating(AbstractV, ABC):
         """Where both stages of a device would have passes in one slot, as on plans that do not pair up to a V, the nearer one goes
         first: every order by slots can run, since each pass has a later slot than those that it needs."""
         far, near, rank, line, count = place
-        slots = slots_of(self.steps, line, rank)
+        slots = slots_of(self.steps, turns_of(self.steps, line), line, rank)
         order = [(slot + BLOCK * m, -half, Task((far, near)[half], kind, m)) for kind, half, slot in slots for m in range(count)]
         return [task for *_, task in sorted(order)]
 
 
-def slots_of(steps: Steps, line: int, rank: int) -> list[tuple[str, int, int]]:
-    """Kind, half of the V (0 the far one) and slot of each pass of micro-batch 0 on a device.
+@cache
+def turns_of(steps: Steps, line: int) -> tuple[int, int, int]:
+    """Slots between the last pass of each of the four ways of the V and the first of the next one, on the same device.
+
+    Those with which no device has two passes in one slot; among them those with which devices hold least, then the shortest.
+    """
+
+    def rated(turns: tuple[int, int, int]) -> tuple[bool, int, int]:
+        clash, most = False, 0
+        for rank in range(line):
+            slots = slots_of(steps, turns, line, rank)
+            clash |= len({slot % BLOCK for *_, slot in slots}) < BLOCK
+            at = {(kind, half): slot for kind, half, slot in slots}
+            # A micro-batch more for every block that begins before the last pass of this one is over.
+            most = max(most, sum(-(-(at[W, half] - at[F, half]) // BLOCK) for half in (0, 1)))
+        return clash, most, sum(turns)
+
+    return min(itertools.product(range(1, BLOCK + 1), repeat=3), key=rated)
+
+
+def slots_of(steps: Steps, turns: tuple[int, int, int], line: int, rank: int) -> list[Slot]:
+    """The passes of a device.
 
     Args:
         rank: devices between this one and the one with the sink.
     """
-    down, up, back_down, back_up, turns = steps
     last = line - 1
-    turn = down * last + turns[0]
-    sink = turn + up * last + turns[1]
-    bottom = sink + back_down * last + turns[2]
-    found = [
-        (F, 0, down * rank),
-        (F, 1, turn + up * (last - rank)),
-        (I, 1, sink + back_down * rank),
-        (I, 0, bottom + back_up * (last - rank)),
+    turn = steps.down * last + turns[0]
+    sink = turn + steps.up * last + turns[1]
+    bottom = sink + steps.back_down * last + turns[2]
+    found: list[Slot] = [
+        (F, 0, steps.down * rank),
+        (F, 1, turn + steps.up * (last - rank)),
+        (I, 1, sink + steps.back_down * rank),
+        (I, 0, bottom + steps.back_up * (last - rank)),
     ]
-    used = {slot % BLOCK for _, _, slot in found}
+    used = {slot % BLOCK for *_, slot in found}
     for half, after in ((1, found[2][2]), (0, found[3][2])):
-        slot = after + 1
-        while slot % BLOCK in used and len(used) < BLOCK:
-            slot += 1
-        used.add(slot % BLOCK)
-        found.append((W, half, slot))
+        free = next(slot for slot in range(after + 1, after + BLOCK + 1) if slot % BLOCK not in used)
+        used.add(free % BLOCK)
+        found.append((W, half, free))
     return found

@@ -17,4 +17,4 @@ class VHalf(AbstractRepeating):
     """Three slots a stage and back on either half of the V."""
 
     share: ClassVar[float] = 1 / 2
-    steps: ClassVar[Steps] = Steps(down=1, up=2, back_down=1, back_up=2, turns=(4, 1, 5))
+    steps: ClassVar[Steps] = Steps(down=1, up=2, back_down=1, back_up=2)

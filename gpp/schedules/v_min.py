@@ -18,4 +18,4 @@ class VMin(AbstractRepeating):
     """One slot a stage everywhere."""
 
     share: ClassVar[float] = 1 / 3
-    steps: ClassVar[Steps] = Steps(down=1, up=1, back_down=1, back_up=1, turns=(1, 2, 1))
+    steps: ClassVar[Steps] = Steps(down=1, up=1, back_down=1, back_up=1)

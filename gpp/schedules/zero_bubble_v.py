@@ -34,7 +34,7 @@ class ZeroBubbleV(AbstractV):
         for _ in range(line - rank):
             write.add(F, near)
             write.backward(near)
-        while write.left(F, far) or write.left(I, far) > write.left(I, near):
+        while write.left(F, near):
             write.add(F, far)
             write.backward(far)
             write.add(F, near)
