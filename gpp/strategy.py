@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
@@ -29,11 +29,13 @@ from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
+from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
-from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
+from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
@@ -212,7 +214,7 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
-        plan.validate(posed)
+        plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
                 raise InvalidPlan(
@@ -303,16 +305,41 @@ class Strategy:
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
+        orders = self._orders(plan, problem, samples)
+        return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
+
+    def _orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
+        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest."""
+        key = "orders", self.schedule, self.weights, plan.stages, plan.edges, samples
+        known = problem.bills.get(key)
+        if known is not None:
+            return known
         limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-        bills = self._bills(plan, problem)
+        bills, posed = self._bills(plan, problem), self.posed(problem)
+
+        def step_s(orders: Mapping[int, Sequence[Task]]) -> float:
+            program = lower(plan, problem.graph, orders, samples, global_norm=problem.global_norm)
+            return simulate(program, plan, posed, record=False).metrics.iteration_s
+
         choices = self.schedule.choices(plan, problem.graph, samples, bills, limits, problem.cluster)
-        programs = [
-            lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm) for orders in choices
-        ]
-        if len(programs) == 1:
-            return programs[0]
-        posed = self.posed(problem)
-        return min(programs, key=lambda program: simulate(program, plan, posed, record=False).metrics.iteration_s)
+        found = choices[0] if len(choices) == 1 else min(choices, key=step_s)
+        if self.schedule.needs_bills:  # it took long
+            problem.bills[key] = found
+        return found
+
+    @property
+    def _says_peaks(self) -> bool:
+        """Whether what devices hold is taken from the order of their passes: a planner knows less of it."""
+        return self.schedule.holds.splits or self.schedule.needs_bills
+
+    def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
+        """Device -> the most bytes that it holds over its order."""
+        bills = plan.bills(posed)
+        orders = self._orders(plan, posed, plan.minibatch_size)
+        return {
+            device: order_peak(orders[device], {s: bills[s].memory for s in stages})
+            for device, stages in plan.stages_of_device.items()
+        }
 
     def _bills(self, plan: Plan, problem: Problem) -> tuple[StageCost, ...] | None:
         """The bills of the stages, where an order depends on them."""
@@ -383,6 +410,9 @@ class Strategy:
         if plan is None or reason is not None:
             return Timeline(source="predicted", metrics=ENDLESS)
         found = self.predict(plan, problem, record=False)
+        devices = problem.cluster.devices
+        if self._says_peaks and any(need > devices[d].memory_bytes for d, need in found.metrics.peak_memory_bytes.items()):
+            return Timeline(source="predicted", metrics=ENDLESS)
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
@@ -403,6 +433,7 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
+        check_schedule(self.schedule, problem, varies_k=self.planner.varies_k)
 
 
 def _fits_whole(problem: Problem) -> bool:

@@ -51,7 +51,7 @@ WINGS: dict[str, list[set[str]]] = {
     ],
     "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
     "runtime": [
-        {"job_fit", "job", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
+        {"job_fit", "job", "halves", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
         {"cards"},
         {"transport"},
         {"hang_detection"},

@@ -25,7 +25,8 @@ class Attempt:
     Args:
         reason: why there is no plan.
         search_s: seconds that the search took, with or without a plan.
-        drains: whether its pipeline is empty between two mini-batches; the lower bound holds only for such pipelines.
+        drains: whether its pipeline is empty between two mini-batches.
+        bounded: whether the lower bound holds for its schedule.
     """
 
     strategy: str
@@ -35,6 +36,7 @@ class Attempt:
     predicted: Timeline | None = None
     search_s: float = 0.0
     drains: bool = True
+    bounded: bool = True
 
     @property
     def iteration_s(self) -> float:
@@ -53,7 +55,7 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
     Args:
         record: whether to keep the predicted events.
     """
-    start, drains = time.perf_counter(), strategy.schedule.drains
+    start, kind = time.perf_counter(), {"drains": strategy.schedule.drains, "bounded": strategy.schedule.bounded}
     try:
         plan = strategy.plan(problem)
         predicted = strategy.predict(plan, problem, record=record)
@@ -62,8 +64,8 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         took = time.perf_counter() - start
-        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=took, drains=drains)
-    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s, drains=drains)
+        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=took, **kind)
+    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s, **kind)
 
 
 def compare(

@@ -122,7 +122,7 @@ class Experiment:
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
             rule = "has the loss on each device's share of the mini-batch only"
             raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
-        self.engine.refuse_settings(self.strategy.weights, self.optimizer)
+        self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
         if self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
@@ -328,12 +328,12 @@ class Experiment:
 
     def bound(self, problem: Problem) -> Bound | None:
         """A time that no plan can beat; None where none fits, which the planner explains."""
-        drains = self.strategy.schedule.drains or self.mode == "compare"
+        bounded = self.strategy.schedule.bounded or self.mode == "compare"
         one_piece = isinstance(self.strategy.planner, Single)
-        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not drains:
+        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
-            # with a micro-batch of their own, nor shared updates, and a continuous pipeline may be faster; other batches
-            # have other bounds.
+            # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
+            # batches have other bounds.
             return None
         known = self.__dict__.setdefault("_bound", [None, None])
         if known[0] is not problem:

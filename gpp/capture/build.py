@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from gpp.capture.coupling import cut_loss
 from gpp.capture.draft import Draft, Drafts, read
+from gpp.capture.halves import halves
+from gpp.capture.late import FORMULAS
 from gpp.capture.measure import Facts, measure
 from gpp.capture.merge import Groups, Merger
 from gpp.capture.trace import trace
@@ -199,6 +201,7 @@ class _Costs:
         names, tensors = self._names(), self._tensors(saved)
         transients, given = Transients(self.draft, self.facts, self.batch), {*self.losses, *(tensor.name for tensor in tensors)}
         charged: set[str] = set()
+        split, late = self._late()
         ops = []
         for number, closure in enumerate(self.closures):
             # a free node is computed once per stage; charging its first reader keeps the sum right
@@ -216,6 +219,8 @@ class _Costs:
                     traffic_bytes=sum(f.traffic_bytes for f in facts) / self.batch,
                     num_kernels=sum(not f.view for f in facts),
                     saved_bytes=kept[number] / self.batch,
+                    weight_flops=sum(self.facts[n].weight_flops for n in own if n in split) / self.batch,
+                    late_bytes=late[number] / self.batch,
                     transient_bytes=beyond.per_sample,
                     fixed_bytes=beyond.fixed,
                     params=tuple(self.draft[n].target for n in closure if self.draft[n].kind == "param"),
@@ -265,6 +270,31 @@ class _Costs:
                         seen.add(storage)
                         kept[self.groups.producer.get(maker.name, number) if maker else number] += storage_bytes
         return seen, kept
+
+    def _late(self) -> tuple[Collection[str], dict[int, int]]:
+        """Nodes whose backward can be split, and the bytes that each operator answers for between the halves.
+
+        Between them an operator with a formula needs what autograd keeps for it; one with a graph of its own also its data. All
+        need the gradients of their outputs. The first who needs a storage answers for it, and nobody for a user's input or for what
+        follows from weights alone, which does not grow with the samples.
+        """
+        calls = [draft.name for draft in self.drafts.drafts if draft.kind in ("call", "block") and draft.name in self.groups.live]
+        found = halves(self.draft, calls, self.losses)  # type: ignore[arg-type]  # a draft has all that a node has
+        split, others = found.split, {*found.alone, *(draft.name for draft in self.drafts.drafts if draft.kind == "input")}
+        seen = {storage for name in others for storage in self.facts[name].storages}
+        held: dict[int, int] = defaultdict(int)
+        for number, closure in enumerate(self.closures):
+            for name in closure:
+                if name not in split:
+                    continue
+                facts = self.facts[name]
+                needs = [(storage, size) for storage, _, size in facts.saved]
+                needs += facts.gradients + (facts.data if self.draft[name].target not in FORMULAS else [])
+                for storage, size in needs:
+                    if storage not in seen:
+                        seen.add(storage)
+                        held[number] += size
+        return split, held
 
     def _tensors(self, saved: set[int]) -> tuple[GraphTensor, ...]:
         producer, readers = self.groups.producer, defaultdict(set)

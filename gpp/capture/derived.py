@@ -45,6 +45,10 @@ class Derivations(TorchDispatchMode):
         key = _storage(tensor)
         return frozenset() if key in self._own else self._of.get(key) or frozenset()
 
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a trained parameter, or follows from such parameters alone."""
+        return bool(self._of.get(_storage(tensor)))
+
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         read = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}

@@ -133,6 +133,7 @@ class Emitter:
         training: keep training behaviour; if false, the arguments that switch it are switched off.
         batch: the only batch size that the code is for; None for any.
         watched: whether the code tells a `Watcher`, its argument behind `batch`, of every call.
+        through: of a node, what calls its operator in its place; None for the operator itself.
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class Emitter:
         training: bool,
         batch: int | None,
         watched: bool = False,
+        through: Callable[[Node], Callable[..., Any] | None] | None = None,
     ) -> None:
+        self._through = through
         self.root, self.device, self.dtypes, self.training = root, device, dtypes, training
         self.graph = fx.Graph()
         self.batch = self.graph.placeholder("batch")
@@ -186,6 +189,10 @@ class Emitter:
         kwargs = {name: self._decode(argument) for name, argument in node.kwargs.items()}
         if not self.training:
             args, kwargs = _for_evaluation(target, args, kwargs)
+        if through is None and self._through and (other := self._through(node)):
+            # Generated code knows its globals by name.
+            other.__name__ = other.__qualname__ = f"late_{target.__name__.replace('.', '_')}"
+            through = other
         if not through and (function := python_function(target)):
             target, args, kwargs = function, *every_argument(target, args, kwargs)
         self.values[node.name] = self.graph.call_function(through or target, tuple(args), kwargs)

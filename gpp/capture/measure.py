@@ -43,6 +43,9 @@ class Facts:
         forms: shape, strides and dtype of each output, and whether a gradient flows back through it.
         saved: for each tensor that it keeps for backward: storage, bytes of the view, bytes of the storage.
         derived: trained parameters from which alone it keeps a tensor that is computed.
+        weight_flops: of the backward's, those of the gradients of trained weights and of what follows from them alone.
+        data: storage and bytes of each other tensor among its arguments through which a gradient flows.
+        gradients: storage and bytes of the gradients of its outputs, where it reads trained weights.
     """
 
     storages: tuple[int, ...] = ()
@@ -59,6 +62,9 @@ class Facts:
     saved: list[tuple[int, int, int]] = field(default_factory=list)
     derived: set[str] = field(default_factory=set)
     forms: list[tuple[Form, bool]] = field(default_factory=list)
+    weight_flops: float = 0.0
+    data: list[tuple[int, int]] = field(default_factory=list)
+    gradients: list[tuple[int, int]] = field(default_factory=list)
 
 
 def form_of(tensor: Tensor, differentiable: bool) -> tuple[Form, bool]:
@@ -103,12 +109,12 @@ class _Run:
     """One pass over the nodes; keeps every value, so that storage identities stay unique."""
 
     def __init__(self, drafts: list[Draft], losses: Iterable[str], batch: int) -> None:
-        self.drafts, self.batch = drafts, batch
-        self.needed = backpropagates(drafts, losses)
+        self.drafts, self.batch, self.losses = drafts, batch, tuple(losses)
+        self.needed = backpropagates(drafts, self.losses)
         self.values: dict[str, Any] = {}
         self.facts: dict[str, Facts] = {}
         self.kept: list[Tensor] = []
-        self.flops: dict[Any, tuple[float, float]] = {}
+        self.flops: dict[Any, tuple[float, float, float]] = {}
         self.weights: set[int] = set()
         self.derivations = Derivations()
 
@@ -124,7 +130,14 @@ class _Run:
                 outputs = _tensors(self.values[name])
                 facts.requires_grad = any(tensor.requires_grad for tensor in outputs)
                 facts.forms = [form_of(tensor, tensor.requires_grad) for tensor in outputs]
+            self._go_back()
         return self.facts
+
+    def _go_back(self) -> None:
+        """One backward, in which the gradients are seen that the operators with weights get: many share their storages."""
+        losses = [self.values[name] for name in self.losses if self.values[name].requires_grad]
+        if losses:
+            torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
 
     def _leaf(self, draft: Draft) -> None:
         shape = [evaluate(extent, self.batch) for extent in draft.shape or ()]
@@ -147,7 +160,11 @@ class _Run:
         kwargs = dict(zip(draft.kwargs, kwargs, strict=True))
         facts = self.facts[draft.name] = Facts()
         before = _tensors((args, kwargs))
-        facts.forward_flops, facts.backward_flops = self._count(operator, args, kwargs, draft)
+        grad = not draft.no_grad and draft.name in self.needed
+        late = [grad and tensor.requires_grad and self.derivations.is_weight(tensor) for tensor in before]
+        facts.forward_flops, facts.backward_flops, facts.weight_flops = self._count(operator, args, kwargs, draft, late)
+        data = [tensor for tensor, later in zip(before, late, strict=True) if grad and tensor.requires_grad and not later]
+        facts.data = [(storage_of(tensor), tensor.untyped_storage().nbytes()) for tensor in data]
 
         def pack(tensor: Tensor) -> Tensor:
             self.kept.append(tensor)
@@ -157,7 +174,6 @@ class _Run:
                 facts.saved.append((storage._cdata, _bytes([tensor]), storage.nbytes()))
             return tensor
 
-        grad = not draft.no_grad and draft.name in self.needed
         try:
             with torch.set_grad_enabled(grad), saved_tensors_hooks(pack, lambda tensor: tensor), self.derivations:
                 value = operator(*args, **kwargs)
@@ -175,6 +191,10 @@ class _Run:
         outputs = _tensors(value)
         facts.storages = tuple(storage_of(tensor) for tensor in outputs)
         facts.reads = tuple(storage_of(tensor) for tensor in before)
+        if any(late):
+            for tensor in outputs:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: self._see(facts, gradient))
         facts.parts = None if isinstance(value, Tensor) else len(value)
         facts.num_bytes = _bytes(outputs)
         facts.random = is_random(operator, args, kwargs)
@@ -183,20 +203,28 @@ class _Run:
         if not facts.view:
             facts.traffic_bytes = _bytes(t for t in before if storage_of(t) not in self.weights) + facts.num_bytes
 
-    def _count(self, operator: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], draft: Draft) -> tuple[float, float]:
-        """Forward and backward FLOPs of a call; equal calls are counted once."""
+    def _see(self, facts: Facts, gradient: Tensor) -> None:
+        self.kept.append(gradient)
+        facts.gradients.append((storage_of(gradient), gradient.untyped_storage().nbytes()))
+
+    def _count(
+        self, operator: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], draft: Draft, late: list[bool]
+    ) -> tuple[float, float, float]:
+        """Forward and backward FLOPs of a call, and those of the latter for its weights; equal calls are counted once."""
         leaves, spec = tree_flatten((args, kwargs))
         grad = not draft.no_grad and draft.name in self.needed
         describe = [(tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in leaves]
-        key = (draft.target, str(describe), str(spec), grad)
+        key = (draft.target, str(describe), str(spec), grad, tuple(late))
         if key not in self.flops:
-            self.flops[key] = _count_flops(operator, leaves, spec, draft.target, grad)
+            self.flops[key] = _count_flops(operator, leaves, spec, draft.target, grad, late)
         return self.flops[key]
 
 
-def _count_flops(operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool) -> tuple[float, float]:
+def _count_flops(
+    operator: Callable[..., Any], leaves: list[Any], spec: Any, target: str, grad: bool, late: list[bool]
+) -> tuple[float, float, float]:
     if any(part in target for part in _RECURRENT):
-        return _recurrent_flops(leaves)
+        return *_recurrent_flops(leaves), 0.0
     fresh = [torch.empty_like(leaf).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     # a leaf that requires grad must not be written in place; its copy may be
     used = [leaf.clone() if isinstance(leaf, Tensor) and writes(operator) else leaf for leaf in fresh]
@@ -206,14 +234,19 @@ def _count_flops(operator: Callable[..., Any], leaves: list[Any], spec: Any, tar
         with FlopCounterMode(display=False) as forward:
             outputs = operator(*args, **kwargs)
         if not forward.get_total_flops():
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         outputs = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
-        inputs = [leaf for leaf in fresh if isinstance(leaf, Tensor) and leaf.requires_grad]
+        tensors = [leaf for leaf in fresh if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in tensors if leaf.requires_grad]
         if not outputs or not inputs:
-            return float(forward.get_total_flops()), 0.0
+            return float(forward.get_total_flops()), 0.0, 0.0
+        weights, seeds = [leaf for leaf, later in zip(tensors, late, strict=True) if later], list(map(torch.empty_like, outputs))
         with FlopCounterMode(display=False) as backward:
-            torch.autograd.grad(outputs, inputs, [torch.empty_like(tensor) for tensor in outputs], allow_unused=True)
-    return float(forward.get_total_flops()), float(backward.get_total_flops())
+            torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=bool(weights))
+        with FlopCounterMode(display=False) as second:
+            if weights:
+                torch.autograd.grad(outputs, weights, seeds, allow_unused=True)
+    return tuple(float(mode.get_total_flops()) for mode in (forward, backward, second))  # type: ignore[return-value]
 
 
 def _recurrent_flops(leaves: list[Any]) -> tuple[float, float]:

@@ -8,38 +8,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from gpp.capture.codec import dtype_of, is_random, operator_of, writes
-from gpp.capture.emit import Emitter, Root, Watcher
-from gpp.capture.sharded import ShardedCode, Shards
+from gpp.capture.codec import dtype_of
+from gpp.capture.cut import Cut, TensorSpec
+from gpp.capture.emit import Root, Watcher
+from gpp.capture.halves import Halves
+from gpp.capture.late import Late
+from gpp.capture.sharded import Shards
 from gpp.errors import CaptureError
-from gpp.graph.captured import Captured, Node, is_loss, node_references
+from gpp.graph.captured import Captured, Node
 
-LEAVES = ("param", "buffer", "constant")
-"""Kinds of nodes whose tensors a stage holds."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """The form of a received or sent tensor.
-
-    Args:
-        shape: sizes without the batch dimension.
-        batch_dim: position of the batch dimension.
-        differentiable: whether a gradient of the loss may flow back through it; in a receiving stage that does not use
-            it differentiably, its gradient is None.
-    """
-
-    shape: tuple[int, ...]
-    batch_dim: int
-    dtype: torch.dtype
-    differentiable: bool
 
 
 class StageWatcher(Watcher, Protocol):
@@ -61,6 +45,7 @@ class StageModule(nn.Module):
         has_random: whether the training pass draws random numbers.
         calls: nodes that the training pass calls, in order; a place is a position in it.
         arguments: nodes whose values the training pass is given: inputs, received tensors, leaves.
+        late: where a backward leaves the gradients of the weights; None where it makes them.
     """
 
     inputs: tuple[str, ...]
@@ -73,7 +58,7 @@ class StageModule(nn.Module):
     arguments: tuple[str, ...]
     _root: Root
 
-    def __init__(self, cut: _Cut, root: Root, *, training: bool) -> None:
+    def __init__(self, cut: Cut, root: Root, *, training: bool) -> None:
         super().__init__()
         self._share(root)
         object.__setattr__(self, "_root", root)  # shares its parameters; must not become a submodule
@@ -82,6 +67,7 @@ class StageModule(nn.Module):
         self.has_random = training and cut.has_random
         self._run, self._reads, leaves, self.makes = cut.compile(root, training=training)
         self._watched: Callable[..., Any] | None = None
+        self.late: Late | None = None
         self.calls, self.arguments = cut.calls, cut.arguments
         self._leaves = root.holders(leaves)
         self._keeps_mode = training and cut.has_no_grad
@@ -91,6 +77,12 @@ class StageModule(nn.Module):
     def _share(self, root: Root) -> None:
         self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
+
+    def split(self, *, whole: frozenset[str] = frozenset(), formulas: bool = False) -> Halves:
+        """Let the backward of training passes leave the gradients of the weights in `late`; arguments as `halves` has them."""
+        found, self.late = self._cut.split(whole, formulas)
+        self._run = self._cut.compile(self._root, training=True)[0]
+        return found
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -183,154 +175,6 @@ class StageModule(nn.Module):
                 tensor.copy_(value)
 
 
-class _Cut:
-    """The nodes that a stage runs, and the tensors that cross its boundary."""
-
-    def __init__(
-        self,
-        captured: Captured,
-        nodes: Iterable[str],
-        device: torch.device,
-        dtypes: dict[torch.dtype, torch.dtype],
-        shards: Shards | None = None,
-    ) -> None:
-        self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
-        self.node_of = captured.node_of
-        self.order = {node.name: i for i, node in enumerate(captured.nodes)}
-        self.own = set(nodes)
-        if unknown := sorted(self.own - set(self.order)):
-            raise CaptureError(f"the captured model has no nodes {', '.join(unknown[:5])}")
-        self.results = tuple(name for name, node in captured.results.items() if node in self.own)
-        roots = self._boundary()
-        self.train_closure, self.eval_closure = self._closure(roots, training=True), self._closure(roots, training=False)
-        both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
-        self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
-        self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
-        self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in LEAVES]
-        self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)
-        touched = [self.node_of[name] for name in self.train_closure]
-        running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
-        self.has_no_grad = any(node.no_grad for node in running)
-        trained = sorted(self.train_closure, key=self.order.__getitem__)
-        self.calls = tuple(n for n in trained if self.node_of[n].kind in ("call", "block") and not self._foreign(self.node_of[n]))
-        self.place = {name: place for place, name in enumerate(self.calls)}
-        outside = [n for n in trained if self.node_of[n].kind == "input" or self._foreign(self.node_of[n])]
-        self.arguments = (*outside, *(n for n in trained if self.node_of[n].kind in LEAVES))
-        self.has_random = bool(self.blocks) or any(is_random(operator_of(n.target), n.args, n.kwargs) for n in running)
-
-    def _foreign(self, node: Node) -> bool:
-        return node.kind in ("call", "block") and not node.free and node.name not in self.own
-
-    def _boundary(self) -> list[str]:
-        """Fill `sends`; returns the nodes that every pass must compute for other stages (results excluded)."""
-        sends, roots = set(), set()
-        for node in self.captured.nodes:
-            if not self._foreign(node):
-                continue
-            for name in node_references(node):
-                if name in self.own and not self.node_of[name].free:
-                    sends.add(name)
-            # the reader sees the values that these nodes have written into a sent tensor
-            roots.update(name for name in node.after if name in self.own and not self.node_of[name].free)
-        self.sends = tuple(sorted(sends, key=self.order.__getitem__))
-        return sorted(sends | roots, key=self.order.__getitem__)
-
-    def dropped(self, node: Node) -> bool:
-        """Whether evaluation leaves a node out: it only updates a buffer."""
-        return bool(node.mutates) and node.kind == "call" and writes(operator_of(node.target))
-
-    def _closure(self, roots: list[str], *, training: bool) -> set[str]:
-        """Nodes that a pass touches, leaves and received tensors included."""
-        todo = list(roots)
-        for name, node in self.captured.results.items():
-            if node in self.own and (is_loss(name) or not training):
-                todo.append(node)
-        own_writers = [
-            n
-            for n in self.own
-            if self.node_of[n].kind == "call" and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))
-        ]
-        todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
-        seen: set[str] = set()
-        while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            node = self.node_of[name]
-            if self._foreign(node):
-                continue
-            todo += node_references(node)
-            todo += [
-                n for n in node.after if (not self._foreign(self.node_of[n])) and (training or not self.dropped(self.node_of[n]))
-            ]
-        return seen
-
-    def compile(
-        self, root: Root, *, training: bool, draws: frozenset[str] | None = None
-    ) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
-        """The generated function; names of its arguments from outside, those of the root, and results; `draws` as in `watch`."""
-        closure = self.train_closure if training else self.eval_closure
-        emitter = self._emitter(root, training=training, watched=draws is not None)
-        reads, placed = [], set[str]()
-        ordered = [self.node_of[name] for name in sorted(closure, key=self.order.__getitem__)]
-        for node in ordered:
-            if node.kind == "input" or self._foreign(node):
-                emitter.placeholder(node.name)
-                placed.add(node.name)
-                reads.append(node.target if node.kind == "input" else node.name)
-        leaves = [node for node in ordered if node.kind in LEAVES]
-        for node in leaves:
-            emitter.placeholder(node.name)
-        sharded = ShardedCode(emitter, self.shards, frozenset(placed)) if self.shards else None
-        for node in ordered:
-            if node.kind in ("call", "block") and not self._foreign(node):
-                if not training and self.dropped(node):
-                    emitter.skip(node)
-                elif draws is None:
-                    (sharded or emitter).call(node)
-                else:
-                    self._tell(emitter, (sharded or emitter).call, node.name, self.place[node.name] + 1, draws)
-        if sharded:
-            sharded.outputs(list(self.sends))
-        results = [name for name in self.results if is_loss(name) or not training]
-        run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
-        return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
-
-    def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
-        batch = self.captured.batch
-        return Emitter(root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched)
-
-    def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
-        """Call a node, and tell the watcher of it."""
-        if name in draws:
-            emitter.tell_draws(self.place[name])
-        call(self.node_of[name])
-        emitter.tell_made(self.place[name], following, name)
-
-    def part(self, root: Root, nodes: Iterable[str], draws: frozenset[str]) -> tuple[Callable[..., Any], tuple[str, ...]]:
-        """See `StageModule.part`."""
-        own = sorted(nodes, key=self.order.__getitem__)
-        emitter = self._emitter(root, training=True, watched=True)
-        reads = tuple(dict.fromkeys(n for name in own for n in node_references(self.node_of[name]) if n not in own))
-        for name in reads:
-            emitter.placeholder(name)
-        for name, following in zip(own, (*own[1:], own[-1]), strict=True):
-            self._tell(emitter, emitter.call, name, self.place[following], draws)
-        return emitter.finish([]), reads
-
-    def spec(self, name: str) -> TensorSpec:
-        """See `StageModule.spec`."""
-        node = self.node_of[name]
-        if node.batch_dim is None or node.shape is None or node.dtype is None:
-            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
-        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
-        dtype = dtype_of(node.dtype)
-        return TensorSpec(
-            shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
-        )
-
-
 def build_stage(
     captured: Captured,
     nodes: Iterable[str],
@@ -356,7 +200,7 @@ def build_stage(
     """
     device = torch.device(device)
     dtypes = {} if dtype_of_floats is None else dict.fromkeys(_FLOATS, dtype_of_floats)
-    cut = _Cut(captured, nodes, device, dtypes, shards)
+    cut = Cut(captured, nodes, device, dtypes, shards)
     root = Root()
     for name in cut.blocks:
         root.add_block(captured.node_of[name], (blocks or {}).get(name), device, dtypes)
@@ -379,7 +223,7 @@ def tie(modules: Iterable[StageModule]) -> None:
 
 def leaves_of(captured: Captured, nodes: Iterable[str]) -> frozenset[str]:
     """Full names of the parameters, buffers and constants that the stage of `nodes` holds; nothing is built."""
-    return frozenset(node.target for node in _Cut(captured, nodes, torch.device("meta"), {}).leaves)
+    return frozenset(node.target for node in Cut(captured, nodes, torch.device("meta"), {}).leaves)
 
 
 def _fill(tensor: Tensor, node: Node, data: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple, final
 
+from gpp.cost.amounts import StageBytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.memory.fit import Fit, Selection, fit
@@ -62,7 +63,7 @@ class AbstractMemory(ABC):
         """
         if not self.ways:
             return plan
-        peaks = [bill.memory.peak(held(stage)) for stage, bill in zip(plan.stages, plan.bills(problem), strict=True)]
+        peaks = [_peak(plan, problem, s, bill.memory) for s, bill in enumerate(plan.bills(problem))]
         limits = _limits(plan, problem, peaks)
         stages: list[Stage] = []
         for s, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
@@ -79,8 +80,17 @@ class AbstractMemory(ABC):
         if stage.tensor_parallel > 1 or not plan.runs_backward(s, problem.graph):
             return None
         depth = None if problem.regime.weights.flushes else plan.position(s).depth
-        found = self.fit(Question(problem, stage, held(stage), limit, depth, repeatable(plan, problem, s), within))
-        return None if found is None else replace(stage, recompute=found.recompute, offload=found.offload)
+        late, again = plan.late(s, problem.regime.holds), repeatable(plan, problem, s)
+        # What is held late is held in any case. It may be more than what is held in full, if little of that is left.
+        for beside in (late, late + 1) if problem.regime.holds.splits else (0,):
+            room = limit - beside * StageCost.of(problem, stage, depth).late_bytes
+            found = self.fit(Question(problem, stage, held(stage), room, depth, again, within))
+            if found is None:
+                return None
+            marked = replace(stage, recompute=found.recompute, offload=found.offload)
+            if not beside or _peak(plan, problem, s, StageCost.of(problem, marked, depth).memory) <= limit:
+                return marked
+        return None
 
 
 @final
@@ -153,6 +163,12 @@ def _all(asked: Question) -> Fit | None:
 def held(stage: Stage) -> int:
     """Micro-batches, whole or in part, that a device of a stage may hold at a time."""
     return -(-stage.in_flight // (stage.microbatch_size * stage.round_robin_degree))
+
+
+def _peak(plan: Plan, problem: Problem, s: int, memory: StageBytes) -> float:
+    """The most bytes that a stage holds on a device, if its bytes are these."""
+    holds = problem.regime.holds
+    return max(memory.peak(*state) for state in holds.states(held(plan.stages[s]), plan.late(s, holds)))
 
 
 def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -179,8 +179,12 @@ class Plan:
             or (not tensors and self.runs_backward(s, graph) and self.runs_backward(t, graph))
         }
 
-    def validate(self, problem: Problem) -> None:
+    def validate(self, problem: Problem, peaks: Mapping[int, float] | None = None) -> None:
         """Prove conditions C1 to C4 of the paper and Eq. 2 (memory).
+
+        Args:
+            peaks: device -> the most bytes that it holds, where the order of its passes is known; None: what the samples in
+                flight of its stages take.
 
         Raises:
             InvalidPlan: as `check_stages`; for another graph or mini-batch; a loss that needs whole mini-batches is cut.
@@ -202,7 +206,7 @@ class Plan:
                     "loss.scope=microbatch"
                 )
         self._check_sharding(problem)
-        self._check_memory(problem)
+        self._check_memory(problem, peaks)
 
     def check_stages(self, graph: OpGraph, num_devices: int) -> None:
         """Prove that the stages are a partition of the graph's operators that can run, whatever it costs.
@@ -370,22 +374,20 @@ class Plan:
         """Peak bytes on every device: the sum over its stages.
 
         Args:
-            in_flight: stage -> samples between forward and backward at a time, over all replicas.
+            in_flight: stage -> samples held in full at a time, over all replicas.
         """
-        return self.memory_of(self.bills(problem), in_flight)
-
-    def memory_of(self, bills: Sequence[StageCost], in_flight: Mapping[int, int]) -> dict[int, float]:
-        """`device_memory` by the bills of the stages."""
         out: dict[int, float] = {}
-        for s, (stage, bill) in enumerate(zip(self.stages, bills, strict=True)):
-            need = bill.memory.peak(-(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree)))
+        holds = problem.regime.holds
+        for s, (stage, bill) in enumerate(zip(self.stages, self.bills(problem), strict=True)):
+            full = -(-in_flight[s] // (stage.microbatch_size * stage.round_robin_degree))
+            need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
         return out
 
-    def _check_memory(self, problem: Problem) -> None:
+    def _check_memory(self, problem: Problem, peaks: Mapping[int, float] | None) -> None:
         devices = problem.cluster.devices
-        needs = self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
+        needs = peaks or self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
         lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
         if lack > 0:
             stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes

@@ -16,6 +16,11 @@ Predict = Callable[[Plan], Timeline]
 class AbstractPlanner(ABC):
     """Cuts a graph into stages and deals out the devices. Settings are the fields of the dataclass."""
 
+    @property
+    def varies_k(self) -> bool:
+        """Whether stages may run several passes of one direction in a row (k of kFkB)."""
+        return False
+
     @abstractmethod
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         """The plan with the best predicted iteration time that the planner finds.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
+    from gpp.schedules.base import AbstractSchedule
     from gpp.timeline import Emulation, Timeline, Versions
     from gpp.weights.base import AbstractWeights
 
@@ -161,7 +162,7 @@ class AbstractEngine(ABC):
     def devices_here(self, cluster: Cluster) -> int:
         """Devices of the cluster that workers on this machine compute on; 0 for an engine that uses none."""
 
-    def refuse_settings(self, weights: AbstractWeights, optimizer: AbstractOptimizer) -> None:
+    def refuse_settings(self, weights: AbstractWeights, optimizer: AbstractOptimizer, schedule: AbstractSchedule) -> None:
         """Refuse what only the project's own runtime supports, in any other.
 
         Raises:
@@ -172,6 +173,10 @@ class AbstractEngine(ABC):
         if not weights.flushes:
             rule = f"engine={self.name} drains its pipeline before every update"
             raise InvalidConfig("strategy.weights", weights.name, rule, "use engine=distributed, reference, emulate or simulate")
+        if schedule.holds.splits:
+            rule = f"engine={self.name} runs backwards whole"
+            fix = "set strategy/schedule=1f1b, or use engine=distributed, emulate or simulate"
+            raise InvalidConfig("strategy.schedule", type(schedule).__name__, rule, fix)
         if optimizer.shard != "none":
             rule = f"engine={self.name} updates every replica whole"
             raise InvalidConfig("optimizer.shard", optimizer.shard, rule, "set optimizer.shard=none, or use engine=distributed")

@@ -52,6 +52,12 @@ class AbstractSchedule(ABC):
         """
         return plan
 
+    @property
+    def bounded(self) -> bool:
+        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no stages that a
+        device passes again and again."""
+        return self.drains and not self.holds.splits and self.per_device == 1
+
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
         return None

@@ -267,7 +267,9 @@ DevicePass = tuple[int, int, Direction, int]
 """Device, stage, direction and micro-batch."""
 
 
-def _messages(plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster | None) -> Iterator[tuple[DevicePass, DevicePass, float]]:
+def _messages(
+    plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster | None
+) -> Iterator[tuple[DevicePass, DevicePass, float]]:
     """Who needs whose message, and what it takes."""
     cut = [stage.pieces(num_samples) for stage in plan.stages]
     group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]

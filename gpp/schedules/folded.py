@@ -71,7 +71,8 @@ def folded(plan: Plan, seconds: Sequence[float], k: int, *, back: bool) -> Plan:
             )
     if count % k:
         raise Infeasible(
-            f"{count} stages are no multiple of the {k} that each device runs", "another number of devices, or strategy/schedule=1f1b"
+            f"{count} stages are no multiple of the {k} that each device runs",
+            "another number of devices, or strategy/schedule=1f1b",
         )
     distance = plan.distance_to_sink
     groups = v_pairs(distance, seconds) if back else interleaved_groups(distance, seconds, k)

@@ -86,7 +86,9 @@ class _Lane:
                 if arrived[task] <= now:
                     return task
                 soon = min(soon, arrived[task])
-        pressed = None if self.rule.late is None else next((k for k in self.finishing if self.late[k[0]] > self.rule.late[k[0]]), None)
+        pressed = (
+            None if self.rule.late is None else next((k for k in self.finishing if self.late[k[0]] > self.rule.late[k[0]]), None)
+        )
         if pressed is not None:
             return self.head(pressed)
         for key in self.holding:

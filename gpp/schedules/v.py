@@ -70,7 +70,9 @@ class AbstractV(AbstractSchedule, ABC):
     def arranged(self, plan: Plan, seconds: Sequence[float]) -> Plan:
         found = folded(plan, seconds, V, back=True)
         held = {s: count for order in (self._published(found) or {}).values() for s, count in _held(order).items()}
-        stages = (replace(stage, in_flight=held.get(s, stage.ahead) * stage.microbatch_size) for s, stage in enumerate(found.stages))
+        stages = (
+            replace(stage, in_flight=held.get(s, stage.ahead) * stage.microbatch_size) for s, stage in enumerate(found.stages)
+        )
         return replace(found, stages=tuple(stages))
 
     def orders(

@@ -95,6 +95,7 @@ def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
             microbatch_bytes=bill.microbatch_bytes,
             moved_bytes=bill.moved_bytes,
             transient_bytes=bill.transient_bytes,
+            late_bytes=bill.late_bytes,
             again_s=bill.backward_s - other.backward_s,
         )
         for bill, other in zip(bills, without, strict=True)

@@ -73,16 +73,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Moves:
     for kind, name in (("F", "forward"), ("B", "backward")):
         original = getattr(AbstractStageWeights, name)
         monkeypatch.setattr(AbstractStageWeights, name, noted(kind, original, AbstractStageWeights.number))
-    take_back, last = AbstractStageWeights.take_back, dict[int, int]()
+    done, last = AbstractStageWeights.done, dict[int, int]()
 
-    def taken_back(self: AbstractStageWeights, *args: Any) -> None:
+    def taken(self: AbstractStageWeights, *args: Any) -> None:
         # What follows a backward counts as part of it.
         with Moved() as moved:
-            take_back(self, *args)
+            done(self, *args)
         key = id(self), "B", last[id(self)]
         found[key] = found[key][0] + moved.bytes, found[key][1] + moved.launches
 
-    monkeypatch.setattr(AbstractStageWeights, "take_back", taken_back)
+    monkeypatch.setattr(AbstractStageWeights, "done", taken)
     begin, update = AbstractStageWeights.begin, AbstractStageWeights.update
 
     def begun(self: AbstractStageWeights, *args: Any) -> None:

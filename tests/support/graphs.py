@@ -45,6 +45,15 @@ def with_weights(of: OpGraph) -> OpGraph:
     return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=8 + i) for i in range(of.num_ops)))
 
 
+def in_halves(of: OpGraph) -> OpGraph:
+    """Operators that read trained weights leave two fifths of their backward for later, and hold bytes until then."""
+    ops = tuple(
+        replace(op, weight_flops=0.4 * op.backward_flops, late_bytes=0.7 * op.saved_bytes) if of.trained_by[i] else op
+        for i, op in enumerate(of.ops)
+    )
+    return replace(of, ops=ops)
+
+
 def cluster(num_devices: int, memory_bytes: float = 1e15) -> Cluster:
     """Equal devices on links that cost nothing."""
     return uniform(

@@ -118,7 +118,8 @@ def run(
             if runner.module.has_random:
                 # All threads share one generator: nobody may draw between another's seeding and its draws. A backward draws
                 # again what its forward has drawn, where that was discarded.
-                runner.forward, runner.backward = _alone(runner.forward, lock), _alone(runner.backward, lock)
+                for call in ("forward", "backward", "input_gradients"):
+                    setattr(runner, call, _alone(getattr(runner, call), lock))
 
     def train(worker: Worker) -> None:
         def log(record: dict[str, Any]) -> None:

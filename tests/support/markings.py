@@ -54,12 +54,13 @@ NAMED: dict[str, dict[str, Any]] = {
 POLICIES: tuple[AbstractWeights, ...] = (Flush(), Stash(), VerticalSync(), DoubleBuffer())
 
 
-def model_of(name: str) -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
-    """A small network by its class, or a model by its option's name; captured in float64, with its weights."""
+def model_of(name: str, dtype: str = "float64") -> tuple[AbstractModel, Captured, dict[str, torch.Tensor]]:
+    """A small network by its class, or a model by its option's name; captured, with its weights."""
     if name in SMALL:
-        return small_captured(name)
-    model = network_named(name, **NAMED[name]) if NAMED[name] else inprocess.captured_named(name)[0]
-    return model, *inprocess.capture(model)
+        model = small_captured(name)[0]
+    else:
+        model = network_named(name, **NAMED[name]) if NAMED[name] else inprocess.captured_named(name)[0]
+    return model, *inprocess.capture(model, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,23 +125,25 @@ def with_host(problem: Problem) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
 
-def random_case(name: str, policy: AbstractWeights, rng: random.Random) -> Case:
+def random_case(
+    name: str, policy: AbstractWeights, rng: random.Random, *, minibatch: int = MINIBATCH, dtype: str = "float64"
+) -> Case:
     """A random plan of a model: stages, replicas, sizes of micro-batches, schedule."""
-    model, found, weights = model_of(name)
+    model, found, weights = model_of(name, dtype)
     schedule = rng.choice([OneFOneB(), GPipe()]) if policy.flushes else NoFlush()
     regime = Regime(holds=schedule.holds)
-    problem = with_host(inprocess.problem_of(found, 8, MINIBATCH, max_ops=rng.choice([8, 16, 32]), regime=regime))
+    problem = with_host(inprocess.problem_of(found, 8, minibatch, max_ops=rng.choice([8, 16, 32]), regime=regime))
     strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=policy)
     count = problem.graph.num_ops
     masks = random_partition(problem.graph, rng.randint(min(2, count), min(4, count)), rng)
     # As strategies ask planners: one with a very large mini-batch is a pipeline that does not drain.
-    asked = problem if policy.flushes else replace(problem, minibatch_size=64 * MINIBATCH)
+    asked = problem if policy.flushes else replace(problem, minibatch_size=64 * minibatch)
     sizes: int | list[int] = [rng.choice([2, 4]) for _ in masks]
     if not policy.flushes:
         # Double buffering needs as many micro-batches in a mini-batch as are in flight.
         sizes = 2 if isinstance(policy, DoubleBuffer) else rng.choice([2, 4, 8])
     parts = [(mask, rng.choice([1, 1, 2])) for mask in masks]
-    plan = replace(make_plan(asked, "test", parts, sizes, chain=rng.random() < 0.3), minibatch_size=MINIBATCH)
+    plan = replace(make_plan(asked, "test", parts, sizes, chain=rng.random() < 0.3), minibatch_size=minibatch)
     strategy.check(plan, strategy.posed(problem))
     return Case(model=model, found=found, weights=weights, problem=problem, strategy=strategy, plan=plan)
 

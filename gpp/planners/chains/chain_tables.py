@@ -200,12 +200,11 @@ def chain_plan(problem: Problem, planner: str, parts: Iterable[Part], microbatch
 def fits(problem: Problem, parts: Sequence[Part], microbatch_size: int) -> bool:
     """Whether the stages of a chain fit the smallest device, each as if the pipeline began with it."""
     for depth, part in enumerate(reversed(parts), 1):
-        held = min(depth * microbatch_size, problem.minibatch_size)
         stage = Stage(
             ops=tuple(bits(part.mask)),
             devices=part.devices or tuple(range(part.replicas * part.degree)),
             microbatch_size=microbatch_size,
-            in_flight=problem.minibatch_size if problem.regime.keeps_all else held,
+            in_flight=problem.regime.held(depth, problem.minibatch_size // microbatch_size) * microbatch_size,
             recompute=part.recompute,
             tensor_parallel=part.degree,
         )

@@ -56,7 +56,7 @@ class Servers:
         the chain found is no longer than that.
         """
         count = self.problem.minibatch_size // b
-        depth = self.problem.regime.held(1, count)
+        depth = 1
         while True:
             found = self._at(b, depth)
             if found is None:
@@ -69,7 +69,7 @@ class Servers:
     def _fits(self, parts: list[Part], b: int, count: int) -> bool:
         for position, part in enumerate(reversed(parts), 1):
             memory = self.problem.amounts(part.mask).held(b // part.replicas, self.copies)
-            if memory.peak(min(position, count)) > self.limit:
+            if memory.peak(self.problem.regime.held(position, count)) > self.limit:
                 return False
         return True
 
@@ -77,7 +77,8 @@ class Servers:
         family, tables, last = self.family, self.tables, self.family.num_states - 1
         nodes = [m for m in (replicas(self.problem, b) if self.replication else [1]) if m <= len(self.servers)]
         count = self.problem.accumulation(b)
-        inside = {m: self._inside(b // m, m, count, depth) for m in nodes}
+        held = self.problem.regime.held(depth, self.problem.minibatch_size // b)
+        inside = {m: self._inside(b // m, m, count, held) for m in nodes}
         # Least device seconds of a stretch: nothing runs it faster than without boundaries or reductions.
         samples = sorted({b // m // r for m in nodes for r in inside[m].whole})
         least = np.min([b // s * np.sum(self.seconds.of(s), axis=0) for s in samples], axis=0)
@@ -110,7 +111,7 @@ class Servers:
             node += m
         return chain.value_s, parts
 
-    def _inside(self, b: int, nodes: int, count: int, depth: int) -> _Inside:
+    def _inside(self, b: int, nodes: int, count: int, in_flight: int) -> _Inside:
         """All stretches on each of `nodes` nodes, for `b` samples on a node and `count` micro-batches between two updates.
 
         A stage with r replicas on every node sums its gradients over all of them.
@@ -124,7 +125,7 @@ class Servers:
             time_s = sums[family.start] - sums[family.end]
             devices = tuple(d for server in self.servers[:nodes] for d in server[:r])
             time_s = time_s + finish_array_s(self.problem, self.amounts.trainable, devices) / count
-            need = self.amounts.held(samples, self.copies).peak(depth)
+            need = self.amounts.held(samples, self.copies).peak(in_flight)
             dense = np.full((n, n), np.inf)
             dense[family.start, family.end] = np.where(need <= self.limit, time_s, np.inf)
             wire = samples / self.inner.bandwidth_bytes_per_s

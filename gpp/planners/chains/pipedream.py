@@ -254,10 +254,10 @@ class _Flat:
 
     def _rows(self, time_s: np.ndarray, memory: StageBytes, count: int) -> np.ndarray:
         """Times by position from the end, infinite where the micro-batches in flight do not fit; one row if all do, or none."""
-        if self.problem.regime.keeps_all:
+        regime, most = self.problem.regime, min(self.num_devices, self.family.num_states - 1)
+        if regime.keeps_all:
             return np.where(memory.peak(count) <= self.limit, time_s, np.inf)[None, :]
-        most = min(self.num_devices, self.family.num_states - 1)
-        if (memory.peak(min(most, count)) <= self.limit).all():
+        if (memory.peak(regime.held(most, count)) <= self.limit).all():
             return time_s[None, :]
-        position = np.minimum(np.arange(most + 1), count)[:, None]
-        return np.where(memory.peak(position) <= self.limit, time_s, np.inf)
+        held = np.maximum(regime.held(np.arange(most + 1), count), 0)[:, None]
+        return np.where(memory.peak(held) <= self.limit, time_s, np.inf)

@@ -35,6 +35,7 @@ A heterogeneous cluster is searched as if all devices were its slowest and small
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple, final
 
 import numpy as np
@@ -328,14 +329,15 @@ class _Search:
     def _rows(self, menu: _Menu, samples: int, count: int, stages: Stages, amounts: Amounts, time_s: np.ndarray) -> np.ndarray:
         """Times by position from the end, infinite where a stage does not fit; one row if all fit everywhere."""
         family, memory = stages.family, self._held(amounts, menu, stages, samples)
+        held = partial(self.problem.regime.held, most=count)
         every = self.problem.regime.keeps_all
         most = min(self.num_devices, family.num_states - 1, count)
-        depths = [count] if every else list(range(1, most + 1))
-        if not (memory.peak(depths[-1]) > self.limit).any():
+        depths = [1] if every else list(range(1, most + 1))
+        if not (memory.peak(held(depths[-1])) > self.limit).any():
             return time_s[None, :]
         by_depth = np.tile(time_s, (len(depths), 1))
         for row, depth in zip(by_depth, depths, strict=True):
-            row[memory.peak(depth) > self.limit] = np.inf
+            row[memory.peak(held(depth)) > self.limit] = np.inf
         if every:
             return by_depth
         positions = np.clip(np.arange(min(self.num_devices, family.num_states - 1) + 1), 1, most) - 1

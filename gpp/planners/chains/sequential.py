@@ -209,7 +209,7 @@ class _ChainSearch:
             stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
             depth = table.held((i, j), samples).depth(costs.limit_bytes, m)
-            depth = np.where(depth >= m, n, 0 if costs.problem.regime.keeps_all else depth).astype(int)
+            depth = costs.problem.regime.holds.furthest(depth, m, n).astype(int)
             finish = costs.finish_array_s(table.trainable[i, j], r)
             row = _row(r, i, j, m * stage_s + finish, stage_s + move, depth)
             out.append(row.at(1))

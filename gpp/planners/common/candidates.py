@@ -1,8 +1,7 @@
 """Finished candidates: whether they fit, and a lower bound on their iteration time.
 
-The bound holds for synchronous schedules that keep no more than the plan's samples in flight and do a
-whole backward at a time (GPipe, 1F1B). Under other schedules it only decides which candidates are
-worth a simulation; what wins is always the best prediction.
+The bound holds for synchronous schedules that keep no more than the plan's samples in flight. Under other schedules it only
+decides which candidates are worth a simulation; what wins is always the best prediction.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from gpp.graph.op_graph import bits
 from gpp.plan.build import topological_order
 from gpp.planners.common.placement import DeviceTypes, Placement, Placer
 from gpp.planners.common.stage_costs import StageCosts
+from gpp.planners.common.ways import walk
 
 Part = tuple[int, int]
 """A stage: operator mask and number of devices."""
@@ -72,7 +72,7 @@ class Assessor:
         self._ops: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._sent: dict[tuple[int, tuple[int, ...], int], tuple[list[tuple[int, tuple[int, ...]]], list[tuple[float, float]]]] = {}
         self._held: dict[tuple[int, int], StageBytes] = {}
-        self._times: dict[tuple[int, int, int, object], tuple[float, float]] = {}
+        self._times: dict[tuple[int, int, int, object], tuple[float, float, float]] = {}
         self._bytes: dict[int, dict[int, tuple[float, float]]] = {}
         self._least: dict[tuple[int, int, int], float] = {}
         self._updates: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -120,7 +120,7 @@ class Assessor:
         short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, depth)
         if short is not None:
             return short
-        bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        bound = max(walk(self, ordered, placed, microbatch_size, nexts, depth, below_s)[0])
         if shared:
             bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
@@ -198,7 +198,7 @@ class Assessor:
             return None
         ordered, nexts, depth = arranged
         placement = self._place(ordered, b, nexts, depth)
-        return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
+        return None if placement is None else (ordered, walk(self, ordered, placement, b, nexts, depth))
 
     def arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
@@ -238,7 +238,7 @@ class Assessor:
         placer = self.placer
         seconds = [[sum(self.stage_s(mask, b, (first,) * count)) for first in placer.types] for mask, count in parts]
         scale = self.costs.memory_scale
-        needs = [self._need_bytes(mask, count, b, d) / scale for (mask, count), d in zip(parts, depth, strict=True)]
+        needs = [self._need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
 
     def _between(self, parts: Parts, b: int, nexts: list[list[int]]) -> dict[tuple[int, int], float]:
@@ -268,17 +268,19 @@ class Assessor:
                 succ[owner[op]].add(q)
         return succ
 
-    def _need_bytes(self, mask: int, count: int, b: int, depth: int) -> float:
-        """Memory of a stage on one device with the depth's micro-batches in flight."""
+    def _need_bytes(self, mask: int, count: int, b: int, distance: int, depth: int) -> float:
+        """Memory of a stage on one device with the micro-batches in flight of its distance to the sink, in a plan of a depth."""
         held = self._held.get((mask, b // count))
         if held is None:
             held = self._held[mask, b // count] = self.costs.held(mask, b // count)
-        return held.peak(self.problem.regime.held(depth, self.problem.minibatch_size // b))
+        holds, most = self.problem.regime.holds, self.problem.minibatch_size // b
+        return max(held.peak(*state) for state in holds.states(holds.full(distance, most), holds.late(distance, depth, most)))
 
     def _shortage(self, parts: Parts, placement: Placement, b: int, depth: list[int]) -> Shortage | None:
         short: list[tuple[float, float, float, int]] = []
+        deepest = max(depth)
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
-            need = self._need_bytes(mask, count, b, d)
+            need = self._need_bytes(mask, count, b, d, deepest)
             if need > self.costs.limit_bytes:  # of the smallest device
                 have = min(self.cluster.devices[i].memory_bytes for i in devices) * self.costs.memory_scale
                 if need > have:
@@ -293,7 +295,7 @@ class Assessor:
         needs: dict[int, list[tuple[float, int]]] = {}
         for (mask, count), devices, d in zip(parts, placement, depth, strict=True):
             for device in devices:
-                needs.setdefault(device, []).append((self._need_bytes(mask, count, b, d), mask))
+                needs.setdefault(device, []).append((self._need_bytes(mask, count, b, d, max(depth)), mask))
         short: list[tuple[float, float, float, tuple[int, ...]]] = []
         for device, own in needs.items():
             need, have = sum(n for n, _ in own), self.cluster.devices[device].memory_bytes * self.costs.memory_scale
@@ -306,10 +308,15 @@ class Assessor:
         return Shortage(masks[0], need, have, lacking, sum(scale - 1 for scale, *_ in short))
 
     def stage_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float]:
+        """Seconds of a forward and of a backward."""
+        return self.split_s(mask, b, devices)[:2]
+
+    def split_s(self, mask: int, b: int, devices: Sequence[int]) -> tuple[float, float, float]:
+        """As `stage_s`; and of the backward's seconds those of the second half, if the schedule splits it."""
         key = (mask, b, len(devices), None if self._homogeneous else devices)
         found = self._times.get(key)
         if found is None:
-            found = self._times[key] = self.problem.stage_times(tuple(bits(mask)), b, tuple(devices))
+            found = self._times[key] = self.problem.split_times(tuple(bits(mask)), b, tuple(devices))
         return found
 
     def _crossing(self, first: int, second: int) -> tuple[float, float]:
@@ -359,52 +366,6 @@ class Assessor:
         links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
         found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
         return found
-
-    def _walk(
-        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int], below_s: float = math.inf
-    ) -> tuple[list[float], list[int]]:
-        """No iteration is shorter than any of these, by stage: its micro-batches, and its update or the way to it and back.
-
-        Micro-batches take their compute time, or as many round trips to the farthest sink as the samples in flight force one after
-        the other. A way there and back ends with the update of the stage where it begins, whose next step waits for both
-        (`gpp.simulate.period`). In a pipeline that does not drain there are no ways, and an update holds its stage up every time.
-
-        Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
-        """
-        regime, count, num_microbatches = self.problem.regime, len(parts), self.problem.minibatch_size // b
-        times = [self.stage_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
-        trip, moves, where = (
-            [forward + backward for forward, backward in times],
-            [],
-            [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)],
-        )
-        for s in range(count - 1, -1, -1):
-            longest, sent = 0.0, self.transfers_s(*where[s], [where[t] for t in nexts[s]], b)
-            for t, (ahead, back) in zip(nexts[s], sent, strict=True):
-                around = trip[t] + ahead + back
-                if around > longest:
-                    longest = around
-            trip[s] += longest
-            moves.append(sent)
-        moves.reverse()
-        way, came_from = [0.0] * count, [-1] * count
-        bounds = []
-        for s, (forward, backward) in enumerate(times):
-            in_flight = regime.held(depth[s], num_microbatches)
-            busy, update = num_microbatches * (forward + backward), self.update_s(parts[s][0], devices[s])
-            if regime.minibatches == 1:
-                trips = -(-num_microbatches // in_flight) * trip[s]
-                bounds.append(max(way[s], update) + max(busy, trips))
-            else:
-                bounds.append(max(busy + regime.minibatches * update, num_microbatches / in_flight * trip[s]))
-            if bounds[-1] >= below_s:
-                break
-            begun = max(way[s], update) + forward
-            for t, (ahead, back) in zip(nexts[s], moves[s], strict=True):
-                around = begun + ahead + back + backward
-                if around > way[t]:
-                    way[t], came_from[t] = around, s
-        return bounds, came_from
 
     def update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""

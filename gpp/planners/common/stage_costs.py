@@ -107,14 +107,13 @@ class StageCosts:
         most = self.problem.minibatch_size // microbatch_size
         if memory.peak(most) <= self.limit_bytes:
             return UNLIMITED
-        if self.problem.regime.keeps_all:
-            return 0
         room = self.limit_bytes - memory.resident
-        depth = max(0, min(most, int(room / memory.microbatch) + 1)) if memory.microbatch else 0
+        # Not all of them, as that has been tried.
+        depth = max(0, min(most - 1, int(room / memory.microbatch) + 1)) if memory.microbatch else 0
         # Rounding must not make this disagree with the peak itself.
         while depth and memory.peak(depth) > self.limit_bytes:
             depth -= 1
-        return depth
+        return int(self.problem.regime.holds.furthest(depth, most, UNLIMITED))
 
     def held(self, mask: int, samples: int) -> StageBytes:
         """Bytes of a set as a stage, with so many samples of a micro-batch on a device."""

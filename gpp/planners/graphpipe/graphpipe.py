@@ -152,6 +152,10 @@ class GraphPipe(AbstractPlanner):
     colocate: Colocate = "auto"
     tensor_parallel: bool = False
 
+    @property
+    def varies_k(self) -> bool:
+        return self.per_stage
+
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         if self.colocate == "always" and not problem.regime.weights.flushes:
             rule = "a pipeline that does not drain before its updates has one stage a device"

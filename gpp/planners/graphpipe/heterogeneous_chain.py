@@ -140,7 +140,7 @@ class HeterogeneousChain:
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
             fits = table.held(box, samples).depth(self.placer.memory_bytes[device_type], most)
             self._seconds[key] = seconds
-            self._depths[key] = np.where(fits >= most, 1 << 20, 0 if self.problem.regime.keeps_all else fits)
+            self._depths[key] = self.problem.regime.holds.furthest(fits, most, 1 << 20)
         return self._seconds[key], self._depths[key]
 
     def _steps(self, lanes: list[tuple[int, float]]) -> list[_Step]:

@@ -113,13 +113,14 @@ class PartitionSearch:
         amounts = table.amounts.take(box)
         seconds = np.maximum(prefix[:, None, :] - prefix[:, :, None], amounts.once * (samples / costs.link.bandwidth_bytes_per_s))
         seconds += costs.finish_array_s(amounts.trainable, r) / most
-        memory, whole = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.keeps_all
-        deepest = most if whole else np.clip(np.minimum(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
+        memory, holds = amounts.held(samples, costs.problem.regime.assumed_copies), costs.problem.regime.holds
+        deepest = np.clip(holds.full(math.ceil(self.max_depth * self.depth_scale), most), 1, None)
         depth = None
         if not (memory.peak(deepest) <= costs.limit_bytes).all():
             fits = memory.depth(costs.limit_bytes, deepest)
-            scaled = np.where(fits > 0, np.maximum(fits / max(self.depth_scale, 1e-9), 1.0), 0.0)
-            depth = np.where(fits >= deepest, self.max_depth, 0 if whole else np.minimum(scaled, self.max_depth)).astype(np.int16)
+            reach = holds.furthest(fits, deepest, self.max_depth)
+            scaled = np.where(reach > 0, np.maximum(reach / max(self.depth_scale, 1e-9), 1.0), 0.0)
+            depth = np.where(fits >= deepest, self.max_depth, np.minimum(scaled, self.max_depth)).astype(np.int16)
             seconds[depth <= 0] = np.inf
             depth = None if (depth[np.isfinite(seconds)] >= self.max_depth).all() else depth
         seconds[:, np.tri(len(at), dtype=bool)] = np.inf
@@ -327,7 +328,7 @@ class _Packing:
 
     def __init__(self, search: PartitionSearch, block: Block, lanes: Lanes, begin: np.ndarray) -> None:
         costs, most = search.costs, search.costs.problem.minibatch_size // lanes.sizes
-        in_flight = most if costs.problem.regime.keeps_all else np.minimum(begin + 1, most)
+        in_flight = costs.problem.regime.held(begin + 1, most)
         limits, room = lanes.limits_s, costs.limit_bytes
         seconds, memory = [], []
         for chain, members in zip(block.chains, block.members, strict=True):

@@ -37,7 +37,7 @@ def rough_s(assessor: Assessor, parts: Parts, placement: Placement, microbatch_s
     count = min(every, max(depth) + MORE, MOST)
     seconds = [assessor.stage_s(mask, microbatch_size, own) for (mask, _), own in zip(parts, placement, strict=True)]
     needs = _needs(assessor, parts, placement, microbatch_size, nexts)
-    orders = [_order(min(d, count) if not assessor.problem.regime.keeps_all else count, count) for d in depth]
+    orders = [_order(assessor.problem.regime.held(d, count), count) for d in depth]
     readers: list[list[list[tuple[int, float]]]] = [[[] for _ in parts] for _ in (FORWARDS, BACKWARDS)]
     for way in (FORWARDS, BACKWARDS):
         for s, found in enumerate(needs[way]):

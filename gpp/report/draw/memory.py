@@ -10,7 +10,7 @@ from gpp.program.kinds import COMPUTE, COPY_IN, COPY_OUT, KINDS
 from gpp.report.draw import text
 from gpp.report.draw.palette import INK, LIMIT, MUTED, TRUNK
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch
-from gpp.timeline import Event, Timeline
+from gpp.timeline import Event, StageMemory, Timeline
 
 MOST_DEVICES = 16
 """Strips of a picture: those of the fullest devices."""
@@ -50,7 +50,7 @@ def memory_levels(timeline: Timeline, stages_of_device: Mapping[int, Sequence[in
         for (stage, _), events in own[device].items():
             memory = timeline.memory[stage]
             events.sort(key=lambda event: event.start_s)
-            for at, kept in _changes(events, stage in freeing, memory.microbatch_bytes, memory.moved_bytes):
+            for at, kept in _changes(events, stage in freeing, memory):
                 changes[at][0] += kept
             for event in events:
                 if event.kind in COMPUTE:
@@ -64,7 +64,7 @@ def memory_levels(timeline: Timeline, stages_of_device: Mapping[int, Sequence[in
     return out
 
 
-def _changes(events: Sequence[Event], frees: bool, kept: float, moved: float) -> list[tuple[float, float]]:
+def _changes(events: Sequence[Event], frees: bool, memory: StageMemory) -> list[tuple[float, float]]:
     """When a micro-batch takes and gives back how many bytes.
 
     Args:
@@ -72,9 +72,11 @@ def _changes(events: Sequence[Event], frees: bool, kept: float, moved: float) ->
         frees: whether its stage has backwards.
     """
     out: list[tuple[float, float]] = []
+    kept, moved, late = memory.microbatch_bytes, memory.moved_bytes, memory.late_bytes
     first = KINDS[events[0].kind]
     if not first.holds:
-        out.append((0.0, kept if first.text == COPY_IN else kept + moved))
+        before = late if first.finishes and not first.returns else kept + moved
+        out.append((0.0, kept if first.text == COPY_IN else before))
     for event in events:
         row = KINDS[event.kind]
         if row.holds:
@@ -83,8 +85,10 @@ def _changes(events: Sequence[Event], frees: bool, kept: float, moved: float) ->
             out.append((event.start_s, moved))
         if event.kind == COPY_OUT:
             out.append((event.end_s, -moved))
-        if row.frees or not frees:
+        if row.returns or not frees:
             out.append((event.end_s, -kept - moved))
+        if row.returns != row.finishes:
+            out.append((event.end_s, late if row.returns else -late))
     return out
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.plan.plan import Plan
-from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, PASS
+from gpp.program.kinds import COPY_IN, COPY_OUT, FORWARD, KINDS, PASS
 from gpp.report.draw.timelines import is_transfer, stages_by_device
 from gpp.routing import messages
 from gpp.timeline import Event, Timeline
@@ -105,7 +105,7 @@ def _name(event: Event) -> str:
 def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id: int) -> list[dict[str, Any]]:
     """Arrows: forward from producer to consumer; the other way between the passes that return gradients."""
     forward = PASS[FORWARD]
-    backward = next((key[0] for key in slices if KINDS[key[0]].returns), PASS[BACKWARD])
+    back = {stage: kind for kind, stage, _, _ in slices if KINDS[kind].returns}
     cut = {s: stage.pieces(plan.minibatch_size) for s, stage in enumerate(plan.stages)}
     out: list[dict[str, Any]] = []
     for a, b in plan.edges:
@@ -114,11 +114,14 @@ def _flows(plan: Plan, slices: dict[tuple[str, int, int, int], Slice], first_id:
                 (a, message.src_microbatch, message.src_device),
                 (b, message.dst_microbatch, message.dst_device),
             )
-            for kind, source, target in ((forward, producer, consumer), (backward, consumer, producer)):
-                tail, head = slices.get((kind, *source)), slices.get((kind, *target))
+            for name, source, target in (
+                ("activations", (forward, *producer), (forward, *consumer)),
+                ("gradients", (back.get(b, ""), *consumer), (back.get(a, ""), *producer)),
+            ):
+                tail, head = slices.get(source), slices.get(target)
                 if tail is None or head is None or len(out) >= 2 * MAX_FLOWS:
                     continue
-                common = {"cat": "flow", "name": "activations" if kind == forward else "gradients", "id": first_id + len(out) // 2}
+                common = {"cat": "flow", "name": name, "id": first_id + len(out) // 2}
                 out.append({"ph": "s", **common, "pid": tail["pid"], "tid": tail["tid"], "ts": _inside(tail, 0.999)})
                 out.append({"ph": "f", "bp": "e", **common, "pid": head["pid"], "tid": head["tid"], "ts": _inside(head, 0.001)})
     return out
@@ -129,37 +132,41 @@ def _inside(piece: Slice, share: float) -> float:
 
 
 def _counters(plan: Plan, timeline: Timeline, base: int) -> list[dict[str, Any]]:
-    """Samples in flight: up where a pass that holds them starts, down where the one that frees them ends."""
+    """Samples in flight: up where a pass that holds them starts, down where the one that uses them ends; and those that wait late,
+    for the gradients of the weights."""
     freeing = {event.stage for event in timeline.events if KINDS[event.kind].frees}
     samples = {
         (s, piece.microbatch, piece.device): piece.hi - piece.lo
         for s, stage in enumerate(plan.stages)
         for piece in stage.pieces(plan.minibatch_size)
     }
-    changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for event in timeline.events:
         row = KINDS[event.kind]
         size = samples.get((event.stage, event.microbatch, event.device))
         if size is None or event.stage not in freeing:
             continue
         if row.holds:
-            changes[event.stage].append((round(event.start_s * 1e9), size))
-        elif row.frees:
-            changes[event.stage].append((round(event.end_s * 1e9), -size))
+            changes[event.stage].append((round(event.start_s * 1e9), size, 0))
+        elif row.computes:
+            changes[event.stage].append((round(event.end_s * 1e9), -size * row.returns, size * (row.returns - row.finishes)))
     out = []
     for stage, steps in sorted(changes.items()):
-        total, at = 0, defaultdict(int)
-        for when, change in steps:
-            at[when] += change
+        full = late = 0
+        at: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for when, *change in steps:
+            at[when].append((change[0], change[1]))
+        splits = any(change for *_, change in steps)
         for when in sorted(at):
-            total += at[when]
+            full, late = full + sum(change for change, _ in at[when]), late + sum(change for _, change in at[when])
+            held = {"samples": full, "late": late} if splits else {"samples": full}
             out.append(
                 {
                     "ph": "C",
                     "name": f"s{stage} samples in flight",
                     "pid": base + plan.stages[stage].devices[0],
                     "ts": when / 1e3,
-                    "args": {"samples": total},
+                    "args": held,
                 }
             )
     return out

@@ -21,7 +21,9 @@ from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import COPY_IN, COPY_OUT, TRANSFERS
+from gpp.program.held import Meter
+from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, INPUT_GRADIENTS, PASS, TRANSFERS, WEIGHT_GRADIENTS
+from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, channel_of, reduce_groups
 from gpp.program.waits import EVERYONE
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -197,14 +199,23 @@ class EmulatedRunner:
     Args:
         cost: times and bytes of the stage.
         last: the stage's last micro-batch of a step.
+        held: is told the device's passes.
     """
 
     def __init__(
-        self, *, stage: int, cost: StageCost, last: int, mailbox: EmulatedMailbox, host: EmulatedHost, clock: Clock
+        self,
+        *,
+        stage: int,
+        cost: StageCost,
+        last: int,
+        mailbox: EmulatedMailbox,
+        host: EmulatedHost,
+        clock: Clock,
+        held: Meter,
     ) -> None:
-        self.stage, self.cost, self.last, self.mailbox, self.host, self.clock = stage, cost, last, mailbox, host, clock
-        self.in_flight = self.most_in_flight = 0
-        self.keeps = False
+        self.stage, self.last, self.mailbox, self.host, self.clock, self.held = stage, last, mailbox, host, clock, held
+        self.update_s = cost.update_s
+        self._seconds = {is_last: pass_seconds(cost, last=is_last) for is_last in (False, True)}
         self._going = _LONG_AGO
         """When the last copy to the host is over."""
         self._gone: dict[int, When] = {}
@@ -213,7 +224,7 @@ class EmulatedRunner:
     def begin(self, *, anew: bool) -> None:
         """Start to follow the clock; `anew`: nothing is in flight, and no transfer under way."""
         if anew:
-            self.in_flight, self._going = 0, _LONG_AGO
+            self._going = _LONG_AGO
             self._gone.clear()
             self._coming.clear()
         self._going = self._going[0], self.clock.real_s(self._going[0])
@@ -221,20 +232,26 @@ class EmulatedRunner:
 
     def forward(self, microbatch: int) -> Span:
         """Occupy the device for a forward; the micro-batch is in flight from then on."""
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        return self._pass(self._going, self.cost.last_forward_s if microbatch == self.last else self.cost.forward_s)
+        return self._pass(PASS[FORWARD], microbatch, self._going)
 
     def backward(self, microbatch: int) -> Span:
         """Occupy the device for a backward."""
-        self.in_flight, self.keeps = self.in_flight - 1, True
-        there = self._coming.pop(microbatch, _LONG_AGO)
-        return self._pass(there, self.cost.last_backward_s if microbatch == self.last else self.cost.backward_s)
+        return self._pass(PASS[BACKWARD], microbatch, self._coming.pop(microbatch, _LONG_AGO))
 
-    def _pass(self, copied: When, seconds: float) -> Span:
+    def input_gradients(self, microbatch: int) -> Span:
+        """Occupy the device for the first half of a backward."""
+        return self._pass(INPUT_GRADIENTS, microbatch, self._coming.pop(microbatch, _LONG_AGO))
+
+    def weight_gradients(self, microbatch: int) -> Span:
+        """Occupy the device for the second half, which waits for no message."""
+        self.held.take(WEIGHT_GRADIENTS, self.stage)
+        return self.clock.occupy(self.clock.virtual_s, self._seconds[microbatch == self.last][WEIGHT_GRADIENTS])
+
+    def _pass(self, kind: str, microbatch: int, copied: When) -> Span:
         """Occupy the device when the messages are there, and a copy is over."""
+        self.held.take(kind, self.stage)
         sleep_until(copied[1])
-        return self.clock.occupy(max(self.mailbox.ready_s, copied[0]), seconds)
+        return self.clock.occupy(max(self.mailbox.ready_s, copied[0]), self._seconds[microbatch == self.last][kind])
 
     def copy_out(self, microbatch: int) -> Span:
         """Occupy the channel to the host."""
@@ -251,12 +268,7 @@ class EmulatedRunner:
 
     def update(self) -> None:
         """Occupy the device for the optimizer's step."""
-        self.clock.occupy(self.clock.virtual_s, self.cost.update_s)
-
-    @property
-    def peak_memory_bytes(self) -> float:
-        """Peak by the plan's own formula, for the most micro-batches in flight; for one where none has a backward."""
-        return self.cost.memory.peak(self.most_in_flight if self.keeps else 1)
+        self.clock.occupy(self.clock.virtual_s, self.update_s)
 
 
 @final

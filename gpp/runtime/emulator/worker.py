@@ -18,6 +18,8 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from gpp.program.held import Meter
+from gpp.program.kinds import KINDS
 from gpp.runtime.emulator.emulated import (
     Clock,
     EmulatedHost,
@@ -72,6 +74,8 @@ class EmulatedWorker:
             for s in plan.stages_of_device[device_id]
         }
         self.host = EmulatedHost(copy_costs(plan, graph, cluster, job.costs), self.clock)
+        actions, stages = job.program.actions[device_id], plan.stages_of_device[device_id]
+        self.held = Meter(stages, {action.stage for action in actions if KINDS[action.kind].returns})
         self.runners = {
             s: EmulatedRunner(
                 stage=s,
@@ -80,11 +84,12 @@ class EmulatedWorker:
                 mailbox=mailbox,
                 host=self.host,
                 clock=self.clock,
+                held=self.held,
             )
             for s, mailbox in mailboxes.items()
         }
         self.interpreter = Interpreter(
-            job.program.actions[device_id],
+            actions,
             self.runners,
             mailboxes,
             transport,
@@ -115,6 +120,8 @@ class EmulatedWorker:
         self.status.waiting(False)
         self.clock.time_scale, self.clock.zero_s = time_scale, start + earliest * time_scale
         self.host.begin(anew=self.job.streams)
+        if self.job.streams:
+            self.held.begin()
         for runner in self.runners.values():
             runner.begin(anew=self.job.streams)
         sleep_until(max(start, self.clock.real_s(self.clock.virtual_s)))
@@ -173,7 +180,7 @@ class EmulatedWorker:
             if step == 0:
                 virtual_s, unpaced_s = self.agree([virtual_s, done["end"] - done["start"]])
                 time_scale = pace.choose(virtual_s, unpaced_s, settings.steps - 1)
-        peak = round(sum(runner.peak_memory_bytes for runner in self.runners.values()))
+        peak = round(self.held.peak_bytes({s: self.job.costs[s].memory for s in self.runners}))
         result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": kept[-KEPT_STEPS:]}
         if self.job.streams:
             policy, places = restore(settings.weights), {s: self.job.plan.position(s) for s in self.runners}

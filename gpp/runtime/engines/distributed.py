@@ -16,6 +16,7 @@ from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
+from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
@@ -121,6 +122,7 @@ class Distributed(AbstractEngine):
 
     def refuse(self, job: Job) -> None:
         check_policies(job)
+        check_halves(job)
         _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"

@@ -14,7 +14,6 @@ from gpp.program.kinds import (
     COPIES,
     FORWARD,
     KINDS,
-    PASS,
     RECEIVES,
     REDUCE,
     SENDS,
@@ -36,6 +35,8 @@ class Runner(Protocol):
 
     def forward(self, microbatch: int) -> Span | None: ...
     def backward(self, microbatch: int) -> Span | None: ...
+    def input_gradients(self, microbatch: int) -> Span | None: ...
+    def weight_gradients(self, microbatch: int) -> Span | None: ...
 
     def copy_out(self, microbatch: int) -> Span | None:
         """Begin to copy to the host what the forward has left for it; the next forward waits until that is done."""
@@ -182,8 +183,12 @@ class Interpreter(Generic[R]):
         """
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
-        if kind.text in PASS.values():
-            return self._forward if kind.holds else self._backward
+        if kind.role is Role.COMPUTE:
+            if kind.direction == FORWARD:
+                return self._forward
+            if not kind.direction:
+                return self._weight_gradients
+            return self._backward if kind.finishes else self._input_gradients
         if kind.role is Role.RECEIVE:
             return partial(self._receive, kind.direction)
         if kind.role is Role.SEND:
@@ -212,6 +217,14 @@ class Interpreter(Generic[R]):
         self._arrive(BACKWARD, action)
         return self.runners[action[1]].backward(action[2])
 
+    def _input_gradients(self, action: Action, last: bool) -> Span | None:
+        self._arrive(BACKWARD, action)
+        return self.runners[action[1]].input_gradients(action[2])
+
+    def _weight_gradients(self, action: Action, last: bool) -> Span | None:
+        self._prepare(action)
+        return self.runners[action[1]].weight_gradients(action[2])
+
     def _copy_out(self, action: Action, last: bool) -> Span | None:
         return self.runners[action[1]].copy_out(action[2])
 
@@ -220,13 +233,17 @@ class Interpreter(Generic[R]):
 
     def _arrive(self, direction: str, action: Action) -> None:
         """Wait for the messages of a pass."""
-        if self._arm and action in self._summed:
-            self._arm(self._summed[action])
+        self._prepare(action)
         mailbox, microbatch = self.mailboxes[action[1]], action[2]
         if mailbox.expects(direction, microbatch):
             self._wait(mailbox.arrive, direction, microbatch)
         else:
             mailbox.arrive(direction, microbatch)
+
+    def _prepare(self, action: Action) -> None:
+        """Let sums begin within a pass that completes gradients."""
+        if self._arm and action in self._summed:
+            self._arm(self._summed[action])
 
     def _receive(self, direction: str, action: Action, last: bool) -> None:
         _, stage, microbatch, peer_stage, peer_device, lo, hi = action

@@ -30,13 +30,13 @@ from gpp.capture.codec import dtype_of
 from gpp.capture.stage import build_stage
 from gpp.errors import Exhausted, OutOfMemory
 from gpp.graph.captured import evaluate
+from gpp.program.held import device_peaks
 from gpp.program.kinds import KINDS
 from gpp.program.steady_state import of_length
 from gpp.runtime.hang_detection.status import EVALUATION, TRAINING, AbstractStatus
 from gpp.runtime.job import Job, restore
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.worker.operators import operator_at, raised_at
-from gpp.simulate.simulator import max_in_flight
 
 if TYPE_CHECKING:
     from gpp.runtime.worker.worker import Worker
@@ -238,7 +238,7 @@ class Limit(AbstractStatus):
 
     def _reason(self, words: str, held: int, stage: int | None = None) -> str:
         job = self._job
-        planned = job.plan.memory_of(job.costs, max_in_flight(job.program, job.plan))[self._device]
+        planned = device_peaks(job.program, job.costs)[self._device]
         b = job.plan.stages[job.plan.stages_of_device[self._device][0] if stage is None else stage].microbatch_size
         return (
             f"device {self._device} is out of memory: {words} held {held:,} of the {self.num_bytes:,} that engine.enforce_memory "

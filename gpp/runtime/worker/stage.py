@@ -18,6 +18,7 @@ from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
+from gpp.runtime.worker.halves import LateHalves
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
@@ -145,6 +146,9 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
+        self._late = LateHalves(module.late, weights) if module.late and train else None
+        if weights:
+            weights.splits = self._late is not None
         self._specs = mailbox.boundary.specs()
         self._differentiated = (
             frozenset(name for name, spec in self._specs.items() if spec.differentiable) if train else frozenset()
@@ -304,12 +308,61 @@ class StageRunner:
 
     def backward(self, microbatch: int) -> Span | None:
         """Run the backward on the piece of `microbatch` that this device holds; None if it holds none."""
+        return self._backward(microbatch, None)
+
+    def input_gradients(self, microbatch: int) -> Span | None:
+        """Run the first half of it, for which the stages before wait. What the second half needs stays, and nothing else."""
+        assert self._late is not None, "the module's backward is not split"
+        return self._backward(microbatch, self._late)
+
+    def weight_gradients(self, microbatch: int) -> Span | None:
+        """Run the second half: the gradients of the weights."""
+        piece = self._piece(microbatch)
+        if piece is None:
+            return None
+        assert self._late is not None, "the module's backward is not split"
+        start = self.now()
+        self._late.finish(microbatch, microbatch // self.round_robin_degree)
+        self._note(microbatch, piece)
+        return start, self.now()
+
+    def _note(self, microbatch: int, piece: tuple[int, int]) -> None:
+        """Let the probe see what a backward has given."""
+        if self.probes and self._probed is not None:
+            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
+
+    def _backward(self, microbatch: int, late: LateHalves | None) -> Span | None:
+        """A whole backward, or the first half of one whose second half is kept in `late`."""
         piece = self._piece(microbatch)
         if piece is None:
             return None
         done = self._passes.pop(microbatch)
         if self.keeper:
             self.keeper.arrive(microbatch)
+        roots, seeds = self._roots(done, microbatch)
+        start, number = self.now(), microbatch // self.round_robin_degree
+        if self.weights:
+            self.weights.backward(number)
+        if roots:
+            # What `torch.autograd.backward` calls. Its checks take 30 us of Python, and the engine makes the same ones.
+            _engine_run_backward(tuple(roots), tuple(seeds), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        if late:
+            late.keep(microbatch, number)
+        else:
+            if self.weights:
+                self.weights.done(number)
+            self._note(microbatch, piece)
+        end = self.now()
+        made = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in done.leaves.items()
+            if leaf.requires_grad
+        }
+        self.mailbox.put(BACKWARD, microbatch, piece[0], made)
+        return start, end
+
+    def _roots(self, done: _Pass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:
+        """Where the gradients of a micro-batch come in, and these."""
         gradients: dict[str, torch.Tensor] = {}
         for name, grad in self.mailbox.take(BACKWARD, microbatch):
             gradients[name] = gradients[name] + grad if name in gradients else grad
@@ -324,21 +377,4 @@ class StageRunner:
             if loss.requires_grad:
                 roots.append(loss)
                 seeds.append(self._loss_seed(loss, done.share))
-        start = self.now()
-        if self.weights:
-            self.weights.backward(microbatch // self.round_robin_degree)
-        if roots:
-            # What `torch.autograd.backward` calls. Its checks take 30 us of Python, and the engine makes the same ones.
-            _engine_run_backward(tuple(roots), tuple(seeds), False, False, (), allow_unreachable=True, accumulate_grad=True)
-        if self.weights:
-            self.weights.done(microbatch // self.round_robin_degree)
-        if self.probes and self._probed is not None:
-            self.probes.note(self._place(microbatch, *piece), self._probed.grad)
-        end = self.now()
-        made = {
-            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for name, leaf in done.leaves.items()
-            if leaf.requires_grad
-        }
-        self.mailbox.put(BACKWARD, microbatch, piece[0], made)
-        return start, end
+        return roots, seeds

@@ -35,6 +35,7 @@ from gpp.runtime.worker.buckets import BUCKET_BYTES
 from gpp.runtime.worker.build import all_ring_sizes, build_keepers, build_mailboxes, build_modules, build_optimizers
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
+from gpp.runtime.worker.halves import split_modules
 from gpp.runtime.worker.handout import Handout
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
@@ -85,6 +86,7 @@ class Worker:
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
+        self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
@@ -389,6 +391,8 @@ class Worker:
         self._listens = self.card is None
         gc.collect()  # what has been made so far stays: no collection needs to look at it again
         gc.freeze()
+        for words in self._notes:
+            lines.write({"warning": words})
         step = settings.first_step
         while step < settings.steps:
             first, count = stretch_at(self.job, step)

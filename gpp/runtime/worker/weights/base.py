@@ -87,8 +87,11 @@ class AbstractStageWeights(ABC):
     runs for which `forward` was called last, if it needs any. Micro-batches are counted by the device: where replicas take
     turns (`gpp.plan.stage.Stage.round_robin`), only its own. `staleness` is the most updates seen so far between a
     forward's weights and the update of its gradient. `log`, if it is made a list, gets (F or B, micro-batch, version) of
-    every pass.
+    every pass. `splits` says that backwards come in two halves: `backward` is then called before the first, `late` before the
+    second, `done` after that.
     """
+
+    splits = False
 
     def __init__(
         self,
@@ -159,17 +162,6 @@ class AbstractStageWeights(ABC):
         """A micro-batch of the pass, counted from the start of the run."""
         return self.first * self.position.accumulation + microbatch
 
-    def hand_over(self, leaves: Sequence[Tensor]) -> None:
-        """Before a backward: let leaves add into what the masters have accumulated."""
-        for master, leaf in zip(self.masters, leaves, strict=True):
-            leaf.grad = master.grad
-
-    def take_back(self, leaves: Sequence[Tensor]) -> None:
-        """After it: the gradients are the masters'."""
-        self._corrections.damp(leaves, self.masters, self.version)
-        for master, leaf in zip(self.masters, leaves, strict=True):
-            master.grad, leaf.grad = leaf.grad, None
-
     def settle(self) -> None:
         """The pipeline is empty: the module computes with the real weights again."""
         self.parameters.install(self.masters)
@@ -195,11 +187,26 @@ class AbstractStageWeights(ABC):
             self.log.append((FORWARD, self.number(microbatch), version))
 
     def backward(self, microbatch: int) -> None:
-        """Before its backward."""
+        """Before its backward, whole or the first half of it."""
         version = self.prepare(microbatch)
-        self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
+        if not self.splits:
+            self.late(microbatch)
         if self.log is not None:
             self.log.append((BACKWARD, self.number(microbatch), version))
+
+    def late(self, microbatch: int) -> None:
+        """Before the gradients of the weights are made: let the leaves add into what the masters have accumulated."""
+        for master, leaf in zip(self.masters, self.leaves(microbatch), strict=True):
+            leaf.grad = master.grad
+
+    def done(self, microbatch: int) -> None:
+        """After its backward: the gradients are the masters'."""
+        leaves = self.leaves(microbatch)
+        self._corrections.damp(leaves, self.masters, self.version)
+        for master, leaf in zip(self.masters, leaves, strict=True):
+            master.grad, leaf.grad = leaf.grad, None
+        self.staleness = max(self.staleness, self.version - self._used.pop(microbatch))
+        self.release(microbatch)
 
     @abstractmethod
     def reset(self) -> None:
@@ -233,5 +240,9 @@ class AbstractStageWeights(ABC):
         """The same for its backward, whose graph refers to the forward's leaves."""
 
     @abstractmethod
-    def done(self, microbatch: int) -> None:
-        """After its backward: take the gradients."""
+    def leaves(self, microbatch: int) -> Sequence[Tensor]:
+        """What the module's parameters were in its forward."""
+
+    @abstractmethod
+    def release(self, microbatch: int) -> None:
+        """Its gradients have been taken: let go of what was kept for it."""

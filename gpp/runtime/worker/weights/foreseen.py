@@ -49,19 +49,17 @@ class Foreseen(AbstractStageWeights):
                 self._held[source] = _Values(tensors, alias(tensors))
                 self.most = max(self.most, len(self._held))
             self._held[source].users += 1
-        self.parameters.install(self._leaves(microbatch))
+        self.parameters.install(self.leaves(microbatch))
         return self.policy.forward_version(self.position, number, self.start)
 
-    def _leaves(self, microbatch: int) -> list[Tensor]:
+    def leaves(self, microbatch: int) -> list[Tensor]:
         source = self._of[microbatch]
         return self._real if source is None else self._held[source].leaves
 
     def prepare(self, microbatch: int) -> int:
-        self.hand_over(self._leaves(microbatch))
         return self._used[microbatch]
 
-    def done(self, microbatch: int) -> None:
-        self.take_back(self._leaves(microbatch))
+    def release(self, microbatch: int) -> None:
         source = self._of.pop(microbatch)
         if source is not None:
             self._held[source].users -= 1

@@ -69,13 +69,13 @@ class Kept(AbstractStageWeights):
         return which
 
     def prepare(self, microbatch: int) -> int:
-        self.hand_over(self._of[microbatch].leaves)
         return self._of[microbatch].number
 
-    def done(self, microbatch: int) -> None:
-        version = self._of.pop(microbatch)
-        version.users -= 1
-        self.take_back(version.leaves)
+    def leaves(self, microbatch: int) -> list[Tensor]:
+        return self._of[microbatch].leaves
+
+    def release(self, microbatch: int) -> None:
+        self._of.pop(microbatch).users -= 1
 
     def make_room(self) -> None:
         oldest = self.policy.forward_version(self.position, self._next, self.start)

@@ -66,11 +66,13 @@ class Slots(AbstractStageWeights):
 
     def prepare(self, microbatch: int) -> int:
         self._use(self._behind)
-        self.hand_over(self._leaves)
         return self.version
 
-    def done(self, microbatch: int) -> None:
-        self.take_back(self._leaves)
+    def leaves(self, microbatch: int) -> list[Tensor]:
+        return self._leaves
+
+    def release(self, microbatch: int) -> None:
+        pass
 
     def make_room(self) -> None:
         # A prediction from the version that is about to go.

@@ -1,0 +1,202 @@
+"""The nodes that a stage runs, the tensors that cross its boundary, and the code of its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpp.capture.codec import dtype_of, is_random, operator_of, writes
+from gpp.capture.emit import Emitter, Root
+from gpp.capture.halves import Halves, halves
+from gpp.capture.late import Late
+from gpp.capture.sharded import ShardedCode, Shards
+from gpp.errors import CaptureError
+from gpp.graph.captured import Captured, Node, is_loss, node_references
+
+LEAVES = ("param", "buffer", "constant")
+"""Kinds of nodes whose tensors a stage holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """The form of a received or sent tensor.
+
+    Args:
+        shape: sizes without the batch dimension.
+        batch_dim: position of the batch dimension.
+        differentiable: whether a gradient of the loss may flow back through it; in a receiving stage that does not use
+            it differentiably, its gradient is None.
+    """
+
+    shape: tuple[int, ...]
+    batch_dim: int
+    dtype: torch.dtype
+    differentiable: bool
+
+
+class Cut:
+    """The nodes that a stage runs, and the tensors that cross its boundary."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        nodes: Iterable[str],
+        device: torch.device,
+        dtypes: dict[torch.dtype, torch.dtype],
+        shards: Shards | None = None,
+    ) -> None:
+        self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
+        self.halves: Halves | None = None
+        self.late: Late | None = None
+        self.node_of = captured.node_of
+        self.order = {node.name: i for i, node in enumerate(captured.nodes)}
+        self.own = set(nodes)
+        if unknown := sorted(self.own - set(self.order)):
+            raise CaptureError(f"the captured model has no nodes {', '.join(unknown[:5])}")
+        self.results = tuple(name for name, node in captured.results.items() if node in self.own)
+        roots = self._boundary()
+        self.train_closure, self.eval_closure = self._closure(roots, training=True), self._closure(roots, training=False)
+        both = sorted(self.train_closure | self.eval_closure, key=self.order.__getitem__)
+        self.inputs = tuple(self.node_of[n].target for n in both if self.node_of[n].kind == "input")
+        self.receives = tuple(n for n in both if self._foreign(self.node_of[n]))
+        self.leaves = [self.node_of[n] for n in both if self.node_of[n].kind in LEAVES]
+        self.blocks = tuple(n for n in both if self.node_of[n].kind == "block" and n in self.own)
+        touched = [self.node_of[name] for name in self.train_closure]
+        running = [node for node in touched if node.kind == "call" and not self._foreign(node)]
+        self.has_no_grad = any(node.no_grad for node in running)
+        trained = sorted(self.train_closure, key=self.order.__getitem__)
+        self.calls = tuple(n for n in trained if self.node_of[n].kind in ("call", "block") and not self._foreign(self.node_of[n]))
+        self.place = {name: place for place, name in enumerate(self.calls)}
+        outside = [n for n in trained if self.node_of[n].kind == "input" or self._foreign(self.node_of[n])]
+        self.arguments = (*outside, *(n for n in trained if self.node_of[n].kind in LEAVES))
+        self.has_random = bool(self.blocks) or any(is_random(operator_of(n.target), n.args, n.kwargs) for n in running)
+
+    def _foreign(self, node: Node) -> bool:
+        return node.kind in ("call", "block") and not node.free and node.name not in self.own
+
+    def _boundary(self) -> list[str]:
+        """Fill `sends`; returns the nodes that every pass must compute for other stages (results excluded)."""
+        sends, roots = set(), set()
+        for node in self.captured.nodes:
+            if not self._foreign(node):
+                continue
+            for name in node_references(node):
+                if name in self.own and not self.node_of[name].free:
+                    sends.add(name)
+            # the reader sees the values that these nodes have written into a sent tensor
+            roots.update(name for name in node.after if name in self.own and not self.node_of[name].free)
+        self.sends = tuple(sorted(sends, key=self.order.__getitem__))
+        return sorted(sends | roots, key=self.order.__getitem__)
+
+    def dropped(self, node: Node) -> bool:
+        """Whether evaluation leaves a node out: it only updates a buffer."""
+        return bool(node.mutates) and node.kind == "call" and writes(operator_of(node.target))
+
+    def _closure(self, roots: list[str], *, training: bool) -> set[str]:
+        """Nodes that a pass touches, leaves and received tensors included."""
+        todo = list(roots)
+        for name, node in self.captured.results.items():
+            if node in self.own and (is_loss(name) or not training):
+                todo.append(node)
+        own_writers = [
+            n
+            for n in self.own
+            if self.node_of[n].kind == "call" and (self.node_of[n].mutates or writes(operator_of(self.node_of[n].target)))
+        ]
+        todo += own_writers if training else [n for n in own_writers if not self.dropped(self.node_of[n])]
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            node = self.node_of[name]
+            if self._foreign(node):
+                continue
+            todo += node_references(node)
+            todo += [
+                n for n in node.after if (not self._foreign(self.node_of[n])) and (training or not self.dropped(self.node_of[n]))
+            ]
+        return seen
+
+    def compile(
+        self, root: Root, *, training: bool, draws: frozenset[str] | None = None
+    ) -> tuple[Callable[..., Any], tuple[str, ...], list[str], tuple[str, ...]]:
+        """The generated function; names of its arguments from outside, those of the root, and results; `draws` as in `watch`."""
+        closure = self.train_closure if training else self.eval_closure
+        emitter = self._emitter(root, training=training, watched=draws is not None)
+        reads, placed = [], set[str]()
+        ordered = [self.node_of[name] for name in sorted(closure, key=self.order.__getitem__)]
+        for node in ordered:
+            if node.kind == "input" or self._foreign(node):
+                emitter.placeholder(node.name)
+                placed.add(node.name)
+                reads.append(node.target if node.kind == "input" else node.name)
+        leaves = [node for node in ordered if node.kind in LEAVES]
+        for node in leaves:
+            emitter.placeholder(node.name)
+        sharded = ShardedCode(emitter, self.shards, frozenset(placed)) if self.shards else None
+        for node in ordered:
+            if node.kind in ("call", "block") and not self._foreign(node):
+                if not training and self.dropped(node):
+                    emitter.skip(node)
+                elif draws is None:
+                    (sharded or emitter).call(node)
+                else:
+                    self._tell(emitter, (sharded or emitter).call, node.name, self.place[node.name] + 1, draws)
+        if sharded:
+            sharded.outputs(list(self.sends))
+        results = [name for name in self.results if is_loss(name) or not training]
+        run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
+        return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
+
+    def split(self, whole: frozenset[str], formulas: bool) -> tuple[Halves, Late]:
+        """Let the code that is compiled from now on split its backward; arguments as `halves` has them."""
+        outputs = [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
+        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas)
+        self.late = Late(self.device)
+        return self.halves, self.late
+
+    def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
+        batch = self.captured.batch
+        through = self._through if training and self.halves else None
+        return Emitter(
+            root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched, through=through
+        )
+
+    def _through(self, node: Node) -> Callable[..., Any] | None:
+        """What calls an operator in a split backward's forward, if it is another."""
+        late = self.halves.split.get(node.name) if self.halves else None
+        return self.late.of(node.target, late, operator_of(node.target)) if late and self.late else None
+
+    def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
+        """Call a node, and tell the watcher of it."""
+        if name in draws:
+            emitter.tell_draws(self.place[name])
+        call(self.node_of[name])
+        emitter.tell_made(self.place[name], following, name)
+
+    def part(self, root: Root, nodes: Iterable[str], draws: frozenset[str]) -> tuple[Callable[..., Any], tuple[str, ...]]:
+        """See `StageModule.part`."""
+        own = sorted(nodes, key=self.order.__getitem__)
+        emitter = self._emitter(root, training=True, watched=True)
+        reads = tuple(dict.fromkeys(n for name in own for n in node_references(self.node_of[name]) if n not in own))
+        for name in reads:
+            emitter.placeholder(name)
+        for name, following in zip(own, (*own[1:], own[-1]), strict=True):
+            self._tell(emitter, emitter.call, name, self.place[following], draws)
+        return emitter.finish([]), reads
+
+    def spec(self, name: str) -> TensorSpec:
+        """See `StageModule.spec`."""
+        node = self.node_of[name]
+        if node.batch_dim is None or node.shape is None or node.dtype is None:
+            raise CaptureError(f"{name} has no batch dimension, so it cannot cross a boundary")
+        rest = tuple(extent for i, extent in enumerate(node.shape) if i != node.batch_dim)
+        dtype = dtype_of(node.dtype)
+        return TensorSpec(
+            shape=rest, batch_dim=node.batch_dim, dtype=self.dtypes.get(dtype, dtype), differentiable=node.requires_grad
+        )

@@ -1,0 +1,342 @@
+"""The two halves of a backward: gradients of the data at once, gradients of the weights when they are asked for.
+
+An operator that reads trained weights is called so that autograd differentiates it with respect to its data alone. What its
+weights' gradients are made of, its inputs and the gradient of its output, comes to a queue; `LateGradients.deliver` empties it. For
+the operators of `FORMULAS` the gradients are those kernels of ATen that autograd calls, with a mask that leaves the data out. Any
+other operator has a small graph of its own, which is walked twice: down to the data, then down to the weights.
+
+The sums are autograd's, to the last bit. Autograd adds up what the uses of a parameter give in one backward, the last use in the
+forward first, and then adds the sum to `.grad`; the queue is filled in that order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+
+Gradients = Sequence[Tensor | None]
+
+Target = Tensor | GradientEdge
+"""A parameter; or where the gradient of a tensor comes in that is computed from parameters alone, which itself may be let go of."""
+
+
+class _Entry(NamedTuple):
+    """Gradients to be made.
+
+    Args:
+        make: makes those of the targets.
+        fresh: whether nobody else has the memory of these.
+    """
+
+    targets: Sequence[Target]
+    make: Callable[[], Gradients]
+    fresh: bool
+
+
+class LateGradients:
+    """What the gradients of the weights of one micro-batch are made of, in the order in which they are added up."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+
+    def add(self, targets: Sequence[Target], make: Callable[[], Gradients], *, fresh: bool) -> None:
+        """Queue gradients; arguments as `_Entry` has them."""
+        self._entries.append(_Entry(targets, make, fresh))
+
+    def deliver(self) -> None:
+        """Make all of them, and add them to the `.grad` of the parameters; each is let go of as soon as it is used."""
+        uses = Counter(_key(target) for entry in self._entries for target in entry.targets)
+        # A parameter may be reached through such a tensor too, so all wait until its gradient is known.
+        waits = any(not isinstance(target, Tensor) for entry in self._entries for target in entry.targets)
+        sums: dict[tuple[int, int], tuple[Target, Tensor, bool]] = {}
+        self._entries.reverse()
+        with torch.no_grad():
+            while self._entries:
+                targets, make, fresh = self._entries.pop()
+                for target, gradient in zip(targets, make(), strict=True):
+                    key = _key(target)
+                    uses[key] -= 1
+                    if gradient is not None:
+                        sums[key] = (target, sums[key][1] + gradient, True) if key in sums else (target, gradient, fresh)
+                    if not waits and not uses[key] and key in sums:
+                        _accumulate(*sums.pop(key))
+        if sums:
+            _run([target for target, _, _ in sums.values()], [gradient for _, gradient, _ in sums.values()])
+
+
+def _target(tensor: Tensor) -> Target:
+    return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+
+
+def _key(target: Target) -> tuple[int, int]:
+    return (id(target), -1) if isinstance(target, Tensor) else (id(target.node), target.output_nr)
+
+
+def _accumulate(param: Target, gradient: Tensor, fresh: bool) -> None:
+    """Add to `.grad` what one micro-batch gives, as autograd does."""
+    if not isinstance(param, Tensor) or not fresh or gradient.is_sparse or getattr(param, "_post_accumulate_grad_hooks", None):
+        _run([param], [gradient])
+    elif param.grad is not None:
+        param.grad.add_(gradient)
+    elif gradient.stride() == param.stride():
+        param.grad = gradient
+    else:
+        _run([param], [gradient])
+
+
+def _run(roots: Sequence[Target], gradients: Sequence[Tensor]) -> None:
+    _engine_run_backward(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+Formula = Callable[..., Gradients]
+"""(gradient of the output, needs, *saved) -> gradients of weight and bias, where they are needed."""
+
+
+class Late:
+    """Calls the operators of one stage so that the gradients of their weights are left for later.
+
+    `queue` is that of the backward under way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.queue = LateGradients()
+        self._device = device
+        # What an operator without differentiable data makes its output depend on, so that a backward comes by.
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def take(self) -> LateGradients:
+        """What the last backward has left; the next one begins a queue of its own."""
+        found, self.queue = self.queue, LateGradients()
+        return found
+
+    def of(self, target: str, late: Sequence[bool], operator: Callable[..., Any]) -> Callable[..., Any]:
+        """What calls an operator in its place.
+
+        Args:
+            late: of each tensor among its arguments, in order, whether it is a weight or computed from weights alone.
+        """
+        apart = _Apart.calling(self, operator, tuple(late))
+        if target not in FORMULAS:
+            return apart
+        call = FORMULAS[target]
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Casts that autocast puts into an operator are differentiated with it.
+            made = None if torch.is_autocast_enabled(self._device.type) else call(self, *args, **kwargs)
+            return apart(*args, **kwargs) if made is None else made
+
+        return called
+
+    def leave(self, out: Tensor, weight: Tensor | None, bias: Tensor | None, formula: Formula, *saved: Any) -> Tensor:
+        """`out`, whose backward queues the gradients of the weights.
+
+        Args:
+            out: made of data and of detached weights; no view.
+            saved: tensors and numbers that the formula takes.
+        """
+        needs = (weight is not None and weight.requires_grad, bias is not None and bias.requires_grad)
+        targets = tuple(map(_target, (t for t, needed in zip((weight, bias), needs, strict=True) if needed and t is not None)))
+        return _Leave.apply(out, None if out.requires_grad else self._anchor, (self, targets, needs, formula, saved))  # type: ignore[return-value]
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, anchor: Tensor | None, call: tuple[Any, ...]) -> Tensor:  # type: ignore[override]
+        *ctx.call, saved = call
+        ctx.form = [None if isinstance(value, Tensor) else value for value in saved]
+        ctx.save_for_backward(*[value for value in saved if isinstance(value, Tensor)])
+        # In place: it is the same tensor to who writes into it, where a view of it would be refused.
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        late, targets, needs, formula = ctx.call
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors).detach() if value is None else value for value in ctx.form]
+        late.queue.add(targets, lambda: [g for g in formula(gradient, needs, *saved) if g is not None], fresh=True)
+        return gradient, None, None
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _linear(late: Late, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # By rows, as `linear` computes it: what it returns for more dimensions is a view.
+    rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
+    across = weight.detach().t()
+    out = torch.mm(rows, across) if bias is None else torch.addmm(bias.detach(), rows, across)
+    # The bias needs no rows.
+    held = (rows, across.stride(0) == 1 and across.stride(1) == across.size(0)) if weight.requires_grad else (0, False)
+    out = late.leave(out, weight, bias, _linear_gradients, *held)
+    return out if input.dim() == 2 else out.view(*input.shape[:-1], -1)
+
+
+def _linear_gradients(gradient: Tensor, needs: tuple[bool, bool], rows: Tensor, by_columns: bool) -> Gradients:
+    made = None
+    if needs[0]:
+        made = gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t()
+    return made, gradient.sum(0) if needs[1] else None
+
+
+def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    def convolution(
+        late: Late,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        out = call(input, weight.detach(), _detached(bias), stride, padding, dilation, groups)
+        several = [list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
+                   for value in (stride, padding, dilation)]  # fmt: skip
+        return late.leave(out, weight, bias, _convolution_gradients, input, weight.detach(), several, [0] * dims, groups)
+
+    return convolution
+
+
+def _convolution_gradients(
+    gradient: Tensor,
+    needs: tuple[bool, bool],
+    input: Tensor,
+    weight: Tensor,
+    several: list[list[int]],
+    none: list[int],
+    groups: int,
+) -> Gradients:
+    sizes = [weight.shape[0]] if needs[1] else None
+    backward = torch.ops.aten.convolution_backward.default
+    return backward(gradient, input, weight, sizes, *several, False, none, groups, [False, *needs])[1:]
+
+
+def _layer_norm(
+    late: Late,
+    input: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    weight_now, bias_now = _detached(weight), _detached(bias)
+    out, mean, rstd = torch.native_layer_norm(input, shape, weight_now, bias_now, eps)
+    return late.leave(out, weight, bias, _layer_norm_gradients, input, list(shape), mean, rstd, weight_now, bias_now)
+
+
+def _layer_norm_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+    return torch.ops.aten.native_layer_norm_backward.default(gradient, *saved, [False, *needs])[1:]
+
+
+def _group_norm(
+    late: Late,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor | None:
+    if not input.is_contiguous():
+        return None
+    weight_now, bias_now = _detached(weight), _detached(bias)
+    sizes = input.shape[0], input.shape[1], input[0, 0].numel() if input.dim() > 2 else 1, num_groups
+    out, mean, rstd = torch.native_group_norm(input, weight_now, bias_now, *sizes, eps)
+    return late.leave(out, weight, bias, _group_norm_gradients, input, mean, rstd, weight_now, *sizes)
+
+
+def _group_norm_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+    return torch.ops.aten.native_group_norm_backward.default(gradient, *saved, [False, *needs])[1:]
+
+
+def _embedding(
+    late: Late, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    out = torch.embedding(weight.detach(), indices, padding_idx, scale_grad_by_freq, False)
+    return late.leave(out, weight, None, _embedding_gradients, indices, weight.shape[0], padding_idx, scale_grad_by_freq, sparse)
+
+
+def _embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+    return torch.ops.aten.embedding_backward.default(gradient, *saved), None
+
+
+FORMULAS: dict[str, Callable[..., Tensor | None]] = {
+    "aten.linear.default": _linear,
+    "aten.conv1d.default": _convolution(torch.conv1d, 1),
+    "aten.conv2d.default": _convolution(torch.conv2d, 2),
+    "aten.conv3d.default": _convolution(torch.conv3d, 3),
+    "aten.layer_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm,
+    "aten.embedding.default": _embedding,
+}
+"""Operators by what calls them, with the arguments of their schemas; None where the operator is better called apart."""
+
+
+class _Apart(torch.autograd.Function):
+    """An operator with a graph of its own."""
+
+    @staticmethod
+    def calling(late: Late, operator: Callable[..., Any], which: tuple[bool, ...]) -> Callable[..., Any]:
+        """The operator, whose backward queues the gradients of its weights."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given: list[Tensor] = []
+            args, kwargs = _mapped(args, given.append), {name: _mapped(value, given.append) for name, value in kwargs.items()}
+            data = [t if t.requires_grad and not later else None for t, later in zip(given, which, strict=True)]
+            anchor = None if any(t is not None for t in data) else late._anchor
+            return _Apart.apply(anchor, (late, operator, args, kwargs, given, which), *data)
+
+        return called
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor | None, call: tuple[Any, ...], *data: Tensor | None) -> Any:  # type: ignore[override]
+        late, operator, args, kwargs, given, which = call
+        own = [t.detach().requires_grad_(t.requires_grad) for t in given]
+        found = iter(own)
+        with torch.enable_grad():
+            made = operator(*_filled(args, found), **{name: _filled(value, found) for name, value in kwargs.items()})
+        outputs = made if isinstance(made, (tuple, list)) else (made,)
+        ctx.set_materialize_grads(False)
+        ctx.late, ctx.edges = late, [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
+        ctx.targets = [_target(t) for t, later in zip(given, which, strict=True) if later and t.requires_grad]
+        ctx.weights = [t for t, later in zip(own, which, strict=True) if later and t.requires_grad]
+        ctx.data = [None if t is None else get_gradient_edge(mine) for t, mine in zip(data, own, strict=True)]
+        out = tuple(t.detach() for t in outputs)
+        ctx.mark_non_differentiable(*[t for t, edge in zip(out, ctx.edges, strict=True) if edge is None])
+        return out if isinstance(made, (tuple, list)) else out[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        pairs = [(edge, g) for edge, g in zip(ctx.edges, gradients, strict=True) if edge is not None and g is not None]
+        roots, seeds, weights = [edge for edge, _ in pairs], [g for _, g in pairs], ctx.weights
+        out: list[Any] = [None] * len(ctx.data)
+        wanted = [i for i, edge in enumerate(ctx.data) if edge is not None]
+        if wanted:
+            found = torch.autograd.grad(roots, [ctx.data[i] for i in wanted], seeds, retain_graph=True, allow_unused=True)
+            for i, gradient in zip(wanted, found, strict=True):
+                out[i] = gradient
+        ctx.late.queue.add(ctx.targets, lambda: torch.autograd.grad(roots, weights, seeds, allow_unused=True), fresh=False)
+        return None, None, *out
+
+
+def _mapped(value: Any, note: Callable[[Tensor], None]) -> Any:
+    """A value in which the class of tensors stands in place of each tensor, which is noted."""
+    if isinstance(value, Tensor):
+        note(value)
+        return Tensor
+    return type(value)(_mapped(part, note) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+def _filled(value: Any, tensors: Any) -> Any:
+    """The value with tensors again."""
+    if value is Tensor:
+        return next(tensors)
+    return type(value)(_filled(part, tensors) for part in value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,96 @@
+"""Train with backwards in two halves, and compare with the same training with whole ones.
+
+    python -m tests.check_split_backward --count 500
+
+Every small model in turn, in float32 and float64, cut at random: replicas, tied and frozen weights, dropout, sizes of micro-batches.
+The gradients of the weights are late by 0 to 7 micro-batches; operators are discarded and moved to the host at random in every third
+training. Losses, all gradients and final weights and buffers must be equal bit for bit. Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, final
+
+from gpp.cost.holding import Holding
+from gpp.plan.plan import Plan
+from gpp.program.kinds import INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.settings import Natural, settings
+from gpp.weights.flush import Flush
+from tests.support.markings import NAMED, SMALL, keep, random_case, random_ways, train
+
+LATEST = 7
+
+
+@final
+@settings("schedule")
+class Delayed(AbstractSchedule):
+    """Another schedule with split backwards, whose second half comes so many micro-batches after the first."""
+
+    schedule: AbstractSchedule
+    late: Natural = 0
+    holds: ClassVar[Holding] = Holding(ahead=None, splits=True)
+
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        return None
+
+    def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
+        out: list[Pass] = []
+        for kind, m in self.schedule.order(plan, stage, num_microbatches):
+            if kind != PASS["B"]:
+                out.append((kind, m))
+                continue
+            out.append((INPUT_GRADIENTS, m))
+            if m >= self.late:
+                out.append((WEIGHT_GRADIENTS, m - self.late))
+        done = max(num_microbatches - self.late, 0)
+        return [*out, *((WEIGHT_GRADIENTS, m) for m in range(done, num_microbatches))]
+
+
+def differences(name: str, rng: random.Random, *, late: int, dtype: str, marked: bool, minibatch: int = 16) -> list[str]:
+    """What is not equal bit for bit, of a random training of a model with whole and with split backwards."""
+    case = random_case(name, Flush(), rng, minibatch=minibatch, dtype=dtype)
+    ways = random_ways(rng) if marked else keep
+    state = rng.getstate()
+    whole = case.job(ways, dtype=dtype)
+    rng.setstate(state)
+    split = replace(case, strategy=replace(case.strategy, schedule=Delayed(schedule=case.strategy.schedule, late=late)))
+    halves = split.job(ways, dtype=dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        return train(whole, case.weights, Path(folder, "a")).differences(train(halves, case.weights, Path(folder, "b")))
+
+
+def main(count: int, first: int, models: list[str]) -> int:
+    names = models or [*SMALL, *NAMED]
+    bad, done = 0, Counter[str]()
+    for seed in range(first, first + count):
+        rng, name = random.Random(seed), names[seed % len(names)]
+        late, dtype, marked = rng.randint(0, LATEST), rng.choice(["float32", "float64"]), seed % 3 == 2
+        try:
+            wrong = differences(name, rng, late=late, dtype=dtype, marked=marked)
+        except Exception:
+            wrong = [traceback.format_exc()]
+        done[dtype] += 1
+        done[f"{late} late"] += 1
+        if wrong:
+            bad += 1
+            print(f"seed {seed}: {name}, {dtype}, {late} late, {'marked' if marked else 'kept'}: {', '.join(wrong)}", flush=True)
+    print(f"{count} trainings, {bad} of them differ; {dict(sorted(done.items()))}")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--models", nargs="*", default=[])
+    options = parser.parse_args()
+    sys.exit(main(options.count, options.first, options.models))
