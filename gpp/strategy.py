@@ -379,7 +379,7 @@ class Strategy:
         return None if count is None else minibatch_size // count
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
-        """A planner's plan with the mini-batch of the run, its stages on the devices of the run, and the loss apart where it must be.
+        """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.
 
         Raises:
             Infeasible: its stages cannot be put on the devices as the schedule has it.

@@ -8,7 +8,6 @@ micro-batches are held; and no two passes of a device may fall on one slot.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC
 from functools import cache
 from typing import ClassVar, NamedTuple
@@ -34,6 +33,9 @@ class Steps(NamedTuple):
     back_up: int
 
 
+Turns = tuple[int, int, int]
+"""Slots between two of the four ways of the V, on the same device."""
+
 Slot = tuple[str, int, int]
 """Kind, half of the V (0: the far one), and slot of the pass of micro-batch 0."""
 
@@ -53,13 +55,13 @@ class AbstractRepeating(AbstractV, ABC):
 
 
 @cache
-def turns_of(steps: Steps, line: int) -> tuple[int, int, int]:
+def turns_of(steps: Steps, line: int) -> Turns:
     """Slots between the last pass of each of the four ways of the V and the first of the next one, on the same device.
 
     Those with which no device has two passes in one slot; among them those with which devices hold least, then the shortest.
     """
 
-    def rated(turns: tuple[int, int, int]) -> tuple[bool, int, int]:
+    def rated(turns: Turns) -> tuple[bool, int, int]:
         clash, most = False, 0
         for rank in range(line):
             slots = slots_of(steps, turns, line, rank)
@@ -69,10 +71,11 @@ def turns_of(steps: Steps, line: int) -> tuple[int, int, int]:
             most = max(most, sum(-(-(at[W, half] - at[F, half]) // BLOCK) for half in (0, 1)))
         return clash, most, sum(turns)
 
-    return min(itertools.product(range(1, BLOCK + 1), repeat=3), key=rated)
+    each = range(1, BLOCK + 1)
+    return min(((a, b, c) for a in each for b in each for c in each), key=rated)
 
 
-def slots_of(steps: Steps, turns: tuple[int, int, int], line: int, rank: int) -> list[Slot]:
+def slots_of(steps: Steps, turns: Turns, line: int, rank: int) -> list[Slot]:
     """The passes of a device.
 
     Args:

@@ -38,14 +38,14 @@ class Place(NamedTuple):
         far, near: its stages, that nearer to the sink last.
         rank: stages of the V's second half behind the near one: 0 on the device that has a sink.
         line: devices of the V.
-        count: micro-batches.
+        passes: micro-batches.
     """
 
     far: int
     near: int
     rank: int
     line: int
-    count: int
+    passes: int
 
 
 class AbstractV(AbstractSchedule, ABC):
@@ -175,12 +175,12 @@ class Writer:
     def add(self, kind: str, stage: int) -> None:
         """The next pass of a kind, if one is left."""
         m = self.next.get((stage, kind), 0)
-        if m < self.place.count:
+        if m < self.place.passes:
             self.next[stage, kind] = m + 1
             self.out.append(Task(stage, kind, m))
 
     def left(self, kind: str, stage: int) -> int:
-        return self.place.count - self.next.get((stage, kind), 0)
+        return self.place.passes - self.next.get((stage, kind), 0)
 
     def backward(self, stage: int, *, later: bool = False) -> None:
         """Both halves of a backward, or the first one, the second put off."""

@@ -25,7 +25,7 @@ UNET_HEIGHTS, UNET_CONVS = 5, 5
 class Torchgpipe(StageSchedule):
     """GPipe whose backwards begin with the last micro-batch, as autograd runs them in torchgpipe."""
 
-    in_flight = GPipe.in_flight
+    holds = GPipe.holds
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         forwards = GPipe().order(plan, stage, num_microbatches)[:num_microbatches]
