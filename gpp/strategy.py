@@ -388,7 +388,7 @@ class Strategy:
             plan = replace(plan, minibatch_size=problem.minibatch_size, graph_fingerprint=problem.graph.fingerprint)
         if self.schedule.per_device > 1:
             passes = (problem.stage_times(stage.ops, stage.microbatch_size, (0,)) for stage in plan.stages)
-            plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes])
+            plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)

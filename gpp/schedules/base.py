@@ -34,18 +34,19 @@ class AbstractSchedule(ABC):
 
     @property
     def per_device(self) -> int:
-        """Stages of a device: a plan is made for so many times the devices, and its stages are then put together (`arranged`)."""
+        """Stages of a device. A plan is made for so many times the devices; then its stages are put together (`arranged`)."""
         return 1
 
     def unfolded(self, cluster: Cluster) -> Cluster:
         """The cluster that a planner is asked with: one device for each stage."""
         return cluster
 
-    def arranged(self, plan: Plan, seconds: Sequence[float]) -> Plan:
+    def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
         """A plan for the unfolded cluster, `per_device` of its stages on each device.
 
         Args:
             seconds: of a micro-batch at each stage.
+            num_devices: of the cluster.
 
         Raises:
             Infeasible: its stages cannot be put together.

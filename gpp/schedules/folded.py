@@ -52,15 +52,16 @@ def interleaved_groups(distance: Sequence[int], seconds: Sequence[float], k: int
     return list(zip(*classes, strict=True))
 
 
-def folded(plan: Plan, seconds: Sequence[float], k: int, *, back: bool) -> Plan:
+def folded(plan: Plan, seconds: Sequence[float], k: int, num_devices: int, *, back: bool) -> Plan:
     """The plan with k stages on each device.
 
     Args:
         seconds: of a micro-batch at each stage.
+        num_devices: there are no more.
         back: whether as a V, else interleaved.
 
     Raises:
-        Infeasible: a stage has several devices, or the stages are no multiple of k.
+        Infeasible: a stage has several devices, or the stages are no multiple of k, or too many.
     """
     count = len(plan.stages)
     for s, stage in enumerate(plan.stages):
@@ -74,6 +75,8 @@ def folded(plan: Plan, seconds: Sequence[float], k: int, *, back: bool) -> Plan:
             f"{count} stages are no multiple of the {k} that each device runs",
             "another number of devices, or strategy/schedule=1f1b",
         )
+    if count > k * num_devices:
+        raise Infeasible(f"{count} stages are more than {k} on each of {num_devices} devices", "fewer stages, or more devices")
     distance = plan.distance_to_sink
     groups = v_pairs(distance, seconds) if back else interleaved_groups(distance, seconds, k)
     device_of = {s: device for device, group in enumerate(sorted(groups, key=min)) for s in group}

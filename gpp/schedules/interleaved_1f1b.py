@@ -55,8 +55,8 @@ class Interleaved1F1B(AbstractSchedule):
     def unfolded(self, cluster: Cluster) -> Cluster:
         return unfolded(cluster, self.k, back=False)
 
-    def arranged(self, plan: Plan, seconds: Sequence[float]) -> Plan:
-        return folded(plan, seconds, self.k, back=False)
+    def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
+        return folded(plan, seconds, self.k, num_devices, back=False)
 
     def orders(
         self,

@@ -67,8 +67,8 @@ class AbstractV(AbstractSchedule, ABC):
     def unfolded(self, cluster: Cluster) -> Cluster:
         return unfolded(cluster, V, back=True)
 
-    def arranged(self, plan: Plan, seconds: Sequence[float]) -> Plan:
-        found = folded(plan, seconds, V, back=True)
+    def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
+        found = folded(plan, seconds, V, num_devices, back=True)
         held = {s: count for order in (self._published(found) or {}).values() for s, count in _held(order).items()}
         stages = (
             replace(stage, in_flight=held.get(s, stage.ahead) * stage.microbatch_size) for s, stage in enumerate(found.stages)
