@@ -305,11 +305,15 @@ class Strategy:
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
-        orders = self._orders(plan, problem, samples)
+        orders = self.orders(plan, problem, samples)
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
-    def _orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
-        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest."""
+    def orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
+        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest.
+
+        Args:
+            samples: of a mini-batch, or of several where the pipeline does not drain.
+        """
         key = "orders", self.schedule, self.weights, plan.stages, plan.edges, samples
         known = problem.bills.get(key)
         if known is not None:
@@ -335,7 +339,7 @@ class Strategy:
     def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
         """Device -> the most bytes that it holds over its order."""
         bills = plan.bills(posed)
-        orders = self._orders(plan, posed, plan.minibatch_size)
+        orders = self.orders(plan, posed, plan.minibatch_size)
         return {
             device: order_peak(orders[device], {s: bills[s].memory for s in stages})
             for device, stages in plan.stages_of_device.items()
