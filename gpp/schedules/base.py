@@ -14,6 +14,7 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
+from gpp.schedules.flow import Flow, flow_of
 from gpp.schedules.merge import merge
 
 Pass = tuple[str, int]
@@ -84,6 +85,18 @@ class AbstractSchedule(ABC):
             limits: device -> bytes of its memory; for schedules that keep to a cap.
             cluster: for what messages take, where an order depends on seconds; None: nothing.
         """
+
+    def flow(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> Flow:
+        """The passes that it puts in order, and the room that it keeps to; arguments as for `orders`."""
+        return flow_of(plan, graph, num_samples, bills, limits, cluster, splits=self.holds.splits)
 
     def choices(
         self,

@@ -20,7 +20,7 @@ from gpp.program.program import Task
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.exact import Aim, Proven, prove
 from gpp.schedules.flow import Flow
-from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, asked_flow, candidates
+from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
 from gpp.settings import Count, Positive, settings
 
 MOST_TASKS = 1000
@@ -51,6 +51,17 @@ class OptimalOrder(AbstractSchedule):
     def draft(self) -> AbstractSchedule:
         return ZeroBubbleAuto(cap=self.cap)
 
+    def flow(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> Flow:
+        return ZeroBubbleAuto(cap=self.cap).flow(plan, graph, num_samples, bills, limits, cluster)
+
     def orders(
         self,
         plan: Plan,
@@ -65,7 +76,8 @@ class OptimalOrder(AbstractSchedule):
         Raises:
             InvalidConfig: too many passes, or OR-Tools is not installed.
         """
-        flow = asked_flow(plan, graph, num_samples, bills, limits, cluster, self.cap)
+        assert bills is not None and limits is not None  # `needs_bills`
+        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
         check_size(flow, self.max_tasks)
         hint = candidates(flow, plan, graph, num_samples, self.objective)[0]
         return flow.orders(proven(flow, tuple(map(tuple, hint)), self.objective, self.limit).by_lane)

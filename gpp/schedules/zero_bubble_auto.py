@@ -60,6 +60,23 @@ class ZeroBubbleAuto(AbstractSchedule):
 
     cap: Positive | None = 1.0
 
+    def flow(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> Flow:
+        """As `AbstractSchedule.flow`; its room is no more than the cap.
+
+        Raises:
+            InvalidConfig: the cap is below one micro-batch.
+        """
+        flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
+        return flow if self.cap is None else _capped(flow, plan, self.cap)
+
     def orders(
         self,
         plan: Plan,
@@ -70,7 +87,8 @@ class ZeroBubbleAuto(AbstractSchedule):
         cluster: Cluster | None = None,
     ) -> dict[int, list[Task]]:
         """The best candidate by its own reckoning; as `AbstractSchedule.orders`."""
-        flow = asked_flow(plan, graph, num_samples, bills, limits, cluster, self.cap)
+        assert bills is not None and limits is not None  # `needs_bills`
+        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
         return flow.orders(candidates(flow, plan, graph, num_samples, "period")[0])
 
     def choices(
@@ -82,29 +100,13 @@ class ZeroBubbleAuto(AbstractSchedule):
         limits: Mapping[int, float],
         cluster: Cluster,
     ) -> list[dict[int, list[Task]]]:
-        flow = asked_flow(plan, graph, num_samples, bills, limits, cluster, self.cap)
+        assert bills is not None  # `needs_bills`
+        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
         return [flow.orders(by_lane) for by_lane in candidates(flow, plan, graph, num_samples, "period")[:SIMULATED]]
 
 
-def asked_flow(
-    plan: Plan,
-    graph: OpGraph,
-    num_samples: int,
-    bills: Sequence[StageCost] | None,
-    limits: Mapping[int, float] | None,
-    cluster: Cluster | None,
-    cap: float | None,
-) -> Flow:
-    """The flow of a plan with split backwards, its room no more than the cap.
-
-    Raises:
-        InvalidConfig: the cap is below one micro-batch.
-    """
-    if bills is None or limits is None:
-        raise ValueError("this order depends on seconds and bytes: give `bills` and `limits`")
-    flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
-    if cap is None:
-        return flow
+def _capped(flow: Flow, plan: Plan, cap: float) -> Flow:
+    """The flow with no more room than the cap has; raises InvalidConfig if that is below one micro-batch."""
     one, unit = flow.ahead_bytes([1] * len(plan.stages)), max(flow.ahead_bytes([stage.ahead for stage in plan.stages]))
     if unit * cap < max(one) * (1 - ROUNDING):
         least = max(one) / unit

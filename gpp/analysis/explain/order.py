@@ -11,14 +11,13 @@ from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
 from gpp.program.program import Task
 from gpp.schedules.exact import bound_s
-from gpp.schedules.flow import flow_of
 from gpp.schedules.optimal import MOST_TASKS, proven
 from gpp.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderGap:
-    """The distance of a schedule from the best order of the same passes on the same devices, in their memory.
+    """The distance of a schedule from the best order of the same passes on the same devices, in the memory that the schedule keeps to.
 
     Args:
         passes: of a step.
@@ -50,7 +49,7 @@ def order_gap(plan: Plan, problem: Problem, strategy: Strategy, iteration_s: flo
     orders: Mapping[int, Sequence[Task]] = strategy.orders(plan, problem, samples)
     bills = plan.bills(strategy.posed(problem))
     limits = {device: cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-    flow = flow_of(plan, problem.graph, samples, bills, limits, cluster, splits=strategy.schedule.holds.splits)
+    flow = strategy.schedule.flow(plan, problem.graph, samples, bills, limits, cluster)
     least, searched, closed = bound_s(flow, "period"), False, False
     if limit > 0 and len(flow.tasks) <= MOST_TASKS:
         with suppress(InvalidConfig):  # the solver is optional
