@@ -55,11 +55,11 @@ class Proven(NamedTuple):
 
 
 def value_of(flow: Flow, by_lane: Sequence[Sequence[int]], aim: Aim) -> float:
-    """An upper bound on the period of an order, or the end of its step, in seconds; infinity where lanes wait for each other."""
+    """The period of an order, or the end of its step, in seconds; infinity where lanes wait for each other."""
+    if aim == "period":
+        return flow.period_s(by_lane)
     starts = flow.starts(by_lane)
-    if starts is None:
-        return math.inf
-    return flow.end_s(starts) if aim == "end" else flow.span_s(starts)
+    return math.inf if starts is None else flow.end_s(starts)
 
 
 def bound_s(flow: Flow, aim: Aim) -> float:
@@ -74,8 +74,9 @@ def bound_s(flow: Flow, aim: Aim) -> float:
         around = min(heads[i] for i in own) if aim == "end" else 0.0
         out = max(out, around + work + idle)
     if aim == "end":
-        out = max([out, *(head + tail for head, tail in zip(heads, tails, strict=True))])
-    return out
+        busy = (heads[ends.first] + ends.between_s + tails[ends.ends] for ends in cuts.ends if ends is not None)
+        return max([out, *busy, *(head + tail for head, tail in zip(heads, tails, strict=True))])
+    return max(out, cuts.round_trip_s())
 
 
 def prove(flow: Flow, hint: Sequence[Sequence[int]], aim: Aim, limit: float) -> Proven:
@@ -144,6 +145,9 @@ class _Ends(NamedTuple):
         ahead_s: seconds of the forwards that have room between them.
         last, ends: the last forward, and the last pass backwards.
         behind_s: seconds of the passes backwards that are left between them.
+        between_s: seconds of the passes that the lane runs, whatever the order, from the start of its first forward to that of its last
+            pass backwards.
+        last_s: seconds of the last micro-batch's passes from that start on, and of updates.
         apart: whether the first pass backwards comes before the last forward, since not all forwards have room.
     """
 
@@ -153,6 +157,8 @@ class _Ends(NamedTuple):
     last: int
     ends: int
     behind_s: float
+    between_s: float
+    last_s: float
     apart: bool
 
 
@@ -162,6 +168,7 @@ class _Cuts:
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
+        self._ways: dict[int, dict[int, float]] = {}
         self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
 
     def _ends_of(self, lane: int) -> _Ends | None:
@@ -183,7 +190,13 @@ class _Cuts:
             left = room - held.full * (full + 1)
             waiting = (min(count - 1 - full, int(left / held.late)) if held.late > 0 else count - 1 - full) if late else 0
             behind = max(behind, full * (slow + slow_late) + waiting * slow_late)
+        # Of those late when the last pass backwards begins, no more than have room beside its own micro-batch.
+        fit = int((room - held.full) / held.late) if held.late > 0 else count
+        forced = sorted(flow.seconds[i] for i in late)[: max(count - 1 - fit, 0)]
+        passes = [*forwards, *queues[back][:-1]]
         return _Ends(
+            between_s=sum(flow.seconds[i] for i in passes) + sum(forced),
+            last_s=flow.seconds[queues[back][-1]] + sum(flow.seconds[i] for i in late[-1:]) + flow.update_s[lane],
             first=forwards[0],
             begins=queues[back][0],
             ahead_s=(most - 1) * max(flow.seconds[i] for i in forwards),
@@ -203,17 +216,34 @@ class _Cuts:
         stop = max(self.way_s(ends.last, ends.ends) - seconds[ends.last] - ends.behind_s, 0.0)
         return start + stop if ends.apart else max(start, stop)
 
+    def round_trip_s(self) -> float:
+        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one back."""
+        out, known = 0.0, [ends for ends in self.ends if ends is not None]
+        for ends in known:
+            there = self.ways_s(ends.first)
+            for other in known:
+                if other.first in there and ends.ends in (back := self.ways_s(other.ends)):
+                    out = max(out, there[other.first] + other.between_s + back[ends.ends] + ends.last_s)
+        return out
+
     def way_s(self, a: int, b: int) -> float:
         """The least time from the start of a task to that of another that waits for it."""
+        return self.ways_s(a)[b]
+
+    def ways_s(self, a: int) -> dict[int, float]:
+        """The same of all tasks that wait for a task, by their number."""
+        if a in self._ways:
+            return self._ways[a]
         flow, far, todo = self.flow, {a: 0.0}, [a]
         # Tasks are numbered in a topological order.
-        while todo[0] != b:
+        while todo:
             i = heapq.heappop(todo)
             for user, seconds in flow.users[i]:
                 if user not in far:
                     heapq.heappush(todo, user)
                 far[user] = max(far.get(user, 0.0), far[i] + flow.seconds[i] + seconds)
-        return far[b]
+        self._ways[a] = far
+        return far
 
 
 class _Model:

@@ -7,6 +7,7 @@ then holds for its program too. Gradient sums are left out, and updates are at t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
 from gpp.routing import copies, messages
 from gpp.simulate.messages import message_rates
+from gpp.simulate.period import Period, spans
 
 
 class Wait(NamedTuple):
@@ -136,9 +138,13 @@ class Flow:
             out.append(most)
         return out
 
-    def starts(self, by_lane: Sequence[Sequence[int]]) -> list[float] | None:
-        """When each task of an order begins, as early as it can from zero on; None if the lanes wait for each other."""
-        out, place, free = [-1.0] * len(self.tasks), [0] * len(self.lanes), [0.0] * len(self.lanes)
+    def starts(self, by_lane: Sequence[Sequence[int]], begin: Sequence[float] | None = None) -> list[float] | None:
+        """When each task of an order begins, as early as it can; None if the lanes wait for each other.
+
+        Args:
+            begin: of each lane, when it is free; None: at zero.
+        """
+        out, place, free = [-1.0] * len(self.tasks), [0] * len(self.lanes), list(begin or [0.0] * len(self.lanes))
         missing = [len(waits) for waits in self.needs]
         arrived = [0.0] * len(self.tasks)
         todo, left = list(range(len(self.lanes))), len(self.tasks)
@@ -158,13 +164,21 @@ class Flow:
                         todo.append(self.lane[user])
         return None if left else out
 
-    def span_s(self, starts: Sequence[float]) -> float:
-        """The longest time that a lane has from its first pass to its update, or 0: no step of a training that repeats it takes more."""
-        first, last = [float("inf")] * len(self.lanes), [0.0] * len(self.lanes)
-        for i, start in enumerate(starts):
-            lane = self.lane[i]
-            first[lane], last[lane] = min(first[lane], start), max(last[lane], start + self.seconds[i])
-        return max(end - begin + update for begin, end, update in zip(first, last, self.update_s, strict=True))
+    def period_s(self, by_lane: Sequence[Sequence[int]]) -> float:
+        """Seconds by which a training that repeats the step is later after each, as the simulator has it; infinity if it cannot run."""
+        period, free = Period(), [0.0] * len(self.lanes)
+        while True:
+            starts = self.starts(by_lane, free)
+            if starts is None:
+                return math.inf
+            begin, first = free, [starts[own[0]] if own else math.inf for own in by_lane]
+            free = [
+                starts[own[-1]] + self.seconds[own[-1]] + update if own else 0.0
+                for own, update in zip(by_lane, self.update_s, strict=True)
+            ]
+            found = period.after(spans(begin, first, free, max(free)))
+            if found is not None:
+                return found
 
     def end_s(self, starts: Sequence[float]) -> float:
         """When the last update is over."""
