@@ -333,6 +333,7 @@ class Recorder:
             max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,
             planning_peak_bytes=self.planning_peak_bytes,
             resumed=None if resumed is None else {"step": resumed.manifest.step, "checkpoint": str(resumed.folder)},
+            idle_s=self.explanation.idle_s if self.explanation else None,
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
         )

@@ -100,14 +100,14 @@ Formula = Callable[..., Gradients]
 class Late:
     """Calls the operators of one stage so that the gradients of their weights are left for later.
 
-    `queue` is that of the backward under way.
+    `queue` is that of the backward under way; `anchor` is what an operator without differentiable data makes its output depend
+    on, so that a backward comes by.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.queue = LateGradients()
         self._device = device
-        # What an operator without differentiable data makes its output depend on, so that a backward comes by.
-        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def take(self) -> LateGradients:
         """What the last backward has left; the next one begins a queue of its own."""
@@ -123,12 +123,13 @@ class Late:
         apart = _Apart.calling(self, operator, tuple(late))
         if target not in FORMULAS:
             return apart
-        call = FORMULAS[target]
+        call, kind = FORMULAS[target], self._device.type
 
         def called(*args: Any, **kwargs: Any) -> Any:
             # Casts that autocast puts into an operator are differentiated with it.
-            made = None if torch.is_autocast_enabled(self._device.type) else call(self, *args, **kwargs)
-            return apart(*args, **kwargs) if made is None else made
+            if torch.is_autocast_enabled(kind):
+                return apart(*args, **kwargs)
+            return call(self, *args, **kwargs)
 
         return called
 
@@ -141,7 +142,7 @@ class Late:
         """
         needs = (weight is not None and weight.requires_grad, bias is not None and bias.requires_grad)
         targets = tuple(map(_target, (t for t, needed in zip((weight, bias), needs, strict=True) if needed and t is not None)))
-        return _Leave.apply(out, None if out.requires_grad else self._anchor, (self, targets, needs, formula, saved))  # type: ignore[return-value]
+        return _Leave.apply(out, None if out.requires_grad else self.anchor, (self, targets, needs, formula, saved))  # type: ignore[return-value]
 
 
 class _Leave(torch.autograd.Function):
@@ -167,22 +168,49 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
+class _Linear(torch.autograd.Function):
+    """The most frequent operator in one step, which spares autograd's own node: rows [N, K] -> [N, M]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, anchor: Tensor | None, call: tuple[Late, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
+        ctx.late, weight, bias = call
+        ctx.targets = [_target(t) for t in (weight, bias) if t is not None and t.requires_grad]
+        ctx.needs = weight.requires_grad, bias is not None and bias.requires_grad
+        ctx.given = rows.requires_grad
+        weight = weight.detach()
+        # Whichever is not needed is not kept: rows for the weight, the weight for the rows.
+        ctx.save_for_backward(rows if ctx.needs[0] else None, weight if ctx.given else None)
+        ctx.by_columns = by_columns(weight.t()), by_columns(rows)
+        return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        rows, weight = ctx.saved_tensors
+        needs, columns = ctx.needs, ctx.by_columns[0]
+        kept = None if rows is None else rows.detach()
+        ctx.late.queue.add(ctx.targets, lambda: _linear_gradients(gradient, needs, kept, columns), fresh=True)
+        if not ctx.given:
+            return None, None, None
+        return (weight.t().mm(gradient.t()).t() if ctx.by_columns[1] else gradient.mm(weight)), None, None
+
+
+def by_columns(matrix: Tensor) -> bool:
+    """Whether autograd takes a matrix for one that lies by columns, and makes a gradient that lies likewise."""
+    return matrix.stride(0) == 1 and matrix.stride(1) == matrix.size(0)
+
+
 def _linear(late: Late, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # By rows, as `linear` computes it: what it returns for more dimensions is a view.
+    # By rows, as `linear` computes it.
     rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
-    across = weight.detach().t()
-    out = torch.mm(rows, across) if bias is None else torch.addmm(bias.detach(), rows, across)
-    # The bias needs no rows.
-    held = (rows, across.stride(0) == 1 and across.stride(1) == across.size(0)) if weight.requires_grad else (0, False)
-    out = late.leave(out, weight, bias, _linear_gradients, *held)
+    out: Any = _Linear.apply(rows, None if rows.requires_grad else late.anchor, (late, weight, bias))
     return out if input.dim() == 2 else out.view(*input.shape[:-1], -1)
 
 
-def _linear_gradients(gradient: Tensor, needs: tuple[bool, bool], rows: Tensor, by_columns: bool) -> Gradients:
-    made = None
-    if needs[0]:
-        made = gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t()
-    return made, gradient.sum(0) if needs[1] else None
+def _linear_gradients(gradient: Tensor, needs: tuple[bool, bool], rows: Tensor | None, by_columns: bool) -> list[Tensor]:
+    made = []
+    if rows is not None:
+        made.append(gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t())
+    return [*made, gradient.sum(0)] if needs[1] else made
 
 
 def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
@@ -218,45 +246,6 @@ def _convolution_gradients(
     return backward(gradient, input, weight, sizes, *several, False, none, groups, [False, *needs])[1:]
 
 
-def _layer_norm(
-    late: Late,
-    input: Tensor,
-    shape: list[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    weight_now, bias_now = _detached(weight), _detached(bias)
-    out, mean, rstd = torch.native_layer_norm(input, shape, weight_now, bias_now, eps)
-    return late.leave(out, weight, bias, _layer_norm_gradients, input, list(shape), mean, rstd, weight_now, bias_now)
-
-
-def _layer_norm_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
-    return torch.ops.aten.native_layer_norm_backward.default(gradient, *saved, [False, *needs])[1:]
-
-
-def _group_norm(
-    late: Late,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor | None:
-    if not input.is_contiguous():
-        return None
-    weight_now, bias_now = _detached(weight), _detached(bias)
-    sizes = input.shape[0], input.shape[1], input[0, 0].numel() if input.dim() > 2 else 1, num_groups
-    out, mean, rstd = torch.native_group_norm(input, weight_now, bias_now, *sizes, eps)
-    return late.leave(out, weight, bias, _group_norm_gradients, input, mean, rstd, weight_now, *sizes)
-
-
-def _group_norm_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
-    return torch.ops.aten.native_group_norm_backward.default(gradient, *saved, [False, *needs])[1:]
-
-
 def _embedding(
     late: Late, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
@@ -268,16 +257,14 @@ def _embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any
     return torch.ops.aten.embedding_backward.default(gradient, *saved), None
 
 
-FORMULAS: dict[str, Callable[..., Tensor | None]] = {
+FORMULAS: dict[str, Callable[..., Tensor]] = {
     "aten.linear.default": _linear,
     "aten.conv1d.default": _convolution(torch.conv1d, 1),
     "aten.conv2d.default": _convolution(torch.conv2d, 2),
     "aten.conv3d.default": _convolution(torch.conv3d, 3),
-    "aten.layer_norm.default": _layer_norm,
-    "aten.group_norm.default": _group_norm,
     "aten.embedding.default": _embedding,
 }
-"""Operators by what calls them, with the arguments of their schemas; None where the operator is better called apart."""
+"""Operators by what calls them, with the arguments of their schemas."""
 
 
 class _Apart(torch.autograd.Function):
@@ -291,7 +278,7 @@ class _Apart(torch.autograd.Function):
             given: list[Tensor] = []
             args, kwargs = _mapped(args, given.append), {name: _mapped(value, given.append) for name, value in kwargs.items()}
             data = [t if t.requires_grad and not later else None for t, later in zip(given, which, strict=True)]
-            anchor = None if any(t is not None for t in data) else late._anchor
+            anchor = None if any(t is not None for t in data) else late.anchor
             return _Apart.apply(anchor, (late, operator, args, kwargs, given, which), *data)
 
         return called

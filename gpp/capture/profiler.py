@@ -3,7 +3,7 @@
 Each operator group is cut out as a stage of its own, fed with made-up tensors of the right shapes, and timed forwards
 and backwards apart, with gradients accumulating as they do from the second micro-batch on. The cost of calling a stage
 is measured once and subtracted, because a stage of many operators pays it once. Groups of equal amounts and shapes
-(repeated layers) are timed once.
+(repeated layers) are timed once. Where a group's backward can be split, its halves are timed too, at the most samples.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gpp.capture.companions import companions
 from gpp.capture.stage import build_stage
-from gpp.cost.models.profiled import Profile, Profiled, Setting, cpu_setting, sample_counts
+from gpp.cost.models.profiled import MOST_APART, Profile, Profiled, Setting, cpu_setting, sample_counts
 from gpp.graph.captured import evaluate, is_loss
 from gpp.graph.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
+    from gpp.capture.late import Late, LateGradients
     from gpp.capture.stage import StageModule
     from gpp.graph.captured import Captured, Node
 
@@ -119,13 +121,17 @@ def profile(
         distinct = dict(zip(keys, graph.ops, strict=True))
         budget = budget_s / (2 * _ROUNDS * len(sample_counts) * max(1, len(distinct)))
         seen: dict[Any, list[_Row]] = {key: [] for key in distinct}
+        parts: dict[Any, list[_Halves]] = {key: [] for key in distinct}
         for _ in range(_ROUNDS):
             for key, op in distinct.items():
                 module = build_stage(captured, list(op.nodes), device=at)
                 _fill(module)
-                seen[key].append(_row(captured, module, sample_counts, at, budget, overhead))
+                seen[key].append(row := _row(captured, module, sample_counts, at, budget, overhead))
+                if op.weight_flops and sum(row[-1]) <= _SLOW_S and module.split().split:
+                    parts[key].append(_halves(captured, module, sample_counts[-1], at, budget, overhead, row[-1][1]))
         rows = {key: tuple(zip(*map(_median, zip(*found, strict=True)), strict=True)) for key, found in seen.items()}
         update = _update_s_per_byte(optimizer, at) if optimizer else None
+        halves = {key: _median_halves(found) for key, found in parts.items()}
     return Profile(
         graph_fingerprint=graph.fingerprint,
         sample_counts=tuple(sample_counts),
@@ -135,6 +141,8 @@ def profile(
         forward_s=tuple(rows[key][0] for key in keys),
         backward_s=tuple(rows[key][1] for key in keys),
         pass_s=(overhead.forward_s, overhead.backward_s),
+        weight_share=tuple(halves[key].share if halves[key].apart <= MOST_APART else 0.0 for key in keys),
+        apart=tuple(halves[key].apart for key in keys),
     )
 
 
@@ -155,6 +163,32 @@ def _threads(count: int) -> Iterator[None]:
 class _Pair:
     forward_s: float
     backward_s: float
+
+
+class _Halves(NamedTuple):
+    """A split backward.
+
+    Args:
+        share: of its seconds, those of the second half.
+        apart: its seconds over those of the whole backward.
+    """
+
+    share: float
+    apart: float
+
+
+def _halves(
+    captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float, overhead: _Pair, whole_s: float
+) -> _Halves:
+    """The halves of a group's backward, given the seconds of the whole one; `module` is split."""
+    forward, seeds = _pass(captured, module, samples, device)
+    first, second = _time_backwards(forward, seeds, device, budget_s, module.late)
+    first = max(first - overhead.backward_s, first / 10)
+    return _Halves(second / (first + second), (first + second) / whole_s)
+
+
+def _median_halves(found: Sequence[_Halves]) -> _Halves:
+    return _Halves(*(statistics.median(column) for column in zip(*found, strict=True))) if found else _Halves(0.0, 0.0)
 
 
 def _row(
@@ -230,6 +264,13 @@ def _values(captured: Captured, module: StageModule, samples: int, device: torch
 
 def _time_stage(captured: Captured, module: StageModule, samples: int, device: torch.device, budget_s: float) -> _Pair:
     """Forward and backward seconds of one group on `samples` samples."""
+    return _time_passes(*_pass(captured, module, samples, device), device, budget_s)
+
+
+def _pass(
+    captured: Captured, module: StageModule, samples: int, device: torch.device
+) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
+    """A forward of one group, and gradients for what it returns."""
     values = _values(captured, module, samples, device)
     differentiable = {name for name in module.receives if module.spec(name).differentiable}
 
@@ -238,8 +279,7 @@ def _time_stage(captured: Captured, module: StageModule, samples: int, device: t
         outputs = module(samples, leaves)
         return [t for name, t in outputs.items() if t.requires_grad and (name in module.sends or is_loss(name))]
 
-    seeds = [torch.ones_like(t) for t in forward()]
-    return _time_passes(forward, seeds, device, budget_s)
+    return forward, [torch.ones_like(t) for t in forward()]
 
 
 def _overhead(device: torch.device) -> _Pair:
@@ -251,33 +291,74 @@ def _overhead(device: torch.device) -> _Pair:
 def _time_passes(
     forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float
 ) -> _Pair:
-    """Medians over repeats after two warm-up passes, which also fill the gradients that later passes add to."""
+    """Medians over repeats of a forward and its backward."""
+
+    def backward(made: list[list[torch.Tensor]]) -> None:
+        for roots in made if seeds else ():
+            torch.autograd.backward(roots, seeds)
+
+    first, second = _time(lambda loops: [forward() for _ in range(loops)], [backward], device, budget_s)
+    return _Pair(first, second if seeds else 0.0)
+
+
+def _time_backwards(
+    forward: Callable[[], list[torch.Tensor]], seeds: list[torch.Tensor], device: torch.device, budget_s: float, late: Late | None
+) -> tuple[float, float]:
+    """The same of the two halves of a backward."""
+    assert late is not None
+    kept: list[LateGradients] = []
+
+    def first(made: list[list[torch.Tensor]]) -> None:
+        for roots in made:
+            torch.autograd.backward(roots, seeds)
+            kept.append(late.take())
+
+    def second(made: list[list[torch.Tensor]]) -> None:
+        for gradients in kept:
+            gradients.deliver()
+        kept.clear()
+
+    _, *halves = _time(lambda loops: [forward() for _ in range(loops)], [first, second], device, budget_s)
+    return halves[0], halves[1]
+
+
+def _time(
+    begin: Callable[[int], list[list[torch.Tensor]]],
+    steps: Sequence[Callable[[list[list[torch.Tensor]]], None]],
+    device: torch.device,
+    budget_s: float,
+) -> list[float]:
+    """Medians over repeats, after two warm-up passes, which also fill the gradients that later passes add to.
+
+    Args:
+        begin: so many forwards.
+        steps: what follows on all that they have made.
+    """
     synchronize = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     # On one core, count the time that this process computed: other programs on a busy machine do not count.
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
-    def once(loops: int) -> _Pair:
+    def once(loops: int) -> list[float]:
         synchronize()
-        start = clock()
-        made = [forward() for _ in range(loops)]
+        marks = [clock()]
+        made = begin(loops)
         synchronize()
-        middle = clock()
-        if seeds:
-            for roots in made:
-                torch.autograd.backward(roots, seeds)
+        marks.append(clock())
+        for step in steps:
+            step(made)
             synchronize()
-        return _Pair((middle - start) / loops, (clock() - middle) / loops if seeds else 0.0)
+            marks.append(clock())
+        return [(after - before) / loops for before, after in pairwise(marks)]
 
     once(1)
-    first = once(1)
-    took = first.forward_s + first.backward_s
+    took = sum(once(1))
     # The number is bounded, because the graphs of all loops are alive between the forwards and the backwards.
     loops = max(1, min(20, int(_SPAN_S / max(took, 1e-7))))
-    seen: list[_Pair] = []
+    seen: list[list[float]] = []
     end = time.perf_counter() + 2 * budget_s
     while len(seen) < _MAX_REPEATS and (len(seen) < _MIN_REPEATS or time.perf_counter() < end):
         seen.append(once(loops))
-    return _Pair(statistics.median(p.forward_s for p in seen), statistics.median(p.backward_s for p in seen))
+    return [statistics.median(column) for column in zip(*seen, strict=True)]
 
 
 def _cold(work: Callable[[], object], device: torch.device) -> float:

@@ -85,6 +85,7 @@ class Settings:
         shared_memory: whether workers of one machine exchange messages in shared memory.
         workers_per_card: workers that share a card; with more than one, messages go by gloo over pinned memory.
         enforce_memory: whether a worker may hold no more than its device's memory (`gpp.runtime.worker.limit`).
+        whole_ops: operators whose backward stays whole where its stage's is split: their halves take too long, as measured.
         compile: backend of torch.compile for every stage; None to run as captured.
         engine: settings that an engine with workers of its own gives them.
         weights: the weight policy; empty for flushing.
@@ -116,6 +117,7 @@ class Settings:
     final_weights: bool = True
     autocast: FloatType | None = None
     compile: str | None = None
+    whole_ops: tuple[Natural, ...] = ()
     shared_memory: bool = True
     workers_per_card: Count = 1
     enforce_memory: bool = False
@@ -291,6 +293,7 @@ def assemble(
             evaluation_samples=held_out,
             backend="nccl" if cards else "gloo",
             device_kind=kind,
+            whole_ops=problem.cost.whole_ops(problem.graph, problem.cluster.devices[0]),
             weights={} if strategy.weights.flushes else _described(strategy.weights),
             **settings,
         ),

@@ -44,7 +44,7 @@ class OptimalOrder(AbstractSchedule):
 
     objective: Aim = "period"
     cap: Positive | None = 1.0
-    limit: Positive = 10.0
+    limit: Positive = 5.0
     max_tasks: Count = MOST_TASKS
 
     @property

@@ -17,6 +17,10 @@ class AbstractSplit(StageSchedule, ABC):
     D - h under a schedule that holds one more in full for each stage (H1), by 2 (D - h) under one that holds two (H2).
     """
 
+    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
+        own = plan.stages[stage]
+        return min(own.ahead, num_microbatches) if own.k == 1 else None
+
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         own = plan.stages[stage]
         if own.k != 1:

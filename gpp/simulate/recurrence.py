@@ -63,8 +63,13 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     count = plan.minibatch_size // b
     devices = [device for stage in stages for device in stage.devices]
     incoming, sent = _channels(plan, problem, b, {device: i for i, device in enumerate(devices)})
-    bills = plan.bills(problem)
+    bills, holds = plan.bills(problem), problem.regime.holds
     duration = [(bill.forward_s, bill.backward_s) for bill in bills]
+    # What nobody waits for: the second half of a backward that is split, of a micro-batch that came earlier by so many.
+    second = [
+        (bill.weight_s, plan.late(s, holds)) if holds.splits and plan.has_weight_gradients(s, problem.graph) else (0.0, 0)
+        for s, bill in enumerate(bills)
+    ]
     groups = reduce_groups(plan, problem.graph)
     sums: dict[int, tuple[int, ...]] = dict.fromkeys(devices, ())
     for g, group in enumerate(groups):
@@ -76,13 +81,13 @@ def score(plan: Plan, problem: Problem, warmups: list[int], *, drains: bool = Tr
     classes, members = _classes([plan.stage_of_device[device] for device in devices], first_of, incoming)
     channels = [found for _, found in members]
     if drains:
-        rows = [(*duration[s], warmups[s], 0.0) for s, _ in members]
+        rows = [(bills[s].forward_s, bills[s].backward_s - second[s][0], warmups[s], *second[s]) for s, _ in members]
         class_of = dict(zip(devices, classes, strict=True))
         finish = _Finish(plan, problem, groups, class_of)
         end, reduced = _period(rows, channels, count, finish), finish.moved
     else:
         after, reduced = _updates(plan, problem)
-        rows = [(*duration[s], warmups[s], after[s] / count) for s, _ in members]
+        rows = [(*duration[s], warmups[s], after[s] / count, 0) for s, _ in members]
         first = STREAM * max(warmups)
         early, late = (max(_run(rows, channels, n).clock) for n in (first, 2 * first))
         end = (late - early) / first * count
@@ -190,8 +195,9 @@ def _period(rows: list[Row], channels: list[Channels], count: int, finish: _Fini
         before = free
 
 
-Row = tuple[float, float, int, float]
-"""Of a class: seconds of a forward, of a backward, warm-up, seconds after each backward that nobody waits for."""
+Row = tuple[float, float, int, float, int]
+"""Of a class: seconds of a forward, of a backward, warm-up, seconds after each backward that nobody waits for, and from which
+backward on; those that the first ones lack follow the last."""
 
 
 class _Step(NamedTuple):
@@ -221,7 +227,7 @@ def _run(
         start, held: when each class may begin, and until when each channel is taken; None: 0.
     """
     n = len(stages)
-    warmup = [min(w, count) for _, _, w, _ in stages]
+    warmup = [min(w, count) for _, _, w, _, _ in stages]
     forwards, backwards, wires = _wires(incoming, held or [])
     done: list[list[float]] = [[] for _ in range(n)]  # ends of the forwards, from micro-batch `base` on
     clock, last, base = start[:] if start else [0.0] * n, [0.0] * n, 0
@@ -242,7 +248,8 @@ def _run(
     longest, shortest = max(warmup), min(warmup)
     window = longest - shortest + 2  # of the forwards that later rounds may read
     ahead = [(c, stages[c][0], warmup[c] - 1, forwards[c]) for c in range(n)]
-    back = [(c, stages[c][1], stages[c][3], backwards[c]) for c in reversed(range(n))]
+    back = [(c, stages[c][1], stages[c][3], stages[c][4], backwards[c]) for c in reversed(range(n))]
+    settled = max(late for *_, late in stages)
     m, steady, length = 0, 0, 0.0
     while m < count:
         before, free_before = last[:], [channel[3] for channel in wires] if m + longest <= count else []
@@ -257,7 +264,7 @@ def _run(
                         now = free + channel[2]
                 clock[c] = now = now + took
                 done[c].append(now)
-        for c, took, after, channels in back:
+        for c, took, after, late, channels in back:
             now = clock[c]
             for channel in channels:
                 left, free = last[channel[0]], channel[3]
@@ -265,10 +272,10 @@ def _run(
                 if free + channel[2] > now:
                     now = free + channel[2]
             last[c] = now = now + took
-            clock[c] = now + after
+            clock[c] = now + after if m >= late else now
         if not m:
             returned = last[:]
-        if m and free_before:
+        if m > settled and free_before:
             step = last[0] - before[0]
             same = _near(step, length) and _grew(step, last, before, done, wires, free_before)
             steady, length = steady + 1 if same else 0, step
@@ -282,6 +289,8 @@ def _run(
                 for channel in wires:
                     channel[3] += skip * step
         m += 1
+    for c, (*_, after, late) in enumerate(stages):
+        clock[c] += after * min(late, count)
     made = [begun[c[0]] for channels in forwards for c in channels] + [returned[c[0]] for channels in backwards for c in channels]
     sent = [max(when, until) for when, until in zip(made, held or [0.0] * len(made), strict=True)]
     first = [when - row[0] for when, row in zip(begun, stages, strict=True)]

@@ -222,7 +222,9 @@ def test_a_frozen_stage_has_forwards_only() -> None:
     of = equal(chain(4))
     params = (replace(of.params[0], trainable=False), *of.params[1:])
     ops = (*of.ops[:2], replace(of.ops[2], params=()), of.ops[3])
-    made = problem(replace(of, params=params, ops=ops), 4, 4, microbatch_size=1)
+    first = replace(of.tensors[0], differentiable=False)
+    of = replace(of, params=params, ops=ops, tensors=(first, *of.tensors[1:]))
+    made = problem(of, 4, 4, microbatch_size=1)
     plan = make_plan(made, "test", [(1 << op, 1) for op in range(4)], 1)
     kinds = [
         {task.kind for task in order}

@@ -15,9 +15,12 @@ from gpp.plan.build import make_plan
 from gpp.program.program import check_program, reduce_groups
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.split_1f1b import Split1F1B
+from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import simulate
-from tests.support.graphs import DEVICE
+from tests.support.graphs import DEVICE, in_halves
 from tests.support.programs import lower
 
 
@@ -62,7 +65,8 @@ def test_score_equals_simulation(seed: int) -> None:
         intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
         inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
     )
-    schedule = rng.choice([OneFOneB(), GPipe()])
+    schedule = rng.choice([OneFOneB(), GPipe(), Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()])
+    graph = in_halves(graph) if schedule.holds.splits else graph
     batch = rng.choice([24, 24, 240, 1200])  # of the long ones most rounds are skipped
     problem = Problem(
         graph=graph, cluster=cluster, cost=Constant(fixed_s=0.2), minibatch_size=batch, regime=Regime(holds=schedule.holds)

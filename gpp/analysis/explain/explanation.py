@@ -103,6 +103,12 @@ class Explanation:
         return self.loads[self.bottlenecks[0]]
 
     @property
+    def idle_s(self) -> dict[str, float]:
+        """Seconds of a step for which a device waits, a mean over the devices: by reason, and what filling and draining take."""
+        seconds: dict[str, float] = {reason: share * self.iteration_s for reason, share in self.idle.items()}
+        return {**seconds, "fill_and_drain": seconds["fill"] + seconds["drain"]}
+
+    @property
     def memory_speedup(self) -> float | None:
         """The speed-up from twice the memory, if it is above 2 %, so that memory limits the plan; else None."""
         found = next((what.speedup for what in self.sensitivities if what.change == MORE_MEMORY), None)

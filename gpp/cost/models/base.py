@@ -48,6 +48,10 @@ class AbstractCostModel(ABC):
     def move_s(self, num_bytes: float, device: Device) -> float:
         """Seconds to read or write `num_bytes` of a device's own memory, in one pass; a copy of a tensor moves its bytes twice."""
 
+    def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
+        """Operators that a split backward leaves whole, although they could be split: their halves take too long."""
+        return ()
+
     def launch_s(self, device: Device) -> float:
         """Seconds to start an operator's kernel, however little it does."""
         return device.kernel_latency_s / device.speed_factor

@@ -28,6 +28,9 @@ from gpp.graph.op_graph import OpGraph
 from gpp.serialization import seal, to_json, unseal
 from gpp.settings import Count, Natural, Positive, settings
 
+MOST_APART = 1.1
+"""Seconds of both halves of an operator's backward, for each second of the whole, up to which it is split."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,9 @@ class Profile:
         move_s_per_byte: reading or writing memory; None if it was not measured.
         pass_s: seconds of a forward and of a backward of a stage that computes nothing; not in the operators' times.
         in_place: stages of plans that were timed as they run, the latest last; operator times are corrected by them.
+        weight_share: of each operator's backward, the share that a split backward leaves to its second half, as measured at the
+            most samples; 0 for one that stays whole. Empty if it was not measured.
+        apart: seconds of both halves of each over those of the whole backward; 0 for operators without anything to split.
     """
 
     graph_fingerprint: str
@@ -75,6 +81,8 @@ class Profile:
     pass_s: tuple[float, float] = (0.0, 0.0)
     move_s_per_byte: float | None = None
     in_place: tuple[StageTimes, ...] = ()
+    weight_share: tuple[float, ...] = ()
+    apart: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         counts = self.sample_counts
@@ -84,6 +92,8 @@ class Profile:
             raise InvalidConfig(
                 "profile", self.graph_fingerprint, "needs one time for each operator and sample count", "measure again"
             )
+        if any(len(row) not in (0, len(self.forward_s)) for row in (self.weight_share, self.apart)):
+            raise InvalidConfig("profile", self.graph_fingerprint, "needs one share for each operator, or none", "measure again")
 
     def at(self, samples: int) -> OpTimes:
         """Times for `samples` samples.
@@ -92,7 +102,13 @@ class Profile:
         """
         counts, forward_s, backward_s = self.tables
         forward, backward = (_interpolate(table, counts, samples) for table in (forward_s, backward_s))
-        return OpTimes(forward_s=forward, backward_s=backward, weight_s=np.zeros_like(backward))
+        share = np.array(self.weight_share) if self.weight_share else np.zeros_like(backward)
+        return OpTimes(forward_s=forward, backward_s=backward, weight_s=backward * share)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Operators whose backward could be split, but takes too long in halves."""
+        return tuple(op for op, ratio in enumerate(self.apart) if ratio > MOST_APART)
 
     @property
     def tables(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
@@ -180,13 +196,13 @@ class Profiled(AbstractCostModel):
         profile = self.profile_of(graph, device)
         if profile is None:
             return self._fallback(device).op_times(graph, samples, device, degree)
-        times, shares, speed = profile.at(samples), graph.shares(degree), device.speed_factor
-        share = graph.weight_share * shares / speed
-        return OpTimes(
-            forward_s=times.forward_s * shares / speed,
-            backward_s=times.backward_s * shares / speed,
-            weight_s=times.backward_s * share,
-        )
+        times, rate = profile.at(samples), graph.shares(degree) / device.speed_factor
+        weight = times.weight_s if profile.weight_share else times.backward_s * graph.weight_share
+        return OpTimes(forward_s=times.forward_s * rate, backward_s=times.backward_s * rate, weight_s=weight * rate)
+
+    def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
+        profile = self.profile_of(graph, device)
+        return profile.whole if profile else ()
 
     def update_s(self, num_bytes: float, device: Device) -> float:
         per_byte = [p.update_per_byte() for p in self.profiles if p.setting.device_kind == device.kind]

@@ -120,7 +120,7 @@ class Assessor:
         short = (self._shortage_together if shared else self._shortage)(ordered, placed, microbatch_size, depth)
         if short is not None:
             return short
-        bound = max(walk(self, ordered, placed, microbatch_size, nexts, depth, below_s)[0])
+        bound = max(self._walk(ordered, placed, microbatch_size, nexts, depth, below_s)[0])
         if shared:
             bound = max(bound, *self.loads_s(ordered, placed, microbatch_size))
         return None if bound >= below_s else Candidate(bound, max(depth), microbatch_size, chain, ordered, placed)
@@ -198,7 +198,7 @@ class Assessor:
             return None
         ordered, nexts, depth = arranged
         placement = self._place(ordered, b, nexts, depth)
-        return None if placement is None else (ordered, walk(self, ordered, placement, b, nexts, depth))
+        return None if placement is None else (ordered, self._walk(ordered, placement, b, nexts, depth))
 
     def arranged(self, parts: Sequence[Part], chain: bool) -> tuple[Parts, list[list[int]], list[int]] | None:
         """The parts in stage order, the successors of each stage, and its depth; None if there is a cycle."""
@@ -366,6 +366,22 @@ class Assessor:
         links += [self.cluster.inter_node] if len({nodes[i] for i in (*a, *b)}) > 1 else []
         found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
         return found
+
+    def _walk(
+        self, parts: Parts, devices: Placement, b: int, nexts: list[list[int]], depth: list[int], below_s: float = math.inf
+    ) -> tuple[list[float], list[int]]:
+        """Bounds on an iteration by stage, as `walk` has them, and the stage before each on its longest way."""
+        where = [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)]
+        return walk(
+            self.problem.regime,
+            self.problem.minibatch_size // b,
+            [self.split_s(mask, b, own) for mask, own in where],
+            lambda s: self.transfers_s(*where[s], [where[t] for t in nexts[s]], b),
+            lambda s: self.update_s(*where[s]),
+            nexts,
+            depth,
+            below_s,
+        )
 
     def update_s(self, mask: int, devices: tuple[int, ...]) -> float:
         """Gradient all-reduce and the optimizer's step."""

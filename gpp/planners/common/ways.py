@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-if TYPE_CHECKING:
-    from gpp.planners.common.candidates import Assessor, Parts
+from gpp.cost.regime import Regime
 
 
 def walk(
-    assessor: Assessor,
-    parts: Parts,
-    devices: Sequence[tuple[int, ...]],
-    b: int,
+    regime: Regime,
+    num_microbatches: int,
+    times: Sequence[tuple[float, float, float]],
+    sent: Callable[[int], Sequence[tuple[float, float]]],
+    update_s: Callable[[int], float],
     nexts: list[list[int]],
     depth: list[int],
     below_s: float = math.inf,
@@ -29,30 +28,32 @@ def walk(
     stands before the update.
 
     Also the stage before each on its longest way; -1 at its end. Nothing comes after a stage that takes `below_s` or longer.
+
+    Args:
+        times: of every stage, in a topological order: seconds of a forward and a backward, and of the latter's second half.
+        sent: seconds of the messages there and back between a stage and each of its successors.
+        update_s: seconds of a stage's sums and update.
+        nexts: the successors of every stage.
+        depth: the stages on the longest way from each to the end, itself included.
     """
-    regime, count, num_microbatches = assessor.problem.regime, len(parts), assessor.problem.minibatch_size // b
-    splits = regime.holds.splits
-    times = [assessor.split_s(mask, b, own) for (mask, _), own in zip(parts, devices, strict=True)]
+    count, splits = len(times), regime.holds.splits
     late = [weight_s if splits else 0.0 for *_, weight_s in times]
-    trip, moves, where = (
-        [forward + backward - left for (forward, backward, _), left in zip(times, late, strict=True)],
-        [],
-        [(mask, own) for (mask, _), own in zip(parts, devices, strict=True)],
-    )
+    trip = [forward + backward - left for (forward, backward, _), left in zip(times, late, strict=True)]
+    moves: list[Sequence[tuple[float, float]]] = []
     for s in range(count - 1, -1, -1):
-        longest, sent = 0.0, assessor.transfers_s(*where[s], [where[t] for t in nexts[s]], b)
-        for t, (ahead, back) in zip(nexts[s], sent, strict=True):
+        longest, own = 0.0, sent(s)
+        for t, (ahead, back) in zip(nexts[s], own, strict=True):
             around = trip[t] + ahead + back
             if around > longest:
                 longest = around
         trip[s] += longest
-        moves.append(sent)
+        moves.append(own)
     moves.reverse()
     way, came_from = [0.0] * count, [-1] * count
     bounds = []
     for s, (forward, backward, _) in enumerate(times):
         in_flight = regime.held(depth[s], num_microbatches)
-        busy, update = num_microbatches * (forward + backward), assessor.update_s(parts[s][0], devices[s])
+        busy, update = num_microbatches * (forward + backward), update_s(s)
         if regime.minibatches == 1:
             trips = -(-num_microbatches // in_flight) * trip[s]
             if splits:

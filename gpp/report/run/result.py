@@ -45,6 +45,7 @@ def result_dict(
     planning_peak_bytes: int | None = None,
     resumed: dict[str, Any] | None = None,
     emulation: Emulation | None = None,
+    idle_s: Mapping[str, float] | None = None,
     versions: Versions | None = None,
 ) -> dict[str, Any]:
     """The contract's dict, with JSON's own types: string keys, and null where a number is not finite.
@@ -64,6 +65,8 @@ def result_dict(
         best: of these, the names of the best `synchronous` and `asynchronous` ones; the key is left out of other runs.
         max_batch: the largest micro-batch of each of several strategies; the key is left out of other runs.
         emulation: how emulated devices were measured; the key is left out of other runs.
+        idle_s: seconds of a step for which a device waits, a mean over the devices, by reason; the key is left out of runs without
+            an explanation.
         versions: weight versions in an engine that trains without a timeline (`reference`); the key is left out of
             other runs.
     """
@@ -80,6 +83,8 @@ def result_dict(
         more["resumed"] = resumed
     if emulation is not None:
         more["emulation"] = asdict(emulation)
+    if idle_s is not None:
+        more["idle_s"] = dict(idle_s)
     if versions is not None:
         more["versions"] = asdict(versions)
     return finite(

@@ -153,8 +153,12 @@ def _times(record: Mapping[str, Any]) -> DeviceTimes:
         sums: dict[tuple[str, int], list[float]] = defaultdict(list)
         for event in events:
             if event.kind in COMPUTE:
-                sums[KINDS[event.kind].direction, event.stage].append(event.end_s - event.start_s)
-        each["passes"].append({key: statistics.fmean(values) for key, values in sums.items()})
+                sums[event.kind, event.stage].append(event.end_s - event.start_s)
+        means: dict[tuple[str, int], float] = defaultdict(float)
+        for (kind, stage), values in sums.items():
+            # Both halves of a backward make one.
+            means[FORWARD if KINDS[kind].holds else BACKWARD, stage] += statistics.fmean(values)
+        each["passes"].append(means)
         each["count"].append(sum(len(values) for values in sums.values()))
         each["update"].append(sum(e.end_s - e.start_s for e in events if e.kind in UPDATES))
         each["sends"].append([(e.num_bytes, e.end_s - e.start_s) for e in events if e.kind in SENDS])

@@ -27,7 +27,8 @@ def split_modules(job: Job, modules: Mapping[int, StageModule]) -> tuple[str, ..
     moves = bool(job.settings.weights) and restore(job.settings.weights).backward != "same"
     for s in set(split_stages(job)) & set(modules):
         stage = job.plan.stages[s]
-        found = modules[s].split(formulas=moves or bool(stage.recompute or stage.offload))
+        slow = frozenset(node for op in set(stage.ops) & set(job.settings.whole_ops) for node in job.graph.ops[op].nodes)
+        found = modules[s].split(whole=slow, formulas=moves or bool(stage.recompute or stage.offload))
         blocks = [name for name in found.whole if job.captured.node_of[name].kind == "block"]
         if blocks:
             notes.append(
