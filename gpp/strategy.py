@@ -7,12 +7,11 @@ has it.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, final
 
 from gpp.cost.holding import EVERYTHING
@@ -25,7 +24,7 @@ from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
-from gpp.planners.base import AbstractPlanner
+from gpp.planners.base import AbstractPlanner, Judged
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
@@ -39,23 +38,12 @@ from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
-from gpp.timeline import Metrics, Timeline
+from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
 PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
-
-ENDLESS = Metrics(
-    iteration_s=math.inf,
-    throughput_samples_per_s=0.0,
-    bubble_fraction=1.0,
-    peak_memory_bytes={},
-    communication_bytes=0,
-    max_in_flight_samples={},
-    weight_versions={},
-)
-"""Of a plan that never runs."""
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
@@ -63,23 +51,6 @@ FRESHER = 1e-3
 
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
-
-
-@final
-@dataclass(slots=True)
-class Judged:
-    """What the candidates of a search have told.
-
-    Args:
-        refused: why the engine cannot run some of them.
-        ideal_s: the shortest step of any of them if memory were endless.
-    """
-
-    refused: list[str] = field(default_factory=list)
-    ideal_s: float = math.inf
-
-    def note(self, predicted: Timeline) -> None:
-        self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)
 
 
 @final

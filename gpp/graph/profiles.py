@@ -8,8 +8,7 @@ There are three formats, told apart by their content:
     Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}],
                                 "edges": [{"sourceId", ...}], ...}
     plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}],
-                                "edges": [[u, v, bytes]]}; where a backward may be split, a node has "wgt_ms", those of
-                               bwd_ms for the gradients of the weights, and "late_bytes", what is held until then
+                                "edges": [[u, v, bytes]]}; nodes may have "wgt_ms" and "late_bytes", as in `Op`
 
 One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample,
 which `gpp.cost.models.tabulated` reads as they are.
@@ -53,8 +52,7 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
         seconds: length of one unit of Piper's times. Its own ResNet and GNMT files are in milliseconds: 1e-3.
 
     Raises:
-        InvalidFile: the file cannot be read, it has none of the formats, or a field is missing or wrong; names the line or the
-            place.
+        InvalidFile: the file cannot be read, it has none of the formats, or a field is missing or wrong; names the place.
     """
     path = Path(path)
     text = read_text(path, setting=SETTING)
@@ -78,9 +76,9 @@ class _Node:
     backward_s: float
     param_bytes: float
     saved_bytes: float
-    variants: list[Variant] = field(default_factory=list)
     weight_s: float = 0.0
     late_bytes: float = 0.0
+    variants: list[Variant] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -208,7 +206,7 @@ def _graph_txt(text: str, path: Path) -> _Draft:
         nodes = {key: node for key, node in nodes.items() if key not in gone}
     if not nodes:
         raise InvalidFile(path, "", "a profile has at least one operator", "check the file")
-    readers: dict[str, list[str]] = {key: [] for key in nodes}
+    readers = {key: list[str]() for key in nodes}
     for a, b in edges:
         readers[a].append(b)
     return _Draft(path, nodes, [(key, readers[key], sizes[key]) for key in nodes])
@@ -313,19 +311,11 @@ _PIPER = re.compile(r'"TMPCs"\s*:')
 
 
 def _plain(profile: PlainProfile, path: Path) -> _Draft:
-    known = _by_id(profile.nodes, path)
-    nodes = {
-        key: _Node(
-            name=str(key) if n.name is None else n.name,
-            forward_s=n.fwd_ms / 1e3,
-            backward_s=n.bwd_ms / 1e3,
-            param_bytes=n.param_bytes,
-            saved_bytes=n.activation_bytes,
-            weight_s=n.wgt_ms / 1e3,
-            late_bytes=n.late_bytes,
-        )
-        for key, n in known.items()
-    }
+    known, nodes = _by_id(profile.nodes, path), dict[Id, _Node]()
+    for key, n in known.items():
+        forward, backward, weight = n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.wgt_ms / 1e3
+        name = str(key) if n.name is None else n.name
+        nodes[key] = _Node(name, forward, backward, n.param_bytes, n.activation_bytes, weight, n.late_bytes)
     sizes: dict[tuple[Id, Id], float] = defaultdict(float)
     for i, (a, b, size) in enumerate(profile.edges):
         _check_ends(a, b, known, path, i)
@@ -413,7 +403,7 @@ def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: 
             )
     name = node.name or str(node.id)
     forward_s = split[1] * seconds
-    return _Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants)
+    return _Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants=variants)
 
 
 def _share(amount: float, whole: float, path: Path, where: str) -> float:

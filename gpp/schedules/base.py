@@ -56,8 +56,8 @@ class AbstractSchedule(ABC):
 
     @property
     def bounded(self) -> bool:
-        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no stages that a
-        device passes again and again."""
+        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no
+        stages that a device passes again and again."""
         return self.drains and not self.holds.splits and self.per_device == 1
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from gpp.program.program import Task
-from gpp.schedules.v import AbstractV, F, Place, Writer
+from gpp.schedules.v import AHEAD, AbstractV, Place, Writer
 from gpp.settings import settings
 
 
@@ -29,21 +29,21 @@ class DualPipeV(AbstractV):
             return None
         write = Writer(place)
         for _ in range(2 * own):
-            write.add(F, far)
+            write.add(AHEAD, far)
         for _ in range(before + 1):
-            write.add(F, far)
-            write.add(F, near)
+            write.add(AHEAD, far)
+            write.add(AHEAD, near)
         for _ in range(own):
             write.backward(near)
-            write.add(F, near)
+            write.add(AHEAD, near)
         for _ in range(count - 2 * line + before + 1):
-            write.add(F, far)
+            write.add(AHEAD, far)
             write.backward(near)
-            write.add(F, near)
+            write.add(AHEAD, near)
             write.backward(far)
         for _ in range(own):
             write.backward(near)
-            write.add(F, near)
+            write.add(AHEAD, near)
             write.backward(far)
         later = False
         for i in range(before + 1):

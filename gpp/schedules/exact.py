@@ -6,9 +6,9 @@ Variables are the starts of all passes. Constraints:
 3. Micro-batches hold no more bytes than the lane has room for: `_Model.memory`. Where a micro-batch of a lane's only stage holds as
    much late as in full, and c of them have room, F(m + c) comes after W(m), and nothing else is needed.
 
-Objective: the step's end, or its period. A period of P seconds is possible if and only if there are starts of one step with which no
-lane needs longer than P from its first pass to its update: repeat them every P seconds; and where a training repeats a step every P
-seconds, each lane begins its next step after its update.
+Objective: the step's end, or its period. A period of P seconds is possible if and only if there are starts of one step with
+which no lane needs longer than P from its first pass to its update: repeat them every P seconds; and where a training repeats a
+step every P seconds, each lane begins its next step after its update.
 
 Two cuts for each lane tell the solver what it would take long to find out (`_Model.cuts`): from the end of its first forward to its
 first pass backwards it can run only forwards, as many as have room; and from the end of its last forward to its last pass backwards
@@ -23,6 +23,7 @@ Limited by deterministic time, one worker, fixed seed: the same flow gives the s
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, final
@@ -110,7 +111,8 @@ def _solver() -> Any:
 
 
 def _heads(flow: Flow) -> list[float]:
-    """The earliest start of each task, if lanes could run any number of passes at once, but those of one kind of a stage in turn."""
+    """The earliest start of each task, if lanes could run any number of passes at once, but those of one kind of a stage in
+    turn."""
     out = [0.0] * len(flow.tasks)
     before: dict[tuple[int, int, str], int] = {}
     for i, (stage, kind, _) in enumerate(flow.tasks):
@@ -145,7 +147,8 @@ class _Ends(NamedTuple):
         ahead_s: seconds of the forwards that have room between them.
         last, ends: the last forward, and the last pass backwards.
         behind_s: seconds of the passes backwards that are left between them.
-        between_s: seconds of the passes that the lane runs, whatever the order, from the start of its first forward to that of its last
+        between_s: seconds of the passes that the lane runs, whatever the order, from the start of its first forward to that of
+            its last
             pass backwards.
         last_s: seconds of the last micro-batch's passes from that start on, and of updates.
         apart: whether the first pass backwards comes before the last forward, since not all forwards have room.
@@ -217,7 +220,8 @@ class _Cuts:
         return start + stop if ends.apart else max(start, stop)
 
     def round_trip_s(self) -> float:
-        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one back."""
+        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one
+        back."""
         out, known = 0.0, [ends for ends in self.ends if ends is not None]
         for ends in known:
             there = self.ways_s(ends.first)
@@ -285,7 +289,7 @@ class _Model:
             own = [i for queue in queues.values() for i in queue]
             m.add_no_overlap([m.new_fixed_size_interval_var(self.start[i], self.took[i], f"i{i}") for i in own])
             for queue in queues.values():
-                for a, b in zip(queue, queue[1:], strict=False):
+                for a, b in itertools.pairwise(queue):
                     m.add(self.start[b] >= self.start[a] + self.took[a])
 
     def memory(self) -> None:
@@ -313,7 +317,7 @@ class _Model:
                 for passes in zip(*chains[s], strict=True):
                     # In full from the forward to the first half's end, then late.
                     points = [self.start[passes[0]], *(self.start[i] + self.took[i] for i in passes[1:])]
-                    for (a, b), size in zip(zip(points, points[1:], strict=False), (full, late), strict=False):
+                    for (a, b), size in zip(itertools.pairwise(points), (full, late), strict=False):
                         length = m.new_int_var(0, self.horizon, "")
                         intervals.append(m.new_interval_var(a, length, b, ""))
                         demands.append(math.floor(size / unit * (1 - HAIR)))

@@ -1,8 +1,8 @@
 """The passes of a step as whoever puts them in order sees them: where each runs, what it takes, waits for and holds.
 
-Devices that run the same passes are one *lane*. A pass waits for messages; each arrives as long after the end of the pass that makes
-it as an empty link takes. Where replicas split a micro-batch, their messages differ, and the quickest counts: what is proven of a flow
-then holds for its program too. Gradient sums are left out, and updates are at the end of each lane.
+Devices that run the same passes are one *lane*. A pass waits for messages; each arrives as long after the end of the pass that
+makes it as an empty link takes. Where replicas split a micro-batch, their messages differ, and the quickest counts: what is
+proven of a flow then holds for its program too. Gradient sums are left out, and updates are at the end of each lane.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Flow:
         return {device: [self.tasks[i] for i in own] for lane, own in enumerate(by_lane) for device in self.lanes[lane]}
 
     def by_lane(self, orders: Mapping[int, Sequence[Task]]) -> list[list[int]]:
-        """The inverse of `orders`. Halves of a backward stand for all of it where a stage has it whole, and for nothing where it has
-        none."""
+        """The inverse of `orders`. Halves of a backward stand for all of it where a stage has it whole, and for nothing where
+        it has none."""
         out = []
         for devices, queues in zip(self.lanes, self.queues, strict=True):
             number = {self.tasks[i]: i for queue in queues.values() for i in queue}
@@ -165,7 +165,8 @@ class Flow:
         return None if left else out
 
     def period_s(self, by_lane: Sequence[Sequence[int]]) -> float:
-        """Seconds by which a training that repeats the step is later after each, as the simulator has it; infinity if it cannot run."""
+        """Seconds by which a training that repeats the step is later after each, as the simulator has it; infinity if it cannot
+        run."""
         period, free = Period(), [0.0] * len(self.lanes)
         while True:
             starts = self.starts(by_lane, free)
@@ -238,8 +239,8 @@ def flow_of(
 
 
 def _resident(plan: Plan, bills: Sequence[StageCost], device: int) -> float:
-    """Bytes on a device that do not depend on an order: all but those of micro-batches in flight, which count from the third on where
-    they go to the host."""
+    """Bytes on a device that do not depend on an order: all but those of micro-batches in flight, which count from the third on
+    where they go to the host."""
     return sum(bills[s].memory.peak(2) - 2 * bills[s].microbatch_bytes for s in plan.stages_of_device[device])
 
 

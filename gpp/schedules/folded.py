@@ -1,9 +1,9 @@
 """Several stages on each device, from a plan that has each stage on a device of its own.
 
 With h the distance of a stage to the sink and D the depth of the plan, a V wants stages s and t on one device where h(s) + h(t) is
-D + 1: then what a device holds for the one grows as what it holds for the other shrinks. Interleaving with k stages a device wants h
-to fall by D / k from each to the next. On a chain both give the published placements; elsewhere the cheapest matching of
-|h(s) + h(t) - D - 1|, or of |h(s) - h(t) - D / k|.
+D + 1: then what a device holds for the one grows as what it holds for the other shrinks. Interleaving with k stages a device
+wants h to fall by D / k from each to the next. On a chain both give the published placements; elsewhere the cheapest matching
+of |h(s) + h(t) - D - 1|, or of |h(s) - h(t) - D / k|.
 
 Neither needs a search. The costs are convex in a sum and in a difference. So for the V the stage with the least h goes with the one
 with the most, and so on; and of k classes of stages by h, equally many in each, the stages go together by their rank.
@@ -93,6 +93,6 @@ def check_folded(plan: Plan, k: int) -> None:
     for device, stages in plan.stages_of_device.items():
         if len(stages) != k or any(len(plan.stages[s].devices) > 1 for s in stages):
             raise InvalidPlan(
-                f"device {device} runs stages {list(stages)}, and the schedule needs {k} on each device, of one device each. Fix: plan "
-                "with this schedule, or use strategy/schedule=1f1b"
+                f"device {device} runs stages {list(stages)}, and the schedule needs {k} on each device, of one device each. "
+                "Fix: plan with this schedule, or use strategy/schedule=1f1b"
             )

@@ -1,9 +1,10 @@
-"""List scheduling under a cap in bytes: passes are run in modelled time, and a device that is free takes the most urgent one that is
-ready.
+"""List scheduling under a cap in bytes: passes are run in modelled time, and a device that is free takes the most urgent one
+that is ready.
 
-Gradients of inputs (and whole backwards) come first, since other devices wait for them; then forwards, below the cap; then gradients
-of weights, for which nobody waits. Of several stages of a device the one nearest to the sink goes first, and the others leave room for
-a micro-batch of it, so that no device is ever full of micro-batches that wait for room on the same device.
+Gradients of inputs (and whole backwards) come first, since other devices wait for them; then forwards, below the cap; then
+gradients of weights, for which nobody waits. Of several stages of a device the one nearest to the sink goes first, and the
+others leave room for a micro-batch of it, so that no device is ever full of micro-batches that wait for room on the same
+device.
 """
 
 from __future__ import annotations

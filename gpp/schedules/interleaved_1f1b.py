@@ -1,8 +1,8 @@
 """Interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC '21), on a DAG of stages.
 
-A device runs k stages, D / k apart in a pipeline of depth D, so a micro-batch passes it k times, and what fills and drains the pipeline
-is passes 1 / k as long: 1F1B's time for it over k. Micro-batches go in groups of D / k: all of a group pass a device's first stage,
-then all of them its second one. More is held in exchange, and k times as many messages go.
+A device runs k stages, D / k apart in a pipeline of depth D, so a micro-batch passes it k times, and what fills and drains the
+pipeline is passes 1 / k as long: 1F1B's time for it over k. Micro-batches go in groups of D / k: all of a group pass a device's
+first stage, then all of them its second one. More is held in exchange, and k times as many messages go.
 
 On a chain the published order runs. Elsewhere devices do not all lie k times in one line, and there a list schedule, which holds as
 much, may be better: both are simulated.
@@ -104,7 +104,7 @@ def _candidates(flow: Flow, turn: int) -> Iterator[list[list[int]]]:
     published = [_published(flow, lane, turn, ahead[lane]) for lane in range(len(flow.lanes))]
     if flow.starts(published) is not None:
         yield published
-    # One micro-batch is one byte, and there is room for what the published order holds; more where lanes come to wait for each other.
+    # A micro-batch is a byte, and there is room for what the published order holds; more where lanes come to wait for each other.
     counted = replace(flow, held=tuple(Bytes(1.0, 1.0) for _ in flow.held))
     for more in range(count):
         found = greedy(counted.with_room([held + 1.0 + more for held in ahead]), Rule())

@@ -1,7 +1,8 @@
 """The best order of all passes, proven or with a proven distance from it, by constraint programming (`gpp.schedules.exact`).
 
-The solver starts from the best order of `zero_bubble_auto`, or from that of 1F1B where backwards stay whole. Sums of gradients and the
-queues of links are not in its model, so the simulated step may be longer than what it minimised, never shorter than what it proved.
+The solver starts from the best order of `zero_bubble_auto`, or from that of 1F1B where backwards stay whole. Sums of gradients
+and the queues of links are not in its model, so the simulated step may be longer than what it minimised, never shorter than
+what it proved.
 """
 
 from __future__ import annotations

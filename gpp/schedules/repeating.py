@@ -1,9 +1,10 @@
 """V schedules that repeat a block of six passes (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
 
-Of every micro-batch, each device has a forward, and both halves of a backward, of two stages: six passes, one time slot each. All that
-a schedule chooses is how many slots later the next stage of the pipeline has its pass: on the way down, up, and down and up again with
-the gradients. Micro-batches come every six slots. The fewer slots between a micro-batch's forward and its backward, the fewer
-micro-batches are held; and no two passes of a device may fall on one slot.
+Of every micro-batch, each device has a forward, and both halves of a backward, of two stages: six passes, one time slot each.
+All that
+a schedule chooses is how many slots later the next stage of the pipeline has its pass: on the way down, up, and down and up
+    again with the gradients. Micro-batches come every six slots. The fewer slots between a micro-batch's forward and its
+    backward, the fewer micro-batches are held; and no two passes of a device may fall on one slot.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 from typing import ClassVar, NamedTuple
 
 from gpp.program.program import Task
-from gpp.schedules.v import AbstractV, F, I, Place, W
+from gpp.schedules.v import AHEAD, BACK, LATE, AbstractV, Place
 
 BLOCK = 6
 """Slots from one micro-batch to the next."""
@@ -68,7 +69,7 @@ def turns_of(steps: Steps, line: int) -> Turns:
             clash |= len({slot % BLOCK for *_, slot in slots}) < BLOCK
             at = {(kind, half): slot for kind, half, slot in slots}
             # A micro-batch more for every block that begins before the last pass of this one is over.
-            most = max(most, sum(-(-(at[W, half] - at[F, half]) // BLOCK) for half in (0, 1)))
+            most = max(most, sum(-(-(at[LATE, half] - at[AHEAD, half]) // BLOCK) for half in (0, 1)))
         return clash, most, sum(turns)
 
     each = range(1, BLOCK + 1)
@@ -86,14 +87,14 @@ def slots_of(steps: Steps, turns: Turns, line: int, rank: int) -> list[Slot]:
     sink = turn + steps.up * last + turns[1]
     bottom = sink + steps.back_down * last + turns[2]
     found: list[Slot] = [
-        (F, 0, steps.down * rank),
-        (F, 1, turn + steps.up * (last - rank)),
-        (I, 1, sink + steps.back_down * rank),
-        (I, 0, bottom + steps.back_up * (last - rank)),
+        (AHEAD, 0, steps.down * rank),
+        (AHEAD, 1, turn + steps.up * (last - rank)),
+        (BACK, 1, sink + steps.back_down * rank),
+        (BACK, 0, bottom + steps.back_up * (last - rank)),
     ]
     used = {slot % BLOCK for *_, slot in found}
     for half, after in ((1, found[2][2]), (0, found[3][2])):
         free = next(slot for slot in range(after + 1, after + BLOCK + 1) if slot % BLOCK not in used)
         used.add(free % BLOCK)
-        found.append((W, half, free))
+        found.append((LATE, half, free))
     return found

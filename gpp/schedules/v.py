@@ -28,7 +28,7 @@ from gpp.schedules.folded import V, check_folded, folded, unfolded
 from gpp.schedules.greedy import ROUNDING, greedy
 from gpp.schedules.zero_bubble_auto import SIMULATED, rules
 
-F, I, W = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
+AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
 
 
 class Place(NamedTuple):
@@ -54,7 +54,8 @@ class AbstractV(AbstractSchedule, ABC):
     holds: ClassVar[Holding] = Holding(splits=True)
     needs_bills: ClassVar[bool] = True
     share: ClassVar[float]
-    """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as long."""
+    """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
+    long."""
 
     @abstractmethod
     def published(self, place: Place) -> list[Task] | None:
@@ -115,8 +116,9 @@ class AbstractV(AbstractSchedule, ABC):
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
             raise InvalidPlan(
-                f"{type(self).__name__} has no order for this plan: its stages do not pair up to a V, or {plan.minibatch_size} samples are "
-                "too few micro-batches, or a device has too little memory. Fix: use strategy/schedule=zero_bubble_auto"
+                f"{type(self).__name__} has no order for this plan: its stages do not pair up to a V, or a mini-batch of "
+                f"{plan.minibatch_size} samples has too few micro-batches, or a device has too little memory. Fix: use "
+                "strategy/schedule=zero_bubble_auto"
             )
         return [flow.orders(by_lane) for by_lane in found]
 
@@ -184,12 +186,12 @@ class Writer:
 
     def backward(self, stage: int, *, later: bool = False) -> None:
         """Both halves of a backward, or the first one, the second put off."""
-        self.add(I, stage)
+        self.add(BACK, stage)
         if later:
-            self.waiting.append(Task(stage, W, self.next[stage, I] - 1))
+            self.waiting.append(Task(stage, LATE, self.next[stage, BACK] - 1))
         else:
-            self.add(W, stage)
+            self.add(LATE, stage)
 
     def put_off(self) -> None:
         """The second half that has waited longest."""
-        self.add(W, self.waiting.pop(0).stage)
+        self.add(LATE, self.waiting.pop(0).stage)

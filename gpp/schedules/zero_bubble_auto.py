@@ -4,8 +4,9 @@ Candidates are list schedules (`gpp.schedules.greedy`) by many rules, and the fi
 `zero_bubble_h2`, which are better than greedy choices where memory is tight. The few that look best are simulated, and the best of
 these is it.
 
-Source: the automatic schedules ZB-1p and ZB-2p of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024. Departures: any graph of
-stages, and bytes in place of numbers of micro-batches; their search has a grid over other rules, and an integer program behind it.
+Source: the automatic schedules ZB-1p and ZB-2p of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024. Departures: any
+graph of stages, and bytes in place of numbers of micro-batches; their search has a grid over other rules, and an integer
+program behind it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class ZeroBubbleAuto(AbstractSchedule):
     """Split backwards, list scheduled under a cap.
 
     Args:
-        cap: bytes that micro-batches may hold on a device, in units of what they hold under 1F1B on the device where they hold most: 1
+        cap: bytes that micro-batches may hold on a device, in units of what they hold under 1F1B on the device where they hold
+            most: 1
             is ZB-1p, 2 is ZB-2p. A device's memory is a limit beside it. None: its memory alone.
     """
 
@@ -147,7 +149,8 @@ def _orders(flow: Flow, plan: Plan, graph: OpGraph, num_samples: int) -> Iterato
 
 
 def _holding(plan: Plan, holds: Holding) -> Plan:
-    """The plan with as many micro-batches in full at each stage as another schedule asks for, of which 1F1B asks for `in_flight`."""
+    """The plan with as many micro-batches in full at each stage as another schedule asks for, of which 1F1B asks for
+    `in_flight`."""
 
     def samples(stage: Stage) -> int:
         each = stage.microbatch_size * stage.round_robin_degree

@@ -1,4 +1,5 @@
-"""Every order of the passes of tiny pipelines, by trying all of them. It shares nothing with the planner's code but plain numbers."""
+"""Every order of the passes of tiny pipelines, by trying all of them. It shares nothing with the planner's code but plain
+numbers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from gpp.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderGap:
-    """The distance of a schedule from the best order of the same passes on the same devices, in the memory that the schedule keeps to.
+    """The distance of a schedule from the best order of the same passes on the same devices, in the memory that the schedule
+    keeps to.
 
     Args:
         passes: of a step.
