@@ -1,6 +1,4 @@
-"""Profiles that others measured, as operator graphs.
-
-There are three formats, told apart by their content:
+"""Profiles that others measured, as operator graphs; in three formats, which are told apart by their content:
 
     PipeDream's graph.txt      node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.4,
                                activation_size=8.0, ...
