@@ -31,6 +31,7 @@ DRAINING = ("graphpipe", "sequential", "gpipe", "pipedream_flush", "piper", "eve
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "pipeoptim")
 PICTURES = {name: (f"strategy={name}",) for name in (*DRAINING, *ASYNCHRONOUS)} | {
     "graphpipe_apart": ("strategy=graphpipe", "strategy.planner.colocate=never", "strategy.name=graphpipe_apart"),
+    "zero_bubble": ("strategy=zero_bubble", "strategy.planner.colocate=never"),
     # A micro-batch is a mini-batch, as published; no chain of eight stages has room for that.
     "graphpipe_pipeoptim": (
         "strategy=graphpipe",

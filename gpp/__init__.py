@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpp.schedules.gpipe import GPipe
     from gpp.schedules.no_flush import NoFlush
     from gpp.schedules.one_f_one_b import OneFOneB
+    from gpp.schedules.split_1f1b import Split1F1B
+    from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
+    from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
     from gpp.strategy import Strategy
     from gpp.weights.double_buffer import DoubleBuffer
     from gpp.weights.flush import Flush
@@ -57,9 +60,12 @@ __all__ = [
     "Reference",
     "Sequential",
     "SpecTrain",
+    "Split1F1B",
     "Stash",
     "Strategy",
     "VerticalSync",
+    "ZeroBubbleH1",
+    "ZeroBubbleH2",
     "capture_model",
     "local",
     "problem",
@@ -93,9 +99,12 @@ _HOME = {
     "SGD": "gpp.optimizers",
     "Sequential": "gpp.planners.chains.sequential",
     "SpecTrain": "gpp.weights.spectrain",
+    "Split1F1B": "gpp.schedules.split_1f1b",
     "Stash": "gpp.weights.stash",
     "Strategy": "gpp.strategy",
     "VerticalSync": "gpp.weights.vertical_sync",
+    "ZeroBubbleH1": "gpp.schedules.zero_bubble_h1",
+    "ZeroBubbleH2": "gpp.schedules.zero_bubble_h2",
     "capture_model": "gpp.app.api",
     "local": "gpp.cluster",
     "problem": "gpp.app.api",

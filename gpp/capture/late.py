@@ -169,48 +169,54 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
 
 
 class _Linear(torch.autograd.Function):
-    """The most frequent operator in one step, which spares autograd's own node: rows [N, K] -> [N, M]."""
+    """The most frequent operator in one step, which spares autograd's own nodes: [.., K] -> [.., M]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, anchor: Tensor | None, call: tuple[Late, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
-        ctx.late, weight, bias = call
-        ctx.targets = [_target(t) for t in (weight, bias) if t is not None and t.requires_grad]
-        ctx.needs = weight.requires_grad, bias is not None and bias.requires_grad
-        ctx.given = rows.requires_grad
-        weight = weight.detach()
+    def forward(ctx: Any, input: Tensor, anchor: Tensor | None, call: tuple[Late, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
+        ctx.call = call
+        _, weight, bias = call
+        frozen = weight.detach()
+        # By rows, as `linear` computes it.
+        rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
         # Whichever is not needed is not kept: rows for the weight, the weight for the rows.
-        ctx.save_for_backward(rows if ctx.needs[0] else None, weight if ctx.given else None)
-        ctx.by_columns = by_columns(weight.t()), by_columns(rows)
-        return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+        ctx.save_for_backward(rows if weight.requires_grad else None, frozen if anchor is None else None)
+        ctx.by_columns = rows.stride(0) == 1 and _by_columns(rows)
+        out = torch.mm(rows, frozen.t()) if bias is None else torch.addmm(bias, rows, frozen.t())
+        # Not as a view, into which nobody may write behind a function like this one.
+        return out if rows is input else torch.ops.aten._unsafe_view.default(out, [*input.shape[:-1], out.shape[1]])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
-        rows, weight = ctx.saved_tensors
-        needs, columns = ctx.needs, ctx.by_columns[0]
-        kept = None if rows is None else rows.detach()
-        ctx.late.queue.add(ctx.targets, lambda: _linear_gradients(gradient, needs, kept, columns), fresh=True)
-        if not ctx.given:
+        late, weight, bias = ctx.call
+        rows, frozen = ctx.saved_tensors
+        flat = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
+        targets, needs_bias = [], bias is not None and bias.requires_grad
+        if rows is not None:
+            targets, rows = [_target(weight)], rows.detach()
+        if needs_bias:
+            targets.append(_target(bias))
+        by_columns = _by_columns(weight.t())
+        late.queue.add(targets, lambda: _linear_gradients(flat, rows, needs_bias, by_columns), fresh=True)
+        if frozen is None:
             return None, None, None
-        return (weight.t().mm(gradient.t()).t() if ctx.by_columns[1] else gradient.mm(weight)), None, None
+        made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
+        return (made if flat is gradient else made.reshape(*gradient.shape[:-1], -1)), None, None
 
 
-def by_columns(matrix: Tensor) -> bool:
+def _by_columns(matrix: Tensor) -> bool:
     """Whether autograd takes a matrix for one that lies by columns, and makes a gradient that lies likewise."""
     return matrix.stride(0) == 1 and matrix.stride(1) == matrix.size(0)
 
 
 def _linear(late: Late, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # By rows, as `linear` computes it.
-    rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
-    out: Any = _Linear.apply(rows, None if rows.requires_grad else late.anchor, (late, weight, bias))
-    return out if input.dim() == 2 else out.view(*input.shape[:-1], -1)
+    return _Linear.apply(input, None if input.requires_grad else late.anchor, (late, weight, bias))  # type: ignore[return-value]
 
 
-def _linear_gradients(gradient: Tensor, needs: tuple[bool, bool], rows: Tensor | None, by_columns: bool) -> list[Tensor]:
+def _linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, by_columns: bool) -> list[Tensor]:
     made = []
     if rows is not None:
         made.append(gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t())
-    return [*made, gradient.sum(0)] if needs[1] else made
+    return [*made, gradient.sum(0)] if needs_bias else made
 
 
 def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:

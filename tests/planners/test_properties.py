@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import subprocess
 import sys
@@ -23,9 +24,13 @@ from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.split_1f1b import Split1F1B
+from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
 from tests.oracle.exhaustive import Exhaustive
+from tests.support.graphs import in_halves
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
 PLANNERS = (
@@ -82,6 +87,25 @@ def test_bound_is_below_the_prediction(seed):
             assert 0.3 * seconds < candidate.bound_s <= seconds * (1 + 1e-9)
             other = make_plan(problem, "x", candidate.parts, candidate.microbatch_size, chain=chain, ordered=True)
             assert strategy.predict(other, problem).metrics.iteration_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("schedule", [Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()], ids=lambda s: type(s).__name__)
+def test_a_bound_lets_second_halves_wait(schedule, seed):
+    """It is below the prediction, and near it; both find the same peaks with and without a program."""
+    rng, problem = random.Random(seed), random_problem(seed, max_ops=10, max_devices=6)
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    problem = strategy.posed(replace(problem, graph=in_halves(problem.graph)))
+    assessor, n = Assessor(StageCosts(problem)), problem.graph.num_ops
+    for b in problem.microbatch_sizes():
+        cuts = [0, *sorted(rng.sample(range(1, n), rng.randint(1, min(n, problem.cluster.num_devices)) - 1)), n]
+        parts = [(((1 << j) - 1) ^ ((1 << i) - 1), 1) for i, j in itertools.pairwise(cuts)]
+        found = assessor.assess(parts, b, chain=rng.random() < 0.5)
+        if isinstance(found, Candidate):
+            plan = make_plan(problem, "x", found.parts, b, chain=found.chain, ordered=True, placement=found.placement)
+            fast, whole = (strategy.predict(plan, problem, record=record).metrics for record in (False, True))
+            assert 0.5 * fast.iteration_s < found.bound_s <= fast.iteration_s * (1 + 1e-9)
+            assert fast.peak_memory_bytes == whole.peak_memory_bytes
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,9 +9,13 @@ from fractions import Fraction
 
 import pytest
 
+from baselines.deepspeed import DeepSpeed
+from baselines.single import Single
+from baselines.torch_pipelining import TorchPipelining
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
+from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
@@ -20,6 +24,8 @@ from gpp.program.action import Action
 from gpp.program.cards import check_cards
 from gpp.program.held import device_peaks
 from gpp.program.program import Program, check_program, reduce_groups
+from gpp.runtime.engine import AbstractEngine
+from gpp.runtime.engines.emulate import Emulate
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.schedules.split_1f1b import Split1F1B
@@ -27,6 +33,7 @@ from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.simulate.simulator import simulate
 from gpp.strategy import Strategy
+from gpp.weights.flush import Flush
 from tests.oracle.split_orders import most_held, step_ends
 from tests.support.graphs import chain, graph, problem, with_weights
 from tests.support.programs import lower
@@ -194,7 +201,7 @@ def test_programs_of_wrong_halves_are_refused(name: str) -> None:
 def test_what_split_schedules_cannot_give_is_refused() -> None:
     posed = problem(with_weights(chain(4)), 4, 8)
     own = Strategy(name="test", planner=GraphPipe(per_stage=True), schedule=ZeroBubbleH1())
-    with pytest.raises(InvalidConfig, match=r"per_stage.*true to false|per_stage"):
+    with pytest.raises(InvalidConfig, match=r"per_stage=true: .* set it to false"):
         own.plan(posed)
     with pytest.raises(InvalidConfig, match=r"loss\.scope=minibatch"):
         replace(own, planner=Even()).plan(replace(posed, minibatch_ops=8))
@@ -204,6 +211,14 @@ def test_what_split_schedules_cannot_give_is_refused() -> None:
     plan = make_plan(posed, "test", [(1 << op, 1) for op in range(4)], 1, k=2)
     with pytest.raises(InvalidPlan, match="needs k=1"):
         replace(own, planner=Even()).lower(plan, posed)
+
+
+@pytest.mark.parametrize("engine", [TorchPipelining(), DeepSpeed(), Single()], ids=lambda engine: engine.name)
+def test_engines_of_others_refuse_halves(engine: AbstractEngine) -> None:
+    engine.refuse_settings(Flush(), SGD(lr=0.1), OneFOneB())
+    with pytest.raises(InvalidConfig, match=r"strategy\.schedule.*runs backwards whole.*strategy/schedule=1f1b"):
+        engine.refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
+    Emulate().refuse_settings(Flush(), SGD(lr=0.1), ZeroBubbleH1())
 
 
 def test_a_plan_whose_late_bytes_do_not_fit_is_refused() -> None:
@@ -219,3 +234,21 @@ def test_a_plan_whose_late_bytes_do_not_fit_is_refused() -> None:
         else:
             with pytest.raises(Exception, match="bytes on a device"):
                 strategy.check(plan, small)
+
+
+def test_what_stages_of_one_device_hold_is_reckoned_together() -> None:
+    """Two stages on each of two devices are not at their fullest at once: a plan fits that the sum of both would not."""
+    of = with_weights(chain(4, forward=10.0, backward=20.0, saved=5.0))
+    of = replace(of, ops=tuple(replace(op, weight_flops=10.0, late_bytes=3.0) for op in of.ops))
+    schedule = ZeroBubbleH1()
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    posed = strategy.posed(problem(of, 2, 8))
+    plan = make_plan(posed, "test", [(1 << op, 1) for op in range(4)], 1, ordered=True, placement=[(0,), (1,), (0,), (1,)])
+    need = max(strategy.predict(plan, posed).metrics.peak_memory_bytes.values())
+    assert need < max(plan.device_memory(posed, {s: stage.in_flight for s, stage in enumerate(plan.stages)}).values())
+    devices = tuple(replace(device, memory_bytes=need) for device in posed.cluster.devices)
+    strategy.check(plan, replace(posed, cluster=replace(posed.cluster, devices=devices)))
+    # Second halves fill what other passes leave free: no device waits but for the first gradients, and at the end.
+    whole = lower(plan, of, OneFOneB(), bills=plan.bills(posed))
+    halves = strategy.lower(plan, posed)
+    assert simulate(halves, plan, posed).metrics.iteration_s < simulate(whole, plan, posed).metrics.iteration_s

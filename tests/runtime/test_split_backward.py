@@ -1,0 +1,118 @@
+"""Backwards in two halves: the same numbers, and no more held between them than the bill says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpp.capture.build import capture
+from gpp.capture.stage import StageModule, build_stage, initial_state
+from gpp.errors import InvalidConfig, UnsupportedPlan
+from gpp.graph.captured import Captured
+from gpp.program.kinds import HALVES
+from gpp.runtime.halves import check_halves
+from gpp.runtime.worker.allocator import MemoryEvents
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.split_1f1b import Split1F1B
+from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
+from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
+from gpp.weights.flush import Flush
+from tests.check_split_backward import differences
+from tests.support import inprocess
+from tests.support.markings import keep, model_of, random_case, train
+from tests.support.weight_uses import UsingStages
+
+USES = ("transposed", "einsum", "bilinear", "convolution", "attention", "scaled", "copied inside an operator", "weight norm")
+"""Ways to read weights that are split in different ways."""
+
+
+def whole_and_split(captured: Captured, dtype: torch.dtype, state: dict[str, torch.Tensor]) -> tuple[StageModule, StageModule]:
+    """All of a model as one stage, and again with its backward in halves."""
+    nodes = [node for op in captured.graph.ops for node in op.nodes]
+    both = [build_stage(captured, nodes, device="cpu", dtype_of_floats=dtype) for _ in range(2)]
+    for module in both:
+        module.load(state)
+    both[1].split()
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "late", "dtype", "marked"),
+    [("Tied", 3, "float32", False), ("Dropping", 7, "float64", True), ("NormedBatch", 1, "float64", False)],
+)
+def test_trainings_are_equal_bit_for_bit(name: str, late: int, dtype: str, marked: bool) -> None:
+    """Random cuts, replicas, recomputation; `python -m tests.check_split_backward` looks for more."""
+    assert differences(name, random.Random(name), late=late, dtype=dtype, marked=marked, minibatch=16) == []
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_way_to_read_weights(use: str) -> None:
+    """Three micro-batches whose weights' gradients all come at the end; whatever is computed from weights alone included."""
+    torch.manual_seed(0)
+    model = UsingStages(use).double()
+    captured = capture(model, (torch.randn(3, 6).double(),), torch.randn(3, 6).double(), torch.nn.functional.mse_loss, name="use")
+    whole, split = whole_and_split(captured, torch.float64, initial_state(model, captured))
+    assert split.late is not None
+    kept = []
+    for _ in range(3):
+        rows = {captured.inputs[0]: torch.randn(4, 6).double(), captured.inputs[1]: torch.randn(4, 6).double()}
+        whole(4, rows)["loss"].backward()
+        split(4, rows)["loss"].backward()
+        kept.append(split.late.take())
+    for gradients in kept:
+        gradients.deliver()
+    for (name, mine), theirs in zip(split.named_parameters(), whole.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        assert mine.grad is None or theirs.grad is None or torch.equal(mine.grad, theirs.grad), name
+
+
+def test_the_bill_of_what_is_late() -> None:
+    """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second."""
+    model, captured, state = model_of("gpt_small", "float32")
+    _, split = whole_and_split(captured, torch.float32, state)
+    assert split.late is not None
+    rows = inprocess.data_of(model).load("train", model, seed=0, dtype="float32").fetch(torch.arange(8))
+    for param in split.parameters():
+        param.grad = torch.zeros_like(param)
+    events = MemoryEvents(lambda allowed: None)
+    events.begin([])
+    split(8, rows)["loss"].backward()
+    kept = split.late.take()
+    events.drain()
+    assert events.held_bytes == pytest.approx(8 * sum(op.late_bytes for op in captured.graph.ops), rel=0.03)
+    kept.deliver()
+    events.end()
+    assert events.held_bytes == 0
+
+
+@pytest.mark.parametrize("schedule", [Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()])
+def test_schedules_train_what_whole_backwards_train(schedule: AbstractSchedule, tmp_path: Path) -> None:
+    """Real workers of a random plan, in threads."""
+    case = random_case("Fork", Flush(), random.Random(5), minibatch=16)
+    strategy = replace(case.strategy, schedule=schedule)
+    problem = replace(case.problem, regime=strategy.posed(case.problem).regime)
+    split = replace(case, strategy=strategy, problem=problem).job(keep)
+    assert {action.kind for own in split.program.actions.values() for action in own} >= HALVES
+    assert train(case.job(keep), case.weights, tmp_path / "a").differences(train(split, case.weights, tmp_path / "b")) == []
+    with pytest.raises(InvalidConfig, match=r"engine\.compile.*makes all of its gradients in one go"):
+        check_halves(replace(split, settings=replace(split.settings, compile="inductor")))
+    stages = tuple(replace(stage, tensor_parallel=2) for stage in split.plan.stages)
+    with pytest.raises(UnsupportedPlan, match="split over 2 devices"):
+        check_halves(replace(split, plan=replace(split.plan, stages=stages)))
+
+
+def test_what_stays_whole_is_told() -> None:
+    """With its reason, and every other use of its parameters with it."""
+    _, captured, _ = model_of("NormedBatch")
+    nodes = [node for op in captured.graph.ops for node in op.nodes]
+    module = build_stage(captured, nodes, device="meta")
+    found = module.split()
+    assert {captured.node_of[name].target for name in found.split} == {"aten.linear.default"}
+    assert {captured.node_of[name].target for name in found.whole} == {"aten.batch_norm.default"}
+    first = min(found.split)
+    asked = module.split(whole=frozenset([first]))
+    assert "as measured" in asked.whole[first] and first not in asked.split
