@@ -26,7 +26,6 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
-from gpp.graph.captured import is_loss
 from gpp.plan.plan import Plan
 from gpp.program.kinds import INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
 from gpp.schedules.base import AbstractSchedule, Pass
