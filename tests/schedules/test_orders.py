@@ -68,7 +68,7 @@ def flow_of(schedule: AbstractSchedule, made: Problem, plan: Plan) -> Flow:
     return schedule.flow(plan, made.graph, plan.minibatch_size, plan.bills(strategy.posed(made)), limits, made.cluster)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_is_proven_is_the_best_of_all_orders(seed: int) -> None:
     """Period and end, against every order of tiny pipelines; closed forms and list schedules lie on the right side of them."""
     rng = random.Random(seed)
