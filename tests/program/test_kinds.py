@@ -113,5 +113,3 @@ def test_an_unknown_kind_is_refused_everywhere() -> None:
     ):
         with pytest.raises(MalformedProgram, match="'Q' is no kind of action"):
             call()
-    with pytest.raises(MalformedProgram, match="no worker runs actions of kind I"):
-        Interpreter((Action("I", 0, 0),), {}, {}, FakeTransport(FakeNetwork((), 2), 0), device_id=0)
