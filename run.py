@@ -49,6 +49,10 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.explains:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
+    if plan.helped:
+        recorder.predicted_only(plan)
+        return
+
     job = experiment.job(captured, problem, plan)
     weights = experiment.weights(captured) if experiment.trains else None
     recorder.begin()

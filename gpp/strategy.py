@@ -37,6 +37,7 @@ from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_schedule
 from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
+from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
@@ -199,14 +200,15 @@ class Strategy:
             check_stream(plan, problem.graph, self.weights)
 
     def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
+        """Prove that a plan from a file can run under this strategy, to the end of its program if it has no helpers.
 
         Raises:
             InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
         """
         try:
             self.check(plan, problem)
-            self.lower(plan, problem)
+            if not plan.helped:
+                self.lower(plan, problem)
         except Infeasible as error:
             raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
         except InvalidConfig as error:
@@ -221,6 +223,8 @@ class Strategy:
             record: False for the metrics alone, as a planner wants them.
         """
         plan = with_loss_apart(plan, problem)
+        if plan.helped:
+            return side_by_side(plan, self.posed(problem), record=record)
         drains = self.schedule.drains
         if not record:
             # In a pipeline that does not drain there is always another micro-batch.

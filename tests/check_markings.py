@@ -32,14 +32,15 @@ def main(count: int, first: int, models: list[str]) -> int:
             except InvalidConfig:  # stages that share a weight need a policy that keeps it one
                 case = random_case(name, policy := POLICIES[0], rng)
             kept, job = case.job(keep), case.job(random_ways(rng))
-            ways = [(stage.recompute, stage.offload) for stage in job.plan.stages]
+            ways = [(stage.recompute, stage.offload, stage.boundaries) for stage in job.plan.stages]
             with tempfile.TemporaryDirectory() as folder:
                 wrong = train(kept, case.weights, Path(folder, "a")).differences(train(job, case.weights, Path(folder, "b")))
         except Exception:
             wrong, ways = [traceback.format_exc()], []
         done[policy.name] += 1
-        done["discarded operators"] += sum(len(again) for again, _ in ways)
-        done["moved operators"] += sum(len(moved) for _, moved in ways)
+        done["discarded operators"] += sum(len(again) for again, *_ in ways)
+        done["moved operators"] += sum(len(moved) for _, moved, _ in ways)
+        done["boundaries"] += sum(len(ends) for *_, ends in ways)
         if wrong:
             bad += 1
             print(f"seed {seed}: {name}, {policy.name}, {ways}: {', '.join(wrong)}", flush=True)

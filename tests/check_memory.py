@@ -1,4 +1,4 @@
-"""Compare `gpp.memory.fit` with an exhaustive search over three ways for each operator, on random stages with little memory.
+"""Compare `gpp.memory.fit` with an exhaustive search over the ways of each operator, on random stages with little memory.
 
     python -m tests.check_memory --count 300 [--seed 0] [--ops 7]
 
@@ -29,13 +29,14 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import stage_bytes
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.memory.choices import Marking
 from gpp.memory.fit import fit
 from gpp.memory.policy import Auto
 from gpp.plan.stage import Stage
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
-from tests.oracle.markings import AGAIN, HOST, KEEP, Marked, Markings
+from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings
 from tests.oracle.memory_plans import MarkedPlans
 
 NEAR = 1e-9
@@ -130,7 +131,7 @@ def random_case(rng: random.Random, most_ops: int, *, chain: bool) -> Case:
     stage = Stage(ops=ops, devices=devices, microbatch_size=b * num_devices, in_flight=b * num_devices * held)
     ways = rng.choice([("recompute",), ("offload",), ("recompute", "offload")])
     linked = all(problem.cluster.devices[d].host_bandwidth_bytes_per_s is not None for d in devices)
-    able = (KEEP, *([AGAIN] if "recompute" in ways else []), *([HOST] if "offload" in ways and linked and held > 2 else []))
+    able = (KEEP, *([AGAIN, END] if "recompute" in ways else []), *([HOST] if "offload" in ways and linked and held > 2 else []))
     markings = Markings(problem, ops, devices, held, b)
     every, plain = list(markings.all(able)), markings.judged((KEEP,) * len(ops))
     assert plain is not None
@@ -144,8 +145,8 @@ def random_case(rng: random.Random, most_ops: int, *, chain: bool) -> Case:
 def _check_bills(problem: Problem, stage: Stage, held: int, some: list[Marked]) -> None:
     """The bill says what the search says."""
     for one in some:
-        named = [tuple(op for op, way in zip(stage.ops, one.ways, strict=True) if way == asked) for asked in (AGAIN, HOST)]
-        billed = stage_bytes(problem, replace(stage, recompute=named[0], offload=named[1])).peak(held)
+        named = [[op for op, way in zip(stage.ops, one.ways, strict=True) if way in of] for of in ((AGAIN, END), (HOST,), (END,))]
+        billed = stage_bytes(problem, Marking(*map(tuple, named)).on(stage)).peak(held)
         assert abs(billed - one.peak) <= NEAR * one.peak, f"{one.ways}: the bill says {billed}, the search {one.peak}"
 
 
@@ -160,7 +161,7 @@ def verdict(case: Case) -> str:
             if found is None
             else "fits, though nothing does"
         )
-    way = {**dict.fromkeys(found.recompute, AGAIN), **dict.fromkeys(found.offload, HOST)}
+    way = {op: of for of, ops in ((AGAIN, found.recompute), (HOST, found.offload), (END, found.boundaries)) for op in ops}
     ways = tuple(way.get(op, KEEP) for op in case.stage.ops)
     samples = case.stage.samples
     true = Markings(case.problem, case.stage.ops, case.stage.devices, case.held, samples).judged(ways)
@@ -221,15 +222,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ops", type=int, default=7, help="operators at most; the search tries three ways for each")
+    parser.add_argument("--ops", type=int, default=7, help="operators at most; the search tries up to four ways for each")
     parser.add_argument("--strategies", type=int, metavar="COUNT", help="compare whole plans instead, for so many problems")
     asked = parser.parse_args(arguments)
     if asked.strategies:
         return compare_strategies(asked.strategies, asked.seed)
-    print("form   stages  equal  of them none fits  worse  wrong  marked  on the host  CPU s of fit")
+    print("form   stages  equal  of them none fits  worse  wrong  marked  on the host  parted  CPU s of fit")
     bad = 0
     for chain in (True, False):
-        counts, seconds, marked, moved = Counter[str](), 0.0, 0, 0
+        counts, seconds, marked, moved, parted = Counter[str](), 0.0, 0, 0, 0
         for number in range(asked.count):
             rng = random.Random(f"{asked.seed}-{chain}-{number}")
             case = random_case(rng, asked.ops, chain=chain)
@@ -240,13 +241,14 @@ def main(arguments: list[str] | None = None) -> int:
             counts[said] += 1
             marked += bool(found and (found.recompute or found.offload))
             moved += bool(found and found.offload)
+            parted += bool(found and found.boundaries)
             if not said.startswith("equal"):
                 print(f"  {'chain' if chain else 'graph'} {number}: {said}: {found}, best {case.best}, limit {case.limit:.6g}")
         none, equal = counts["equal: nothing fits"], counts["equal"] + counts["equal: nothing fits"]
         worse, wrong = counts["worse"], asked.count - equal - counts["worse"]
         bad += worse + wrong
         name = "chain" if chain else "graph"
-        print(f"{name} {asked.count:7} {equal:6} {none:18} {worse:6} {wrong:6} {marked:7} {moved:12} {seconds:13.1f}")
+        print(f"{name} {asked.count:7} {equal:6} {none:18} {worse:6} {wrong:6} {marked:7} {moved:12} {parted:7} {seconds:13.1f}")
     return int(bool(bad))
 
 

@@ -67,7 +67,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "in_place", "private", "several", "stopping", "streams"},
+        {"experiment", "helped", "in_place", "private", "several", "stopping", "streams"},
         {"launch", "recording"},
         {"surveys"},
         {"vocabulary"},

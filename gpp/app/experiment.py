@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
+from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
@@ -170,7 +171,9 @@ class Experiment:
         """
         if self.resume is not None and not (self.trains and self.runs):
             raise InvalidConfig("resume", self.resume, "needs mode=train and an engine that trains", "leave resume out")
-        _ = self._given_plan
+        given = self._given_plan
+        if self.runs or self.trains:
+            check_helped(self.engine, self.strategy, given)
         if isinstance(self.model, Profile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
@@ -250,7 +253,7 @@ class Experiment:
         """
         cost = self.model.times if isinstance(self.model, Profile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, Profile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -351,8 +354,8 @@ class Experiment:
     def explain(
         self, problem: Problem, plan: Plan, predicted: Timeline, bound: Bound | None, baseline: tuple[Attempt, ...]
     ) -> Explanation | None:
-        """The explanation of the plan's time; None where the engine leaves nothing to plan."""
-        if self._whole:
+        """The explanation of the plan's time; None where the engine leaves nothing to plan, and for a plan without a program."""
+        if self._whole or plan.helped:
             return None
         base_s = predicted.metrics.iteration_s
         known = tuple(planned(f.strategy, f.plan, f.iteration_s, base_s) for f in baseline if f.plan is not None)

@@ -148,15 +148,17 @@ class Sweep(Callback):
         """
         from gpp.report.run.console import make_console
         from gpp.report.sweep.files import write_sweep
-        from gpp.report.sweep.terminal import results_table
+        from gpp.report.sweep.terminal import results_table, show_figures
 
         folder, Sweep.running = self.directory.path, None
         with held_back(), self.directory:
             why = f"the sweep was {stopped}" if stopped else ""
-            results = [job.result for job in write_sweep(folder, self.jobs, figures=self.figures, why=why)]
+            jobs = write_sweep(folder, self.jobs, figures=self.figures, why=why)
+            results = [job.result for job in jobs]
             console = make_console()
             console.print(results_table(results, console.width))
             console.print(f"sweep   {os.path.relpath(folder / 'report.html')}", soft_wrap=True)
+            show_figures(console, [figure.evaluate(jobs) for figure in self.figures])
             for svg in sorted(folder.glob("figure*.svg")):
                 console.print(f"figure  {os.path.relpath(svg)}", soft_wrap=True)
             if stopped:

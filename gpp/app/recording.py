@@ -180,6 +180,11 @@ class Recorder:
         if explanation is not None:
             show_explanation(self.console, self._run())
 
+    def predicted_only(self, plan: Plan) -> None:
+        """Write the plan of a run that no engine can carry out."""
+        self.begin()
+        write_text(self.run_dir / "job" / "plan.json", to_json(plan))
+
     def starting(self, strategy: str) -> None:
         """Say on a terminal which strategy of a comparison is searching."""
         self.pass_by(f"planning with {strategy} ...")

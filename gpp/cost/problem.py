@@ -154,6 +154,7 @@ class Problem:
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         round_robin_degree: int = 1,
+        boundaries: tuple[int, ...] = (),
     ) -> tuple[float, float]:
         """Forward and backward seconds of one micro-batch, split over the replicas; the slowest device decides.
 
@@ -162,7 +163,7 @@ class Problem:
         Args:
             round_robin_degree: replicas that take whole micro-batches in turn: the time is then one replica's.
         """
-        return self.split_times(ops, microbatch_size, devices, recompute, tensor_parallel, round_robin_degree)[:2]
+        return self.split_times(ops, microbatch_size, devices, recompute, tensor_parallel, round_robin_degree, boundaries)[:2]
 
     def split_times(
         self,
@@ -172,6 +173,7 @@ class Problem:
         recompute: tuple[int, ...] = (),
         tensor_parallel: int = 1,
         round_robin_degree: int = 1,
+        boundaries: tuple[int, ...] = (),
     ) -> tuple[float, float, float]:
         """As `stage_times`; and of the backward's seconds, those of the gradients of the weights."""
         samples = -(-microbatch_size * tensor_parallel * round_robin_degree // len(devices))
@@ -183,7 +185,7 @@ class Problem:
             times = self.op_times(samples, device, tensor_parallel)
             if recompute or tensor_parallel > 1:
                 alone = discarded(self.graph, recompute, tensor_parallel)
-                again = self.tensors_of(ops).again(alone) if alone else ()
+                again = self.tensors_of(ops).again(alone, boundaries) if alone else ()
                 forward, backward, weight = passes(self.graph, times, ops, {*recompute} - {*alone}, again, tensor_parallel)
                 found.append((backward + exchange[1], weight, forward + exchange[0]))
                 continue
@@ -234,6 +236,12 @@ class Problem:
         if mask not in self._known:
             self._known[mask] = self._sums.of(mask)
         return self._known[mask]
+
+    def transient_bytes(self, mask: int, samples: int) -> float:
+        """Bytes that a set of operators with a backward, neither recomputed nor split, takes with so many samples beyond what is
+        held; the line that `amounts` has for any number of samples is not below it."""
+        sums = self.sums(mask)
+        return samples * sums.outgoing_back + max(self._sums.transient(mask, samples), samples * sums.incoming_back)
 
     def amounts(self, mask: int) -> Amounts:
         """What the bytes of a stage are made of, its operators neither recomputed nor split."""

@@ -1,9 +1,11 @@
 """Runs: connected operators of a stage of which nothing is held, so that they are computed again together.
 
-What the operators of a stage make is kept, or discarded. Discarded operators that hand tensors to each other are a run. When the
+What the operators of a stage make is kept, or discarded. Of a discarded operator that is a boundary, what it hands to other
+operators is kept all the same. Discarded operators that hand tensors to each other, over no boundary, are a run. When the
 backward first needs a storage of a run, the whole run is computed again, and its storages are freed one by one behind the
 backward. Operators on which none of its saved storages depends are left out. What a run reads of operators that are not
-discarded has to be there: a tensor that nobody saves is then held in addition, and counts with the operator that makes it.
+discarded, and of boundaries, has to be there: a tensor that nobody saves is then held in addition, and counts with the operator
+that makes it.
 
 A stage runs its operators in ascending order, and autograd goes back in exactly that order, so a run is alive from the last
 operator that may need one of its storages down to its first operator. Most runs follow each other, and one is alive at a time;
@@ -79,6 +81,8 @@ class StageTensors:
         self.saved = np.array([saved[op] for op in self.ops])
         self.transient = np.array([graph.ops[op].transient_bytes for op in self.ops])
         self.fixed = np.array([graph.ops[op].fixed_bytes for op in self.ops])
+        # Of what each holds, what it hands to others; there is more where an operator declares that it is computed again.
+        self.handed = np.zeros(n)
         self.follows = np.zeros((n, n))  # [v, w]: whether w follows from v
         for i, op in enumerate(self.ops):
             self.follows[i, [at[w] for w in bits(graph.descendants[op] & inside)]] = 1
@@ -95,55 +99,99 @@ class StageTensors:
             if made < 0:
                 continue
             leaves = len(readers) < len(tensor.consumers)
+            self.handed[made] += size if tensor.saved else 0.0
             self.arrived[made] += size if tensor.differentiable and readers else 0.0
             self.tensors.append((made, readers, size, tensor.saved, leaves))
             if leaves and tensor.differentiable and not tensor.saved:
                 self.leaving[made] += size
+        self.handed = np.minimum(self.handed, self.saved)
 
-    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int) -> Discarded:
+    def discard(self, discarded: Sequence[int], offload: Sequence[int], samples: int, boundaries: Sequence[int] = ()) -> Discarded:
         """The runs of some operators of the stage, and what follows from them with some others on the host.
 
         Args:
             samples: of a micro-batch on a device.
+            boundaries: those of the discarded operators whose outputs stay.
         """
         gone = {self.at[op] for op in discarded}
-        runs = self.runs(gone)
+        ends = gone & {self.at[op] for op in boundaries}
+        runs, held_of, sent = self._held(gone, ends)
+        slopes, asked = self._moments(runs, ends, held_of)
+        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
+        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
+        moved = float(held_of[[self.at[op] for op in offload]].sum())
+        kept = self.incoming + float(held_of.sum()) - moved
+        named = tuple(self.ops[i] for run in runs for i in run.again)
+        once = self.outgoing_back + slope + sent
+        return Discarded(tuple(runs), tuple(sorted(named)), kept, moved, once, most - slope * samples)
+
+    def first_backward(
+        self,
+        gradients: np.ndarray,
+        discarded: Sequence[int],
+        offload: Sequence[int],
+        samples: int,
+        boundaries: Sequence[int],
+    ) -> float:
+        """The most bytes beyond all that is held, in a backward that begins without sums of gradients and makes them.
+
+        Args:
+            gradients: [operators] bytes of the sums that each one's backward makes.
+            discarded, offload, samples, boundaries: as in `discard`.
+        """
+        gone = {self.at[op] for op in discarded}
+        ends = gone & {self.at[op] for op in boundaries}
+        if gone or offload:
+            runs, held_of, sent = self._held(gone, ends)
+            slopes, asked = self._moments(runs, ends, held_of)
+        else:
+            slopes, asked, sent = self.transient - self.leaving - self.follows @ self.saved, np.full(len(self.ops), -np.inf), 0.0
+        made = np.cumsum(gradients[::-1])[::-1]
+        # What would be added to a sum is the sum; the rest of the fixed bytes comes beside it.
+        own = slopes * samples + made + np.maximum(self.fixed - gradients, 0.0)
+        when_asked = asked * samples + made - gradients
+        most = max(float(own.max()), float(when_asked.max()), self.incoming_back * samples + float(made[0]))
+        return (self.outgoing_back + sent) * samples + most
+
+    def _held(self, gone: set[int], ends: set[int]) -> tuple[list[Run], np.ndarray, float]:
+        """The runs, bytes per sample that each operator holds, and those that leave the stage and are not held."""
+        runs = self.runs(gone, ends)
         again = {i for run in runs for i in run.again}
         held_of, sent = self.saved.copy(), 0.0
         held_of[list(gone)] = 0.0
+        held_of[list(ends)] = self.handed[list(ends)]
         for made, readers, size, saved, leaves in self.tensors:
-            held = made not in gone and (saved or any(reader in again for reader in readers))
+            held = (made not in gone or made in ends) and (saved or any(reader in again for reader in readers))
             if held and not saved:
                 held_of[made] += size
             if leaves and not held:
                 sent += size
+        return runs, held_of, sent
+
+    def _moments(self, runs: Sequence[Run], ends: set[int], held_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes per sample beyond all that is held: in the backward of each operator, and when a run is computed again in it."""
         alive, asked = np.zeros(len(self.ops)), np.full(len(self.ops), -np.inf)
         for run in runs:
-            storages, most = self._computing(run)
+            storages, most = self._computing(run, ends)
             span = slice(run.again[0], max(run.askers) + 1)
             alive[span] += storages[span]
             for asker in run.askers:
                 asked[asker] = max(asked[asker], most - storages[-1])
         there = self.pending + alive - self.follows @ held_of
-        slopes, asked = there + self.transient - self.leaving, there + self.arrived + asked
-        slope = max(self.incoming_back, float(slopes.max()), float(asked.max()))
-        most = max(slope * samples, float((slopes * samples + self.fixed).max()))
-        moved = float(held_of[[self.at[op] for op in offload]].sum())
-        kept = self.incoming + float(held_of.sum()) - moved
-        named = tuple(self.ops[i] for i in sorted(again))
-        return Discarded(tuple(runs), named, kept, moved, self.outgoing_back + slope + sent, most - slope * samples)
+        return there + self.transient - self.leaving, there + self.arrived + asked
 
-    def again(self, discarded: Sequence[int]) -> tuple[int, ...]:
+    def again(self, discarded: Sequence[int], boundaries: Sequence[int] = ()) -> tuple[int, ...]:
         """The discarded operators that are computed again."""
-        return tuple(sorted(self.ops[i] for run in self.runs({self.at[op] for op in discarded}) for i in run.again))
+        runs = self.runs({self.at[op] for op in discarded}, {self.at[op] for op in boundaries})
+        return tuple(sorted(self.ops[i] for run in runs for i in run.again))
 
-    def runs(self, gone: set[int]) -> list[Run]:
-        """The runs of the operators at some positions, without those that nobody needs."""
+    def runs(self, gone: set[int], ends: set[int]) -> list[Run]:
+        """The runs of the operators at some positions, of which some are boundaries, without those that nobody needs."""
         parent = {i: i for i in gone}
-        needed = {i for i in gone if self.saved[i] > 0}
+        needed = {i for i in gone if self.saved[i] > (self.handed[i] if i in ends else 0.0)}
         inner: list[tuple[int, tuple[int, ...]]] = []
         for made, readers, _, _, _ in self.tensors:
-            if made in gone and (within := tuple(r for r in readers if r in gone)):
+            if made in gone and made not in ends and (within := tuple(r for r in readers if r in gone)):
                 inner.append((made, within))
                 for reader in within:
                     parent[_root(parent, reader)] = _root(parent, made)
@@ -157,20 +205,24 @@ class StageTensors:
         # The last one of a run keeps something, or its readers do.
         askers = {root: {again[-1]} for root, again in members.items()}
         for made, readers, _, saved, _ in self.tensors:
-            if saved and made in needed:
+            if saved and made in needed and made not in ends:
                 root = _root(parent, made)
                 askers[root].update(reader for reader in readers if reader > members[root][-1])
         return [Run(tuple(again), tuple(sorted(askers[root]))) for root, again in members.items()]
 
-    def _computing(self, run: Run) -> tuple[np.ndarray, float]:
+    def _computing(self, run: Run, ends: set[int]) -> tuple[np.ndarray, float]:
         """Bytes per sample of a run's storages up to each position, and the most at a time while it is computed again."""
         again, n = set(run.again), len(self.ops)
-        own = np.zeros(n)
+        own, between = np.zeros((2, n))
         own[list(run.again)] = self.saved[list(run.again)]
-        storages, between = np.cumsum(own), np.zeros(n)
+        # A boundary may make what it has handed on once more, and lets go of it.
+        twice = [i for i in run.again if i in ends]
+        own[twice] -= self.handed[twice]
+        between[twice] = self.handed[twice]
+        storages = np.cumsum(own)
         for made, readers, size, saved, _ in self.tensors:
             # An operator's own output is among its transients while it runs.
-            if made in again and not saved and (reading := [r for r in readers if r in again]):
+            if made in again and not saved and made not in ends and (reading := [r for r in readers if r in again]):
                 between[made + 1 : max(reading) + 1] += size
         return storages, float((storages + self.transient + between)[list(run.again)].max())
 

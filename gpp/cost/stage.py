@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 
 from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
+from gpp.cost.known import known
 from gpp.cost.problem import Problem
 from gpp.cost.variants import discarded, held
 from gpp.graph.op_graph import mask_of
@@ -56,14 +57,14 @@ class StageCost:
         Args:
             depth: of the pipeline, for policies whose versions depend on it; None: the stage is the first of its pipeline.
         """
-        known = problem.bills.get((stage, depth))
-        if known is not None:
-            return known
+        found = problem.bills.get((stage, depth))
+        if found is not None:
+            return found
         position = _position(problem, stage, depth)
         rest = problem.minibatch_size % stage.microbatch_size
         forward, backward, weight = _pass_s(problem, stage, stage.microbatch_size, position)
         last = _pass_s(problem, stage, rest, position) if rest else (forward, backward, weight)
-        memory = stage_bytes(problem, stage, depth)
+        memory = known(problem, stage, stage_bytes(problem, stage, depth))
         bill = problem.bills[stage, depth] = cls(
             forward_s=forward,
             backward_s=backward,
@@ -133,7 +134,7 @@ def stage_amounts(problem: Problem, stage: Stage) -> Amounts:
     if not (alone or stage.offload) or not mask_of(stage.ops) & problem.graph.differentiated:
         return split
     # What has left such a stage is not held: its backward knows where gradients enter, and needs no values there.
-    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples)
+    found = problem.tensors_of(stage.ops, declared, t).discard(alone, stage.offload, stage.samples, stage.boundaries)
     return split._replace(kept=found.kept, once=found.once + own.extra, fixed=found.fixed, moved=found.moved)
 
 
@@ -141,7 +142,13 @@ def _pass_s(problem: Problem, stage: Stage, samples: int, position: PipelinePosi
     """Seconds of a forward and of a backward on a micro-batch of so many samples, its weights made ready included; and of the
     latter, those of the weights' gradients."""
     forward, backward, weight = problem.split_times(
-        stage.ops, samples, stage.devices, stage.recompute, stage.tensor_parallel, stage.round_robin_degree
+        ops=stage.ops,
+        microbatch_size=samples,
+        devices=stage.devices,
+        recompute=stage.recompute,
+        tensor_parallel=stage.tensor_parallel,
+        round_robin_degree=stage.round_robin_degree,
+        boundaries=stage.boundaries,
     )
     more = _weights_s(problem, stage, position)
     return forward + more[0], backward + more[1], weight

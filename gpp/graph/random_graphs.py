@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
@@ -76,6 +77,16 @@ def equal_towers(num_ops: int, num_branches: int = 4) -> OpGraph:
         edges.add((last, num_ops - 1))
         first = last + 1
     return _with_amounts(f"towers_{num_ops}", num_ops, edges, rng, 0.0)
+
+
+def equal_chain(num_ops: int) -> OpGraph:
+    """Equal operators in a row, each of which trains weights and makes gradients of its input: a third of the work each."""
+    rng = _rng(num_ops, 0, 0.0)
+    graph = _with_amounts(f"chain_{num_ops}", num_ops, {(op, op + 1) for op in range(num_ops - 1)}, rng, 0.0)
+    params = tuple(replace(param, trainable=True) for param in graph.params)
+    # A third of the traffic is the input, the output or a gradient of one; weights' gradients are made of two of them.
+    ops = tuple(replace(op, weight_flops=op.forward_flops, late_bytes=2 * op.traffic_bytes / 3) for op in graph.ops)
+    return replace(graph, ops=ops, params=params)
 
 
 def _rng(num_ops: int, seed: int, skew: float) -> random.Random:

@@ -114,6 +114,10 @@ class Sums:
             late,
         )
 
+    def transient(self, mask: int, samples: int) -> float:
+        """Bytes that the operators of a set take beyond what it keeps, with so many samples, gradients at its boundary aside."""
+        return self._transients.most(self.members(mask), samples)
+
 
 def _rows(lists: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
     """Lists one after the other, none of them empty, and the position at which each begins."""

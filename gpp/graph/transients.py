@@ -12,8 +12,9 @@ they come to first then does not count them again, unless it has saved the tenso
 Activations that are made again (`again_bytes`, in views of a problem that `gpp.memory.priced` makes) are all there at once, beside
 that.
 
-One line stands for all of these lines: its slope T is the steepest one's, and at one sample it has the largest value U, so it
-is exact there and below none of them at any larger number of samples.
+One line stands for all of these lines where stages are tabulated for every number of samples: its slope T is the steepest one's,
+and at one sample it has the largest value U, so it is exact there and below none of them at any larger number of samples. Where the
+number of samples is known, `Transients.most` says what they take.
 """
 
 from __future__ import annotations
@@ -80,10 +81,25 @@ class Transients:
         if not self._any:
             return Line(np.zeros(len(members)), np.zeros(len(members)))
         inside = members.astype(float)
-        leaving = (inside @ self._readers < self._num_readers) @ self._gradients
-        slopes = np.where(members, self._own - inside @ self._after - leaving, 0.0)
-        again = inside @ self._again
+        slopes, again = self._slopes(members), inside @ self._again
         return Line(slopes.max(axis=1, initial=0.0) + again, (slopes + inside * self._fixed).max(axis=1, initial=0.0) + again)
+
+    def most(self, members: np.ndarray, samples: int) -> float:
+        """Bytes of one set with so many samples.
+
+        Args:
+            members: [num_ops] bool.
+        """
+        if not self._any:
+            return 0.0
+        slopes, inside = self._slopes(members[None])[0], members.astype(float)
+        return float((slopes * samples + inside * self._fixed).max(initial=0.0) + inside @ self._again * samples)
+
+    def _slopes(self, members: np.ndarray) -> np.ndarray:
+        """[sets, num_ops] slope of each operator's line; 0 outside the set."""
+        inside = members.astype(float)
+        leaving = (inside @ self._readers < self._num_readers) @ self._gradients
+        return np.where(members, self._own - inside @ self._after - leaving, 0.0)
 
     def of_intervals(self, order: Sequence[int]) -> Line:
         """Lines of every interval [i, j) of a linear order: arrays of shape [num_ops + 1, num_ops + 1]."""

@@ -49,7 +49,7 @@ def _ways(choices: Choices, op: int) -> list[bool]:
 
 
 def _with(marking: Marking, op: int, *, host: bool) -> Marking:
-    recompute, offload = marking
+    recompute, offload, _ = marking
     return Marking(recompute, tuple(sorted((*offload, op)))) if host else Marking(tuple(sorted((*recompute, op))), offload)
 
 

@@ -26,10 +26,15 @@ HAIR = 1e-9
 
 
 class Marking(NamedTuple):
-    """Operators that are discarded, and operators that are on the host; ascending."""
+    """Operators that are discarded, operators that are on the host, and those of the discarded whose outputs stay; ascending."""
 
     recompute: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+
+    def on(self, stage: Stage) -> Stage:
+        """The stage with these marks."""
+        return replace(stage, recompute=self.recompute, boundaries=self.boundaries, offload=self.offload)
 
 
 class Judged(NamedTuple):
@@ -66,7 +71,7 @@ class Choices:
     ) -> None:
         self.problem, self.held, self.depth = problem, held, depth
         self.able = np.array([again is None or op in again for op in stage.ops])
-        self.stage = replace(stage, recompute=(), offload=())
+        self.stage = stage.unmarked
         self.at = {op: i for i, op in enumerate(stage.ops)}
         self.samples = stage.samples
         self.keeping = stage_bytes(problem, self.stage, depth)
@@ -75,6 +80,14 @@ class Choices:
         returns = bool(mask_of(stage.ops) & problem.graph.differentiated)
         self.recomputes = "recompute" in ways and returns and bool(self.able.any())
         self.offloads = "offload" in ways and returns and held > RESIDENT_COPIES and self.most_moved > 0
+
+    @cached_property
+    def parting(self) -> np.ndarray:
+        """[operators] whether each may be a boundary: it is discarded, and what it hands on within the stage is less than all."""
+        tensors = self.tensors
+        inside = np.zeros(len(self.stage.ops), dtype=bool)
+        inside[[made for made, readers, *_ in tensors.tensors if readers]] = True
+        return self.able & inside & (tensors.saved > tensors.handed) & self.in_runs
 
     def _seconds(self, recompute: tuple[int, ...]) -> tuple[float, float]:
         stage = self.stage
@@ -151,19 +164,19 @@ class Choices:
 
     def judge(self, marking: Marking) -> Judged:
         """What a marking costs; without end if it asks for what may not be."""
-        recompute, offload = marking
+        recompute, offload, boundaries = marking
         if not recompute and not offload:
             return Judged(0.0, self.keeping.peak(self.held), marking)
         if not all(self.able[[self.at[op] for op in recompute]]):
             return Judged(np.inf, np.inf, marking)
         if not self.in_runs:
-            stage = replace(self.stage, recompute=recompute, offload=offload)
+            stage = marking.on(self.stage)
             forward_s, backward_s = self._seconds(recompute)
             added_s = forward_s + backward_s - self._forward_s - self._backward_s
             moved = stage_amounts(self.problem, stage).moved if offload else 0.0
             peak = stage_bytes(self.problem, stage, self.depth).peak(self.held)
         else:
-            found = self.tensors.discard(recompute, offload, self.samples)
+            found = self.tensors.discard(recompute, offload, self.samples, boundaries)
             again = [self.at[op] for op in found.again]
             added_s = max(0.0, float((self.again_s[:, again].sum(axis=1) - self._spare_s).max()))
             moved = found.moved

@@ -49,11 +49,22 @@ class Fit(NamedTuple):
         recompute, offload: operator ids, ascending, as in `gpp.plan.stage.Stage`.
         added_s: seconds for each micro-batch beyond those of keeping everything: of computing again, and of copies that do not
             hide.
+        boundaries: as the others.
     """
 
     recompute: tuple[int, ...]
     offload: tuple[int, ...]
     added_s: float
+    boundaries: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, judged: Judged) -> Fit:
+        """The fit of a marking."""
+        return cls(judged.marking.recompute, judged.marking.offload, judged.added_s, judged.marking.boundaries)
+
+    def on(self, stage: Stage) -> Stage:
+        """The stage with these marks."""
+        return Marking(self.recompute, self.offload, self.boundaries).on(stage)
 
 
 def fit(
@@ -107,14 +118,16 @@ def _fit(choices: Choices, limit: float, selection: Selection, within: float) ->
     if found is None:
         return None
     found = _tidy(choices, limit, found)
-    return Fit(*found.marking, found.added_s)
+    return Fit.of(found)
 
 
 def _tidy(choices: Choices, limit: float, found: Judged) -> Judged:
     """The choice without marks of operators that nobody needs again, if it still fits."""
     if not choices.in_runs:
         return found
-    marking = found.marking._replace(recompute=choices.tensors.again(found.marking.recompute))
+    again = choices.tensors.again(found.marking.recompute, found.marking.boundaries)
+    # A boundary that is not computed again holds what it handed on; without its mark it would hold all.
+    marking = found.marking._replace(recompute=again, boundaries=tuple(op for op in found.marking.boundaries if op in again))
     tidy = choices.judge(marking)
     return tidy if tidy.peak <= limit * (1 + HAIR) and tidy.added_s <= found.added_s else found
 

@@ -87,7 +87,7 @@ class AbstractMemory(ABC):
             found = self.fit(Question(problem, stage, held(stage), room, depth, again, within))
             if found is None:
                 return None
-            marked = replace(stage, recompute=found.recompute, offload=found.offload)
+            marked = found.on(stage)
             if not beside or _peak(plan, problem, s, StageCost.of(problem, marked, depth).memory) <= limit:
                 return marked
         return None
@@ -155,7 +155,7 @@ def _chosen(asked: Question, ways: Collection[Way], selection: Selection) -> Fit
 
 def _all(asked: Question) -> Fit | None:
     marked = tuple(op for op in asked.stage.ops if op in asked.again)
-    kept, bill = (StageCost.of(asked.problem, replace(asked.stage, recompute=ops, offload=()), asked.depth) for ops in ((), marked))
+    kept, bill = (StageCost.of(asked.problem, replace(asked.stage.unmarked, recompute=ops), asked.depth) for ops in ((), marked))
     fits = bill.memory.peak(asked.held) <= asked.limit_bytes
     return Fit(marked, (), bill.backward_s - kept.backward_s) if fits else None
 

@@ -6,8 +6,9 @@ At a price of p seconds for a byte each operator that may be computed again runs
     recompute  f + p i    f = seconds of its forward, i = the bytes of what it reads that nobody keeps otherwise
 
 and the graph and the times are changed accordingly: what it keeps, and how long its backward takes. Both stay sums over operators,
-so every planner's tables go on as they are. In one more view everything is on the host, and what of its copy exceeds an operator's
-own passes takes time. They are views to search on. What a stage really keeps, which depends on its neighbours and on its
+so every planner's tables go on as they are. In one more view every operator is a boundary: what it hands on is kept, and the rest
+is made again for it alone. In another one everything is on the host, and what of its copy exceeds an operator's own passes takes
+time. They are views to search on. What a stage really keeps, which depends on its neighbours and on its
 micro-batches in flight, is decided for each candidate by `gpp.memory.fit`.
 """
 
@@ -80,6 +81,10 @@ class Priced:
         self._read = np.array([_read_bytes(graph, op) for op in range(graph.num_ops)])
         self._forward_s, self._own_s = times.forward_s / samples, (times.forward_s + times.backward_s) / samples
         self._again = (self._saved > 0) & (again | ~graph.amounts.trains)
+        handed = np.zeros(graph.num_ops)
+        for tensor in graph.tensors:
+            handed[tensor.producer] += tensor.bytes_per_sample * tensor.saved
+        self._hidden = np.where(self._again, np.maximum(self._saved - handed, 0.0), 0.0)
 
     def views(self) -> Iterator[Problem]:
         """The problem with endless memory, at a few prices from low to high, and with everything on the host."""
@@ -92,6 +97,8 @@ class Priced:
                 if again.tobytes() not in seen:
                     seen.add(again.tobytes())
                     yield self._view(again, nothing > 0, again.astype(float), nothing)
+            if self._hidden.any():
+                yield self._parted()
         slowest = [
             d.host_sharers / d.host_bandwidth_bytes_per_s for d in self.problem.cluster.devices if d.host_bandwidth_bytes_per_s
         ]
@@ -113,6 +120,16 @@ class Priced:
         if math.isinf(price_s):
             return self._again
         return self._again & (self._forward_s + price_s * self._read < price_s * self._saved)
+
+    def _parted(self) -> Problem:
+        """The view in which every operator that keeps more than it hands on is a boundary."""
+        graph = self.problem.graph
+        ops = tuple(
+            replace(op, saved_bytes=op.saved_bytes - hidden, transient_bytes=op.transient_bytes + hidden)
+            for op, hidden in zip(graph.ops, self._hidden.tolist(), strict=True)
+        )
+        cost = _Sparing(self.problem, (self._hidden > 0).astype(float), np.zeros(graph.num_ops))
+        return replace(self.problem, graph=replace(graph, ops=ops), cost=cost)
 
     def _view(self, again: np.ndarray, hosted: np.ndarray, added: np.ndarray, late_s: np.ndarray) -> Problem:
         graph, gone = self.problem.graph, again | hosted

@@ -30,7 +30,8 @@ class _Path(NamedTuple):
 
     Args:
         seconds, num_bytes, moved: of computing again; counted against the room; on the host.
-        least: [n + 1] the least of all before each operator, if it is held, seconds and prices together; the last one is of all.
+        least: [2, n + 1] the least of all before each operator, if it is held, and the least before what a boundary there hands on,
+            seconds and prices together; the last one of the first is of all.
         marking: as positions.
     """
 
@@ -78,6 +79,8 @@ class Prices:
         self.kept_bytes = np.concatenate([parts.saved * self.h + parts.sent_kept, [0.0]])
         self.host_bytes = np.concatenate([parts.saved * self.copies + parts.sent_kept, [0.0]])
         self.saved = np.concatenate([parts.saved, [0.0]])
+        self.parting = self.choices.parting & self.choices.recomputes
+        self.end_bytes = parts.handed * self.h + parts.sent_kept - parts.sent_gone
 
     def _path(self, price: float, copy_price: float) -> _Path:
         """The shortest path at two prices: seconds for each byte, seconds for each byte copied."""
@@ -87,28 +90,45 @@ class Prices:
             there = self.host_bytes * price + self.saved * copy_price
             host = there < cost
             cost = np.where(host, there, cost)
-        # [k, j]: from the operator before k, whose own cost is in the step, to the held operator j.
+        # [k, j]: from the operator before k to the held operator j; one less far, to what the boundary before j hands on.
         steps = self.run_s + self.run_bytes * price
-        steps[1:] += cost[:n, None]
-        least, chosen = np.zeros(n + 1), [0] * (n + 1)
+        least, chosen = np.full((2, n + 1), np.inf), np.zeros((2, n + 1), dtype=int)
+        # From the source to where k begins, what is held before k included; and whether that is of a boundary.
+        start, parted = np.zeros(n + 1), np.zeros(n + 1, dtype=bool)
+        end_cost = np.where(self.parting, self.end_bytes * price, np.inf)
         for j in range(n + 1):
-            through = steps[: j + 1, j].copy()
-            through[1:] += least[:j]
+            if j:
+                through = start[:j] + steps[:j, j]
+                k = int(through.argmin())
+                least[1, j - 1], chosen[1, j - 1] = through[k], k
+                ends = least[0, j - 1] + cost[j - 1], least[1, j - 1] + end_cost[j - 1]
+                parted[j] = ends[1] < ends[0]
+                start[j] = min(ends)
+            through = start[: j + 1] + steps[: j + 1, j]
             k = int(through.argmin())
-            chosen[j], least[j] = k, through[k]
+            chosen[0, j], least[0, j] = k, through[k]
         seconds = num_bytes = moved = 0.0
-        recompute, offload, j = list[int](), list[int](), n
-        while j >= 0:
-            k = chosen[j]
+        recompute, offload, boundaries, j = list[int](), list[int](), list[int](), n
+        k = int(chosen[0, n])
+        while True:
+            # A run from k to j, or an empty one.
             seconds, num_bytes = seconds + float(self.run_s[k, j]), num_bytes + float(self.run_bytes[k, j])
             recompute += range(j - 1, k - 1, -1)
-            j = k - 1
-            if j >= 0:
-                num_bytes += float((self.host_bytes if host[j] else self.kept_bytes)[j])
-                if host[j]:
-                    offload.append(j)
-                    moved += float(self.saved[j])
-        return _Path(seconds, num_bytes, moved, least, Marking(tuple(recompute[::-1]), tuple(offload[::-1])))
+            if not k:
+                break
+            i = k - 1
+            if parted[k]:
+                boundaries.append(i)
+                num_bytes += float(self.end_bytes[i])
+                j, k = k, int(chosen[1, i])
+                continue
+            num_bytes += float((self.host_bytes if host[i] else self.kept_bytes)[i])
+            if host[i]:
+                offload.append(i)
+                moved += float(self.saved[i])
+            j, k = i, int(chosen[0, i])
+        marking = Marking(*(tuple(named[::-1]) for named in (recompute, offload, boundaries)))
+        return _Path(seconds, num_bytes, moved, least, marking)
 
     def _dual(self, capacity: float, copy_price: float) -> tuple[float, float, _Path, _Path] | None:
         """The largest bound at a price of copies, its price of a byte, and the paths just above and within the capacity; None if
@@ -116,7 +136,7 @@ class Prices:
         value = copy_price * self.hidden
         over, under = self._path(0.0, copy_price), self._path(FREE_S, copy_price)
         if over.num_bytes <= capacity:
-            return float(over.least[-1]) - value, 0.0, over, over
+            return float(over.least[0, -1]) - value, 0.0, over, over
         if under.num_bytes > capacity + HAIR * abs(capacity):
             return None
         price, bound = 0.0, -np.inf
@@ -126,7 +146,7 @@ class Prices:
             ends = [path.seconds + copy_price * path.moved for path in (over, under)]
             tried = (ends[1] - ends[0]) / (over.num_bytes - under.num_bytes)
             path = self._path(tried, copy_price)
-            reached = float(path.least[-1]) - tried * capacity - value
+            reached = float(path.least[0, -1]) - tried * capacity - value
             if reached > bound:
                 price, bound = tried, reached
             # Where the paths are ends of one line, no other one is below it.
@@ -166,16 +186,17 @@ class Prices:
         one, other = (Marking(*(tuple(ops[i] for i in at) for at in path.marking)) for path in (over, under))
         return one, other
 
-    def beyond(self, i: int, num_bytes: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    def beyond(self, i: int, num_bytes: np.ndarray, moved: np.ndarray, *, parted: bool = False) -> np.ndarray:
         """Seconds that partial choices down to operator i take at least before it.
 
         Args:
             num_bytes, moved: bytes per sample of each beyond the room, and on the host.
+            parted: whether the operator is a boundary, and is in the next run.
         """
         out = np.zeros(len(num_bytes))
         for price, copy_price, least in self.bounds:
             free = np.maximum(self.hidden - moved, 0.0) * copy_price
-            np.maximum(out, price * num_bytes + least[i] - free, out=out)
+            np.maximum(out, price * num_bytes + least[int(parted), i] - free, out=out)
         return out
 
 

@@ -12,7 +12,10 @@ import numpy as np
 
 from gpp.memory.choices import HAIR, Choices, Judged, Marking
 
-KEEP, AGAIN, HOST = range(3)
+KEEP, AGAIN, HOST, END = range(4)
+COMPUTED = (AGAIN, END)
+"""Ways of an operator that is computed again; of an `END`, a boundary, the outputs stay."""
+
 TRIED = 20_000
 """Partial markings after which branch and bound ends with the best marking so far."""
 
@@ -24,13 +27,14 @@ ASKED = 100
 
 
 def _marking(ops: tuple[int, ...], ways: list[int]) -> Marking:
-    named = [tuple(op for op, way in zip(ops, ways, strict=True) if way == asked) for asked in (AGAIN, HOST)]
+    named = [tuple(op for op, way in zip(ops, ways, strict=True) if way in asked) for asked in (COMPUTED, (HOST,), (END,))]
     return Marking(*named)
 
 
 def _ways_of(choices: Choices, i: int) -> list[int]:
     """The ways of the operator at a position."""
-    return [KEEP, *([AGAIN] if choices.recomputes and choices.able[i] else []), *([HOST] if choices.offloads else [])]
+    again = [AGAIN, *([END] if choices.parting[i] else [])] if choices.recomputes and choices.able[i] else []
+    return [KEEP, *again, *([HOST] if choices.offloads else [])]
 
 
 def branch_and_bound(choices: Choices, limit: float, start: Judged | None) -> Judged | None:
@@ -48,6 +52,7 @@ class _Tree:
         held = np.array([graph.ops[op].saved_bytes for op in self.ops])
         self.order = np.argsort(-held, kind="stable").tolist()
         self.saved = held.tolist()
+        self.handed = choices.tensors.handed.tolist()
         certain = choices.slowest_s * (held > 0) if choices.in_runs else np.zeros(len(held))
         self.seconds = certain.tolist()
         self.ways = [KEEP] * len(self.ops)
@@ -78,8 +83,9 @@ class _Tree:
             self.ways[i] = way
             if way == KEEP:
                 self._decide(k + 1, seconds, held + self.saved[i] * choices.held, moved)
-            elif way == AGAIN:
-                self._decide(k + 1, seconds + self.seconds[i], held, moved)
+            elif way in COMPUTED:
+                there = self.handed[i] * choices.held if way == END else 0.0
+                self._decide(k + 1, seconds + self.seconds[i], held + there, moved)
             else:
                 self._decide(k + 1, seconds, held + 2 * self.saved[i], moved + self.saved[i])
         self.ways[i] = KEEP
@@ -105,7 +111,7 @@ def _thinned(choices: Choices, limit: float, start: Judged) -> Judged:
     ops, seconds, best = choices.stage.ops, choices.slowest_s.tolist(), start
     ways = _of(start.marking, ops)
     marked = [i for i, way in enumerate(ways) if way != KEEP]
-    for i in sorted(marked, key=lambda i: (-seconds[i] if ways[i] == AGAIN else 0.0, i)):
+    for i in sorted(marked, key=lambda i: (-seconds[i] if ways[i] in COMPUTED else 0.0, i)):
         way, ways[i] = ways[i], KEEP
         judged = choices.judge(_marking(ops, ways))
         if judged.peak <= limit * (1 + HAIR) and judged.added_s <= best.added_s and any(judged.marking):
@@ -118,32 +124,32 @@ def _thinned(choices: Choices, limit: float, start: Judged) -> Judged:
 def _better(choices: Choices, limit: float, best: Judged) -> Judged | None:
     """The first exchange that fits in fewer seconds, those that promise most first."""
     ops, seconds = choices.stage.ops, choices.slowest_s.tolist()
-    ways = _of(best.marking, ops)
-    for _, other in sorted(_neighbours(ways, [_ways_of(choices, i) for i in range(len(ops))], seconds), key=lambda one: one[0])[
-        :ASKED
-    ]:
-        judged = choices.judge(_marking(ops, other))
-        if judged.peak <= limit * (1 + HAIR) and judged.added_s < best.added_s * (1 - HAIR):
-            return judged
+    ways, able = _of(best.marking, ops), [_ways_of(choices, i) for i in range(len(ops))]
+    for tried in (_neighbours(ways, able, seconds), _parted(ways, able, seconds)):
+        for _, other in sorted(tried, key=lambda one: one[0])[:ASKED]:
+            judged = choices.judge(_marking(ops, other))
+            if judged.peak <= limit * (1 + HAIR) and judged.added_s < best.added_s * (1 - HAIR):
+                return judged
     return None
 
 
 def _of(marking: Marking, ops: tuple[int, ...]) -> list[int]:
-    return [AGAIN if op in marking.recompute else HOST if op in marking.offload else KEEP for op in ops]
+    way = {op: of for of, marked in zip((AGAIN, HOST, END), marking, strict=True) for op in marked}
+    return [way.get(op, KEEP) for op in ops]
 
 
 def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) -> list[tuple[float, list[int]]]:
     """Markings with one exchange after which less is computed again or copied, and by how many seconds less, at least roughly."""
 
     def cost(i: int, way: int) -> float:
-        return seconds[i] if way == AGAIN else 0.0
+        return seconds[i] if way in COMPUTED else 0.0
 
     out = []
     for i, way in enumerate(ways):
         out += [
             (cost(i, other) - cost(i, way), [*ways[:i], other, *ways[i + 1 :]])
             for other in able[i]
-            if other != way and way != KEEP and other != AGAIN
+            if other != way and way != KEEP and other not in COMPUTED
         ]
     for i, j in combinations(range(len(ways)), 2):
         if ways[i] != ways[j] and ways[i] in able[j] and ways[j] in able[i]:
@@ -155,9 +161,24 @@ def _neighbours(ways: list[int], able: list[list[int]], seconds: list[float]) ->
     return out
 
 
+def _parted(ways: list[int], able: list[list[int]], seconds: list[float]) -> list[tuple[float, list[int]]]:
+    """Markings with one boundary more or less, and another operator that is kept in return."""
+    out = []
+    for i, way in enumerate(ways):
+        other = END if way == AGAIN else AGAIN
+        if way in COMPUTED and other in able[i]:
+            for j, given in enumerate(ways):
+                if j != i and given in COMPUTED and seconds[j] > 0:
+                    changed = list(ways)
+                    changed[i], changed[j] = other, KEEP
+                    out.append((-seconds[j], changed))
+    return out
+
+
 def _everything(choices: Choices) -> list[Judged]:
     """Everything treated in one way as far as it can be."""
     able = [_ways_of(choices, i) for i in range(len(choices.stage.ops))]
     wished = [[way if way in ways else KEEP for ways in able] for way in (AGAIN, HOST)]
-    wished.append([max(ways) for ways in able])
+    wished.append([END if END in ways else AGAIN if AGAIN in ways else KEEP for ways in able])
+    wished.append([HOST if HOST in ways else max(ways) for ways in able])
     return [choices.judge(_marking(choices.stage.ops, ways)) for ways in wished]

@@ -16,6 +16,7 @@ class Segments(NamedTuple):
         exact: whether each operator hands tensors to the next one and to no other of the stage; else the tensors to later ones
             are taken to go to the next one.
         saved: [n] what each operator holds if it is kept.
+        handed: [n] the part of it that is handed to other operators, which a boundary holds.
         links: [n] what it holds in addition if the next operator is computed again.
         moments: [n] what the backward of each operator takes beyond what is held.
         asking: [n] what is there beyond that when a run is computed again at the beginning of it.
@@ -26,10 +27,13 @@ class Segments(NamedTuple):
         peaks: [n, n] the most during a run's own backward beyond what is held below it.
         tails: [2, n, n] what it adds to the backward of the operator behind it, and what it takes when it is computed again there;
             minus infinity where it is not.
+        ends: [2, n, n] of a run whose last operator is a boundary, in place of `peaks`: the most before that one's backward, and in
+            it, beyond what is held below either.
     """
 
     exact: bool
     saved: np.ndarray
+    handed: np.ndarray
     links: np.ndarray
     moments: np.ndarray
     asking: np.ndarray
@@ -40,6 +44,7 @@ class Segments(NamedTuple):
     again: np.ndarray
     peaks: np.ndarray
     tails: np.ndarray
+    ends: np.ndarray
 
 
 def segments_of(stage: StageTensors, samples: int) -> Segments:
@@ -69,12 +74,14 @@ def segments_of(stage: StageTensors, samples: int) -> Segments:
             idle[b] = max(moments[b], idle[b - 1] if b and last[b - 1] == last[b] else -np.inf)
     needed, again = np.zeros((n, n), dtype=bool), np.zeros((n, n), dtype=int)
     peaks, tails = np.full((n, n), -np.inf), np.full((2, n, n), -np.inf)
-    tails[0] = 0.0
+    tails[0], ends = 0.0, np.full((2, n, n), -np.inf)
     for a in range(n):
         storages = np.cumsum(stage.saved[a:])
         between = np.concatenate([[0.0], links[a : n - 1]])
         most = np.maximum.accumulate(storages + stage.transient[a:] + between)
         alive = np.maximum.accumulate(moments[a:] + storages)
+        ends[0, a, a + 1 :] = alive[:-1]
+        ends[1, a, a:] = np.maximum(moments[a:] + storages - stage.handed[a:], asking[a:] + most)
         end = last[a:]
         needed[a, a:] = end >= a
         at = np.maximum(end - a, 0)
@@ -89,4 +96,5 @@ def segments_of(stage: StageTensors, samples: int) -> Segments:
         tails[0, a, a:] = np.where(outside, storages[at], 0.0)
         tails[1, a, a:] = np.where(outside, most[at], -np.inf)
         again[a, a:] = np.where(needed[a, a:], end + 1, a)
-    return Segments(exact, stage.saved, links, moments, asking, sent_kept, sent_gone, sent_links, needed, again, peaks, tails)
+    own = stage.saved, stage.handed, links, moments, asking, sent_kept, sent_gone, sent_links
+    return Segments(exact, *own, needed, again, peaks, tails, ends)

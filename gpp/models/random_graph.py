@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, final
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import Op
-from gpp.graph.random_graphs import equal_towers, random_dag, random_series_parallel
+from gpp.graph.random_graphs import equal_chain, equal_towers, random_dag, random_series_parallel
 from gpp.models.base import AbstractModel, TensorSpec
 from gpp.settings import Count, NotNegative, Seed, Share, settings
 
@@ -22,7 +22,8 @@ class RandomGraph(AbstractModel):
     """A graph of `gpp.graph.random_graphs`; the same settings give the same graph everywhere.
 
     Args:
-        kind: `series_parallel`, `dag` (mostly not series-parallel) or `towers` (equal branches joined by one operator).
+        kind: `series_parallel`, `dag` (mostly not series-parallel), `towers` (equal branches joined by one operator) or `chain`
+            (equal operators in a row).
         num_ops: number of operators.
         graph_seed: seed of the first two kinds.
         skew: spread of the operators' amounts, in powers of ten.
@@ -33,7 +34,7 @@ class RandomGraph(AbstractModel):
 
     name: str = "random"
     loss: str = "mse"
-    kind: Literal["series_parallel", "dag", "towers"] = "series_parallel"
+    kind: Literal["series_parallel", "dag", "towers", "chain"] = "series_parallel"
     num_ops: Count = 64
     graph_seed: Seed = 0
     skew: NotNegative = 1.0
@@ -45,6 +46,8 @@ class RandomGraph(AbstractModel):
         """The graph, with no computation behind it."""
         if self.kind == "towers":
             graph = equal_towers(self.num_ops, self.num_branches)
+        elif self.kind == "chain":
+            graph = equal_chain(self.num_ops)
         else:
             make = random_dag if self.kind == "dag" else random_series_parallel
             graph = make(self.num_ops, self.graph_seed, skew=self.skew)

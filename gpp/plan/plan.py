@@ -13,6 +13,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
+from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.stage import Stage
 from gpp.routing import copies, messages
 from gpp.settings import Count, Natural, NotNegative
@@ -60,7 +61,17 @@ class Plan:
 
     @cached_property
     def num_devices(self) -> int:
-        return len(self.stages_of_device)
+        return len(self.devices)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices with something to do, helpers included, ascending."""
+        return tuple(sorted({device for stage in self.stages for device in (*stage.devices, *stage.helpers)}))
+
+    @property
+    def helped(self) -> bool:
+        """Whether other devices make a part of some stage's backward (`gpp.plan.helpers`)."""
+        return any(stage.helpers for stage in self.stages)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -92,13 +103,15 @@ class Plan:
 
     @cached_property
     def _entering(self) -> int | None:
-        """Samples in flight where most are, if a stage's replicas take turns."""
-        return max(s.in_flight for s in self.stages) if any(s.round_robin_degree > 1 for s in self.stages) else None
+        """Samples in flight where most are, if a stage's replicas take turns or has helpers."""
+        turns = self.helped or any(s.round_robin_degree > 1 for s in self.stages)
+        return max(s.in_flight for s in self.stages) if turns else None
 
     def position(self, stage: int) -> PipelinePosition:
         """Where a stage stands, for weight policies; in micro-batches of one of its replicas.
 
-        Where replicas take turns, more micro-batches are in flight than there are stages: the depth is what enters meanwhile.
+        Where replicas take turns, or helpers have a part of a backward, other numbers of micro-batches are in flight than there are
+        stages: the depth is what enters meanwhile.
         """
         s = self.stages[stage]
         own = s.microbatch_size * s.round_robin_degree
@@ -117,14 +130,14 @@ class Plan:
     @property
     def shares_devices(self) -> bool:
         """Whether a device runs more than one stage."""
-        return self.num_devices < sum(len(stage.devices) for stage in self.stages)
+        return len(self.stages_of_device) < sum(len(stage.devices) for stage in self.stages)
 
     @property
     def keeping(self) -> Plan:
         """The plan, every operator keeping what it makes."""
         if not any(stage.recompute or stage.offload for stage in self.stages):
             return self
-        return replace(self, stages=tuple(replace(stage, recompute=(), offload=()) for stage in self.stages))
+        return replace(self, stages=tuple(stage.unmarked for stage in self.stages))
 
     @cached_property
     def stage_of_device(self) -> dict[int, int]:
@@ -205,6 +218,8 @@ class Plan:
                     f"stage {s} cuts the mini-batch, but holds a loss that is to have it whole. Fix: plan again, or set "
                     "loss.scope=microbatch"
                 )
+        if problem.regime.weights.flushes:
+            refuse_drained(self.stages)
         self._check_sharding(problem)
         self._check_memory(problem, peaks)
 
@@ -239,6 +254,7 @@ class Plan:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        check_helpers(self.stages, self.edges, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
         """Every operator is in one stage, and every stage has operators and devices."""
@@ -250,7 +266,7 @@ class Plan:
                 owner[op] = s
             if not stage.ops or not stage.devices:
                 raise InvalidPlan(f"stage {s} has no operators or no devices")
-            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.offload)):
+            if any(list(ids) != sorted(set(ids)) for ids in (stage.ops, stage.recompute, stage.boundaries, stage.offload)):
                 raise InvalidPlan(
                     f"stage {s}: operators must ascend, got {list(stage.ops[:8])}, to recompute {list(stage.recompute[:8])}, on "
                     f"the host {list(stage.offload[:8])}"
@@ -266,6 +282,11 @@ class Plan:
         stage = self.stages[s]
         if foreign := sorted(set(stage.offload) - set(stage.ops)):
             raise InvalidPlan(f"stage {s} can keep its own operators on the host only, not {foreign[:8]}")
+        if kept := sorted(set(stage.boundaries) - set(stage.recompute)):
+            raise InvalidPlan(
+                f"stage {s}: operators {kept[:8]} are in boundaries, which says that of what is computed again their outputs stay, "
+                "but not in recompute. Fix: take them out of boundaries"
+            )
         if both := sorted(set(stage.recompute) & set(stage.offload)):
             raise InvalidPlan(
                 f"stage {s}: operators {both[:8]} are in recompute and in offload; each is kept in one way. Fix: take them out "
@@ -371,7 +392,7 @@ class Plan:
         return out
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
-        """Peak bytes on every device: the sum over its stages.
+        """Peak bytes on every device: the sum over its stages, and over those that it helps.
 
         Args:
             in_flight: stage -> samples held in full at a time, over all replicas.
@@ -383,6 +404,8 @@ class Plan:
             need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
+            for device, more in helping_bytes(stage, problem, problem.regime.weights.copies(self.position(s))):
+                out[device] = out.get(device, 0.0) + more
         return out
 
     def _check_memory(self, problem: Problem, peaks: Mapping[int, float] | None) -> None:
@@ -390,8 +413,9 @@ class Plan:
         needs = peaks or self.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(self.stages)})
         lack, device = max((need - devices[d].memory_bytes, -d) for d, need in needs.items())
         if lack > 0:
-            stages, need, have = self.stages_of_device[-device], needs[-device], devices[-device].memory_bytes
+            stages, need, have = self.stages_of_device.get(-device, ()), needs[-device], devices[-device].memory_bytes
             who = f"stage {stages[0]} needs" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} together need"
+            who = who if stages else f"a helper, device {-device}, needs"
             raise Infeasible(
                 f"{who} {need:.3e} bytes on a device, which has {have:.3e}: {lack:.3e} are missing",
                 f"give the device {need:.3e} bytes, or a smaller micro-batch or mini-batch",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from gpp.routing import Piece, pieces
-from gpp.settings import Count, Natural
+from gpp.settings import Count, Natural, NotNegative
+
+ROUNDING = 1e-9
+"""By which shares may miss the whole that they add up to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +27,14 @@ class Stage:
             `round_robin` of b times the replicas, each of which may hold an equal number of whole micro-batches (`ahead`).
         recompute: operators of which nothing is held from forward to backward, ascending: what they make is computed again when
             the backward needs it.
+        boundaries: those of `recompute` that hold what they hand to other operators all the same, ascending: a run of operators
+            that are computed again together ends there.
         offload: operators whose activations are on the host meanwhile, ascending; none of `recompute`.
         tensor_parallel: devices that share one replica (t); replica r is devices r t .. r t + t - 1 of `devices`.
         round_robin: replica j mod R runs all of micro-batch j, forward and backward (1F1B-RR), and gradients are summed over the
             replicas at the update; else every replica runs a part of each micro-batch.
+        weight_device: the helper that makes the gradients of the stage's weights (`gpp.plan.helpers`); None: its own device does.
+        input_share: helpers that make parts of the gradients of its inputs, as (device, share); what is left of 1 is its own.
     """
 
     ops: tuple[Natural, ...]
@@ -33,14 +43,38 @@ class Stage:
     in_flight: Count
     k: Count = 1
     recompute: tuple[Natural, ...] = ()
+    boundaries: tuple[Natural, ...] = ()
     offload: tuple[Natural, ...] = ()
     tensor_parallel: Count = 1
     round_robin: bool = False
+    # Left out of files where there are none: plans without helpers read as they always did.
+    weight_device: Annotated[Natural | None, Field(exclude_if=lambda device: device is None)] = None
+    input_share: Annotated[tuple[tuple[Natural, NotNegative], ...], Field(exclude_if=lambda shares: not shares)] = ()
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """Devices that make parts of the stage's backward beside its own, ascending."""
+        weights = () if self.weight_device is None else (self.weight_device,)
+        return tuple(sorted({*weights, *(device for device, _ in self.input_share)}))
+
+    @property
+    def own_input_share(self) -> float:
+        """The part of the gradients of its inputs that its own device makes."""
+        left = 1.0 - sum(share for _, share in self.input_share)
+        return left if left > ROUNDING else 0.0
 
     def marked_within(self, ops: tuple[int, ...]) -> Stage:
         """The stage with other operators, of which those that it has already are treated as before."""
-        recompute, offload = (tuple(op for op in marked if op in ops) for marked in (self.recompute, self.offload))
-        return replace(self, ops=ops, recompute=recompute, offload=offload)
+        named = (self.recompute, self.boundaries, self.offload)
+        recompute, boundaries, offload = (tuple(op for op in marked if op in ops) for marked in named)
+        return replace(self, ops=ops, recompute=recompute, boundaries=boundaries, offload=offload)
+
+    @property
+    def unmarked(self) -> Stage:
+        """The stage with every operator keeping what it makes."""
+        if not self.recompute and not self.offload:
+            return self
+        return replace(self, recompute=(), boundaries=(), offload=())
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

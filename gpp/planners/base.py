@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -18,6 +18,9 @@ Predict = Callable[[Plan], Timeline]
 
 class AbstractPlanner(ABC):
     """Cuts a graph into stages and deals out the devices. Settings are the fields of the dataclass."""
+
+    helps: ClassVar[bool] = False
+    """Whether its plans may have helpers (`gpp.plan.helpers`)."""
 
     @property
     def varies_k(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.helpers import refuse_helpers
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, RECEIVE, REDUCE, SEND, UPDATE, Direction
@@ -46,7 +47,11 @@ def lower(
         num_samples: all of them.
         minibatches: how many mini-batches those are; more than one for a pipeline that does not drain.
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
+
+    Raises:
+        UnsupportedPlan: stages have helpers, which programs do not know.
     """
+    refuse_helpers(plan.stages)
     before, after = communication(plan, graph, num_samples)
     groups = reduce_groups(plan, graph)
     trains = any(KINDS[task.kind].finishes for order in orders.values() for task in order)

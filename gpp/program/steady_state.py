@@ -138,10 +138,10 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
     """Refuse a plan that cannot run without drains.
 
     Raises:
-        InvalidPlan: a device holds several stages, or a micro-batch does not divide the mini-batch.
+        InvalidPlan: a device holds several stages, in a plan without helpers, or a micro-batch does not divide the mini-batch.
         InvalidConfig: too few micro-batches, stages that count them otherwise, or shared weights, for the policy.
     """
-    if plan.shares_devices:
+    if plan.shares_devices and not plan.helped:
         raise InvalidPlan(
             "a device holds several stages, whose updates a pipeline without drains would have to interleave. "
             "Fix: one stage a device, or strategy/weights=flush"

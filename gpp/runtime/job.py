@@ -22,12 +22,13 @@ from gpp.cluster import Cluster
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
-from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram, UnsupportedPlan
 from gpp.graph.captured import Captured, Derived, node_references
 from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
+from gpp.plan.helpers import refuse_helpers
 from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
@@ -188,7 +189,8 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-        except InvalidPlan as error:
+            refuse_helpers(plan.stages)
+        except (InvalidPlan, UnsupportedPlan) as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
         cards = plan if values["settings"].backend == "nccl" else None

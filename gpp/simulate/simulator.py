@@ -86,7 +86,7 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
 
 def _stage_memory(plan: Plan, problem: Problem) -> tuple[StageMemory, ...]:
     """What each stage holds, and the seconds that its backward takes for computing again."""
-    kept = replace(plan, stages=tuple(replace(stage, recompute=()) for stage in plan.stages))
+    kept = replace(plan, stages=tuple(replace(stage, recompute=(), boundaries=()) for stage in plan.stages))
     bills = plan.bills(problem)
     without = kept.bills(problem) if any(stage.recompute for stage in plan.stages) else bills
     return tuple(

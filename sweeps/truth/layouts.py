@@ -133,4 +133,4 @@ def laid_out(row: Row, problem: Problem, *, samples: int | None = None) -> Plan:
 
 def kept_plan(plan: Plan) -> Plan:
     """The same plan, nothing recomputed."""
-    return replace(plan, stages=tuple(replace(stage, recompute=()) for stage in plan.stages))
+    return replace(plan, stages=tuple(replace(stage, recompute=(), boundaries=()) for stage in plan.stages))

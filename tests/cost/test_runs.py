@@ -10,6 +10,7 @@ from gpp.cost.models.analytical import Analytical
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost, stage_amounts
 from gpp.graph.op_graph import Op, OpGraph, Tensor
+from gpp.memory.choices import Marking
 from gpp.plan.stage import Stage
 from tests.oracle.liveness import Walk, keepers_of
 from tests.support.problems import cluster
@@ -48,11 +49,10 @@ def graph_of(rng: random.Random, n: int, chain: bool) -> tuple[OpGraph, dict[int
     return OpGraph(name="random", ops=ops, tensors=tuple(tensors)), hidden
 
 
-def marked(rng: random.Random, stage_ops: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    ways = [rng.choice("kkrro") for _ in stage_ops]
-    return tuple(op for op, way in zip(stage_ops, ways, strict=True) if way == "r"), tuple(
-        op for op, way in zip(stage_ops, ways, strict=True) if way == "o"
-    )
+def marked(rng: random.Random, stage_ops: tuple[int, ...]) -> Marking:
+    """(K)ept, (r)ecomputed, (b)oundaries of that, (o)ffloaded."""
+    ways = [rng.choice("kkrrbo") for _ in stage_ops]
+    return Marking(*(tuple(op for op, way in zip(stage_ops, ways, strict=True) if way in named) for named in ("rb", "o", "b")))
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -63,15 +63,17 @@ def test_no_walk_takes_more_than_the_bill_says(seed: int) -> None:
     problem = Problem(graph=graph, cluster=cluster(2), cost=Analytical(), minibatch_size=4)
     low = rng.randint(0, n - 1)
     ops = tuple(range(low, rng.randint(low + 1, n)))
-    recompute, offload = marked(rng, ops)
-    if not recompute and not offload:
+    marks = marked(rng, ops)
+    if not any(marks):
         return
-    stage = Stage(ops=ops, devices=(0,), microbatch_size=1, in_flight=4, recompute=recompute, offload=offload)
+    # Less than the mini-batch is in flight, so that there are gradients already (`gpp.cost.known`).
+    stage = marks.on(Stage(ops=ops, devices=(0,), microbatch_size=1, in_flight=3))
     bill, amounts = StageCost.of(problem, stage), stage_amounts(problem, stage)
     times = problem.op_times(1, 0)
     for all_keep in (True, False, False):
         keepers = keepers_of(graph, ops, None if all_keep else rng)
-        walk = Walk(graph, ops, frozenset(recompute), frozenset(offload), keepers, hidden).run()
+        again, moved, ends = map(frozenset, marks)
+        walk = Walk(graph, ops, again, ends, moved, keepers, hidden).run()
         assert (amounts.kept, amounts.moved) == pytest.approx((walk.kept, walk.moved), abs=1e-9)
         assert walk.peak <= walk.kept + walk.moved + bill.transient_bytes + 1e-9
         plain = problem.stage_times(ops, 1, (0,))

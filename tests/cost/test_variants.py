@@ -95,6 +95,8 @@ def test_plans_that_split_what_declares_nothing_are_refused():
         replace(plan, stages=(replace(plan.stages[0], tensor_parallel=3), plan.stages[1])).validate(problem)
     with pytest.raises(InvalidPlan, match="its own operators only"):
         replace(plan, stages=(replace(plan.stages[0], recompute=(2,)), plan.stages[1])).validate(problem)
+    with pytest.raises(InvalidPlan, match=r"operators \[1\] are in boundaries, .* not in recompute"):
+        replace(plan, stages=(replace(plan.stages[0], recompute=(0,), boundaries=(1,)), plan.stages[1])).validate(problem)
     tied = replace(problem.graph, ops=(replace(problem.graph.ops[0], params=("w",)), *problem.graph.ops[1:]))
     problem = replace(problem, graph=tied)
     with pytest.raises(InvalidPlan, match="another stage reads it too"):

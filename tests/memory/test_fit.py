@@ -50,12 +50,11 @@ def test_long_stages_fit_and_are_no_slower_than_the_greedy(chain: bool) -> None:
             limit = all_again + (keep - all_again) * share
             found = fit(case.problem, case.stage, case.held, limit)
             assert found is not None
-            marked = replace(case.stage, recompute=found.recompute, offload=found.offload)
-            assert stage_bytes(case.problem, marked).peak(case.held) <= limit * (1 + 1e-9)
+            assert stage_bytes(case.problem, found.on(case.stage)).peak(case.held) <= limit * (1 + 1e-9)
             greedy = capuchin(choices, limit)
             assert greedy is None or found.added_s <= greedy.added_s * (1 + 1e-9)
             published = fit(case.problem, case.stage, case.held, limit, selection="capuchin")
-            assert published == (None if greedy is None else Fit(*greedy.marking, greedy.added_s))
+            assert published == (None if greedy is None else Fit.of(greedy))
 
 
 def test_a_stage_that_fits_is_left_alone() -> None:
@@ -92,7 +91,7 @@ def test_bounds_leave_no_better_choice_out(monkeypatch: pytest.MonkeyPatch) -> N
         keep, all_again = (peak_of(case, stage, ops) for ops in ((), stage.ops))
         told.append((replace(case, stage=stage), all_again + (keep - all_again) * 0.4))
     bounded = [fit(case.problem, case.stage, 4, limit) for case, limit in told]
-    monkeypatch.setattr(Prices, "beyond", lambda prices, i, num_bytes, moved: np.zeros(len(num_bytes)))
+    monkeypatch.setattr(Prices, "beyond", lambda prices, i, num_bytes, moved, parted: np.zeros(len(num_bytes)))
     for (case, limit), found in zip(told, bounded, strict=True):
         case.problem.bills.clear()
         without = fit(case.problem, case.stage, 4, limit)

@@ -7,7 +7,7 @@ from gpp.models.random_graph import RandomGraph
 from tests.support.conf import model_named
 
 
-@pytest.mark.parametrize("kind", ["series_parallel", "dag", "towers"])
+@pytest.mark.parametrize("kind", ["series_parallel", "dag", "towers", "chain"])
 def test_the_same_settings_give_the_same_graph(kind: str) -> None:
     model = model_named("random", f"model.kind={kind}", "model.num_ops=33")
     one, other = model.captured(), RandomGraph(kind=kind, num_ops=33).captured()

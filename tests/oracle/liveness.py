@@ -18,6 +18,7 @@ class Walk:
 
     Args:
         ops: of the stage, in the order in which it runs them.
+        ends: those of `gone` whose outputs stay.
         keepers: for each tensor that somebody saves, who of its maker and its readers inside does.
         hidden: operator -> bytes that it keeps besides its tensors.
     """
@@ -25,6 +26,7 @@ class Walk:
     graph: OpGraph
     ops: tuple[int, ...]
     gone: frozenset[int]
+    ends: frozenset[int]
     host: frozenset[int]
     keepers: dict[int, tuple[int, ...]]
     hidden: dict[int, float]
@@ -37,13 +39,13 @@ class Walk:
         return [i for i, t in enumerate(self.graph.tensors) if t.producer == op]
 
     def group(self, op: int) -> set[int]:
-        """Discarded operators that are joined to one by tensors between discarded operators."""
+        """Discarded operators that are joined to one by tensors between discarded operators, if they do not stay."""
         found, todo = {op}, [op]
         while todo:
             at = todo.pop()
             for tensor in self.graph.tensors:
                 ends = {tensor.producer, *tensor.consumers} & self.gone
-                if at in ends and tensor.producer in self.gone:
+                if at in ends and tensor.producer in self.gone - self.ends:
                     todo += sorted(ends - found)
                     found |= ends
         return found
@@ -51,7 +53,11 @@ class Walk:
     def wanted(self, op: int) -> bool:
         """Whether a backward keeps something of what a discarded operator makes, or of what is made from it without leaving
         the discarded ones."""
-        if self.hidden[op] > 0 or any(i in self.keepers for i in self.made_by(op)):
+        if self.hidden[op] > 0:
+            return True
+        if op in self.ends:
+            return False
+        if any(i in self.keepers for i in self.made_by(op)):
             return True
         reading = {c for i in self.made_by(op) for c in self.graph.tensors[i].consumers if c in self.gone}
         return any(self.wanted(c) for c in reading)
@@ -62,9 +68,9 @@ class Walk:
         # After the forward: what is kept for each operator's backward, and what computing again will read.
         held: dict[tuple[str, int], float] = {}
         for op in self.ops:
-            if op in self.gone:
+            if op in self.gone - self.ends:
                 continue
-            if self.hidden[op]:
+            if self.hidden[op] and op not in self.ends:
                 held["hidden", op] = self.hidden[op]
             for i in self.made_by(op):
                 if i in self.keepers or any(c in self.again for c in tensors[i].consumers):
@@ -91,9 +97,8 @@ class Walk:
         done: set[int] = set()
         for op in reversed(self.ops):
             own = self.graph.ops[op]
-            needs = {self._maker(("tensor", i)) for i, who in self.keepers.items() if op in who} | (
-                {op} if self.hidden[op] else set()
-            )
+            needs = {self._maker(("tensor", i)) for i, who in self.keepers.items() if op in who} - self.ends
+            needs |= {op} if self.hidden[op] else set()
             waiting = sum(size for i, size in gradients.items() if tensors[i].producer != op)
             for maker in sorted(needs & self.gone - computed, reverse=True):
                 if maker in computed:
@@ -107,7 +112,7 @@ class Walk:
                     self._note(sum(here.values()) + sum(between.values()) + size + sum(gradients.values()) + leaving)
                     if self.hidden[again]:
                         here["hidden", again] = self.hidden[again]
-                    for i in self.made_by(again):
+                    for i in self.made_by(again) if again not in self.ends else ():
                         if i in self.keepers:
                             here["tensor", i] = tensors[i].bytes_per_sample
                         elif any(c in group for c in tensors[i].consumers):

@@ -13,7 +13,8 @@ from itertools import product
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import Tensor
 
-KEEP, AGAIN, HOST = "kept", "again", "host"
+KEEP, AGAIN, HOST, END = "kept", "again", "host", "end"
+"""Of an `END`, which is computed again, the outputs stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,11 @@ class Markings:
     samples: int
 
     def all(self, able: tuple[str, ...]) -> Iterator[Marked]:
-        """Each way that is possible, with any number of marks."""
-        for ways in product(able, repeat=len(self.ops)):
+        """Each way that is possible, with any number of marks; boundaries only where they let go of something and part a run."""
+        read = {t.producer for t in self.problem.graph.tensors if {*t.consumers} & {*self.ops}}
+        parting = {op for op in read & {*self.ops} if self._lost(op, {op: END}) > 0}
+        each = [[way for way in able if way != END or op in parting] for op in self.ops]
+        for ways in product(*each):
             found = self.judged(ways)
             if found is not None:
                 yield found
@@ -53,9 +57,9 @@ class Markings:
         tensors = self.problem.graph.tensors
         if set(ways) == {KEEP}:
             return Marked(self._seconds(set(), 0.0), self._kept_peak(), ways)
-        groups = [self._again(group, way) for group in self._groups({op for op in self.ops if way[op] == AGAIN})]
+        groups = [self._again(group, way) for group in self._groups(way)]
         again = {op for group in groups for op in group}
-        holds = {op: self._own(op) if way[op] != AGAIN else 0.0 for op in self.ops}
+        holds = {op: self._own(op) - self._lost(op, way) for op in self.ops}
         for t in tensors:
             if t.producer in holds and way[t.producer] != AGAIN and not t.saved and again & {*t.consumers}:
                 holds[t.producer] += t.bytes_per_sample
@@ -66,7 +70,7 @@ class Markings:
                 return None
         kept = sum(holds.values()) - moved + sum(t.bytes_per_sample for t in self._coming())
         sent = sum(t.bytes_per_sample for t in self._going() if not self._is_held(t, way, again))
-        moments = [m for op in self.ops for m in self._moments(op, holds, [group for group in groups if group])]
+        moments = [m for op in self.ops for m in self._moments(op, holds, [group for group in groups if group], way)]
         coming = sum(t.bytes_per_sample for t in self._coming() if t.differentiable)
         once = max(coming * self.samples, *(m * self.samples + fixed for m, fixed in moments)) + self.samples * self._back()
         total = self._static() + self.samples * (kept * self.held + moved * min(self.held, 2) + sent) + once
@@ -74,6 +78,13 @@ class Markings:
 
     def _own(self, op: int) -> float:
         return self.problem.graph.ops[op].saved_bytes
+
+    def _lost(self, op: int, way: dict[int, str]) -> float:
+        """What an operator would hold if it were kept, and does not."""
+        if way[op] not in (AGAIN, END):
+            return 0.0
+        stays = sum(t.bytes_per_sample for t in self.problem.graph.tensors if t.producer == op and t.saved)
+        return self._own(op) - (stays if way[op] == END else 0.0)
 
     def _coming(self) -> list[Tensor]:
         return [t for t in self.problem.graph.tensors if t.producer not in self.ops and {*self.ops} & {*t.consumers}]
@@ -85,11 +96,12 @@ class Markings:
     def _is_held(t: Tensor, way: dict[int, str], again: set[int]) -> bool:
         return way[t.producer] != AGAIN and (t.saved or bool(again & {*t.consumers}))
 
-    def _groups(self, gone: set[int]) -> list[set[int]]:
-        """Discarded operators, those together that tensors between discarded operators join."""
+    def _groups(self, way: dict[int, str]) -> list[set[int]]:
+        """Discarded operators, those together that tensors between discarded operators join and that do not stay."""
+        gone = {op for op in self.ops if way[op] in (AGAIN, END)}
         groups = [{op} for op in gone]
         for t in self.problem.graph.tensors:
-            if t.producer in gone:
+            if t.producer in gone and way[t.producer] == AGAIN:
                 ends = {t.producer, *(c for c in t.consumers if c in gone)}
                 touched = [group for group in groups if group & ends]
                 groups = [group for group in groups if not group & ends] + [set().union(*touched)]
@@ -98,14 +110,15 @@ class Markings:
     def _again(self, group: set[int], way: dict[int, str]) -> set[int]:
         """Those of a group that are computed again: those that keep something, and what they are made from."""
         graph = self.problem.graph
-        found = {op for op in group if self._own(op) > 0}
+        found = {op for op in group if self._lost(op, way) > 0}
+        gone = {op for op in group if way[op] == AGAIN}
         while True:
-            more = {t.producer for t in graph.tensors if t.producer in group and found & {*t.consumers}} - found
+            more = {t.producer for t in graph.tensors if t.producer in gone and found & {*t.consumers}} - found
             if not more:
                 return found
             found |= more
 
-    def _moments(self, v: int, holds: dict[int, float], groups: list[set[int]]) -> list[tuple[float, float]]:
+    def _moments(self, v: int, holds: dict[int, float], groups: list[set[int]], way: dict[int, str]) -> list[tuple[float, float]]:
         """Bytes per sample while v runs back beyond all that is held, and those of weights' gradients: of its own work, and when a
         group is computed again before it."""
         graph, ops = self.problem.graph, {*self.ops}
@@ -120,12 +133,13 @@ class Markings:
                 came += t.bytes_per_sample
         computing = []
         for group in groups:
-            asks = {c for t in graph.tensors if t.producer in group and t.saved for c in t.consumers if c in ops}
+            lost = [t for t in graph.tensors if t.producer in group and way[t.producer] == AGAIN]
+            asks = {c for t in lost if t.saved for c in t.consumers if c in ops}
             first_asked, last_freed = max(group | asks), min(group)
             if last_freed <= v <= first_asked:
-                there += sum(self._own(w) for w in group if w <= v)
+                there += sum(self._lost(w, way) for w in group if w <= v)
             if v == max(group) or (v in asks and v > max(group)):
-                computing.append(self._computing(group) - sum(self._own(w) for w in group))
+                computing.append(self._computing(group, way) - sum(self._lost(w, way) for w in group))
         own = graph.ops[v].transient_bytes
         own -= sum(t.bytes_per_sample for t in self._going() if t.producer == v and t.differentiable and not t.saved)
         return [(there + own, graph.ops[v].fixed_bytes), *((there + came + more, 0.0) for more in computing)]
@@ -134,13 +148,19 @@ class Markings:
         """Gradients of what leaves the stage, bytes per sample."""
         return sum(t.bytes_per_sample for t in self._going() if t.differentiable)
 
-    def _computing(self, group: set[int]) -> float:
-        """The most that a group takes while it is computed again in order."""
+    def _computing(self, group: set[int], way: dict[int, str]) -> float:
+        """The most that a group takes while it is computed again in order; what stays is made twice while its operator runs."""
         graph, most = self.problem.graph, 0.0
         for u in group:
-            there = sum(self._own(w) for w in group if w <= u) + graph.ops[u].transient_bytes
+            there = sum(self._lost(w, way) for w in group if w < u) + self._own(u) + graph.ops[u].transient_bytes
             for t in graph.tensors:
-                if t.producer in group and t.producer < u and not t.saved and any(c >= u for c in t.consumers if c in group):
+                if (
+                    t.producer in group
+                    and way[t.producer] == AGAIN
+                    and t.producer < u
+                    and not t.saved
+                    and any(c >= u for c in t.consumers if c in group)
+                ):
                     there += t.bytes_per_sample
             most = max(most, there)
         return most

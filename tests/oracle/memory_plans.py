@@ -30,7 +30,7 @@ class MarkedPlans:
 
     def __init__(self, problem: Problem, strategy: Strategy, ways: tuple[str, ...]) -> None:
         self.problem, self.strategy = problem, strategy
-        self.letters = "k" + "r" * ("recompute" in ways) + "o" * ("offload" in ways)
+        self.letters = "k" + "rb" * ("recompute" in ways) + "o" * ("offload" in ways)
         self._known: dict[Stage, list[Stage]] = {}
 
     def best_s(self) -> float | None:
@@ -72,8 +72,10 @@ class MarkedPlans:
             linked = all(d.host_bandwidth_bytes_per_s for d in devices)
             found: dict[tuple[float, float], Stage] = {}
             for ways in product(self.letters if linked else self.letters.replace("o", ""), repeat=len(stage.ops)):
-                named = [tuple(op for op, way in zip(stage.ops, ways, strict=True) if way == letter) for letter in "ro"]
-                marked = replace(stage, recompute=named[0], offload=named[1])
+                again, moved, ends = (
+                    tuple(op for op, way in zip(stage.ops, ways, strict=True) if way in letters) for letters in ("rb", "o", "b")
+                )
+                marked = replace(stage, recompute=again, offload=moved, boundaries=ends)
                 bill = StageCost.of(self.problem, marked)
                 if bill.memory.peak(stage.ahead) <= limit and bill.moved_bytes * stage.ahead <= host:
                     found.setdefault((bill.backward_s, bill.moved_bytes), marked)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import torch
 
+from gpp.cost.regime import Regime
+from gpp.optimizers import Adam
+from gpp.plan.build import make_plan
 from gpp.runtime.worker.allocator import MemoryEvents, storage_bytes
+from gpp.schedules.gpipe import GPipe
+from tests.support import inprocess
 
 KIB = 256  # float32 numbers
 
@@ -64,3 +70,24 @@ def test_each_thread_hears_its_own() -> None:
     for thread in threads:
         thread.join()
     assert peaks == {3: 3 * 1024, 50: 50 * 1024}
+
+
+def test_a_worker_holds_what_its_bill_says(tmp_path: Path) -> None:
+    """All micro-batches in flight: a loss holds a number, though PyTorch makes it in the memory of all squared errors, and the sums
+    of gradients are not there yet."""
+    model, captured, weights = inprocess.captured_named("mlp")
+    schedule, data = GPipe(), inprocess.data_of(model)
+    problem = inprocess.problem_of(captured, 1, 64, regime=Regime(in_flight=schedule.in_flight), optimizer_state_factor=2.0)
+    plan = make_plan(problem, "test", [(problem.graph.all_mask, 1)], 8)
+    job = inprocess.make_job(
+        *(captured, problem, plan, schedule), model=model, data=data, optimizer=Adam(lr=1e-3), steps=2, dtype="float64"
+    )
+    job.save(tmp_path, weights)
+    (worker,) = inprocess.workers_of(job, tmp_path)
+    worker._listens = True
+    for step in range(2):
+        worker.train(step, 1, lambda record: None)
+    (bill,) = plan.bills(problem)
+    # The last step has no mini-batch after it, whose rows would be there.
+    most = bill.memory.peak(8) - problem.minibatch_size * problem.sums(problem.graph.all_mask).rows
+    assert 0.99 * most <= worker.memory.peak_bytes <= most + 1000

@@ -71,6 +71,8 @@ SHAPES: dict[str, tuple[str, tuple[int, ...] | None, int]] = {
 STEPS, OTHER_STEPS = 24, 20
 COSINE = LearningRate(shape="cosine", warmup_steps=5)
 
+SIDE_BY_SIDE = ("stash", "spectrain 2", "pipeoptim")
+
 Case = tuple[Job, dict[str, Tensor]]
 
 
@@ -130,6 +132,9 @@ def _others() -> dict[str, Case]:
         out[f"corrected, {name}"] = make_job("Chain", policy, optimizer, replicas=(1, 2, 1), **drained)
         if name != "gap-aware":
             out[f"corrected, {name}, predicted"] = make_job("Fork", PipeOptim(correction=correction), optimizer, **plain)
+    for name in SIDE_BY_SIDE:
+        # Stages that run side by side are late by twice the stages behind them, and by one more where their W comes later.
+        out[f"late, {name}"] = make_job("Chain4", POLICIES[name], sgd, ahead=(7, 6, 3, 1), **drained)
     for name in ("nadam", "muon"):
         for policy in ("stash", "pipeoptim", "spectrain 2"):
             out[f"{name}, {policy}"] = make_job("Chain4", POLICIES[policy], MORE_OPTIMIZERS[name], **plain)
@@ -215,6 +220,7 @@ def test_policies_differ(real: dict[str, Trained]) -> None:
         "corrected",
         "nadam",
         "muon",
+        "late",
     ],
 )
 def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
@@ -223,6 +229,13 @@ def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[s
     assert names
     for name in names:
         check_equal(real[name], followed(*jobs[name]), OTHER_STEPS)
+
+
+def test_delays_of_devices_that_run_side_by_side(jobs: dict[str, Case]) -> None:
+    plan, weights = jobs["late, stash"][0].plan, POLICIES["stash"]
+    places = [plan.position(s) for s in range(4)]
+    assert [weights.staleness(place) for place in places] == [6, 5, 2, 0]
+    assert [weights.copies(place) for place in places] == [7, 6, 3, 1]
 
 
 @pytest.mark.parametrize("name", ["three replicas", "norm of the model"])

@@ -100,9 +100,10 @@ class Zoo:
 
     def keeper(self, module: StageModule, ways: Ways, *, autocast: torch.dtype | None = None) -> Keeper:
         graph = self.captured.graph
-        of = {way: tuple(op for op in range(graph.num_ops) if ways(op) == way) for way in "rm"}
         everything = tuple(range(graph.num_ops))
-        stage = Stage(ops=everything, devices=(0,), microbatch_size=4, in_flight=4, recompute=of["r"], offload=of["m"])
+        again, moved, ends = (tuple(op for op in everything if ways(op) in named) for named in ("rb", "m", "b"))
+        stage = Stage(ops=everything, devices=(0,), microbatch_size=4, in_flight=4)
+        stage = replace(stage, recompute=again, offload=moved, boundaries=ends)
         return Keeper(
             module,
             Marks.of(self.captured, graph, stage, module.calls),
@@ -144,11 +145,12 @@ class Zoo:
 
 
 def subsets(count: int, rng: random.Random) -> Iterator[Ways]:
-    """Everything discarded, everything moved, and random ways."""
+    """Everything discarded, by runs or one by one, everything moved, and random ways."""
     yield lambda op: "r"
+    yield lambda op: "b"
     yield lambda op: "m"
     for _ in range(count):
-        ways = [rng.choice("krmr") for _ in range(1000)]
+        ways = [rng.choice("krmrb") for _ in range(1000)]
         yield ways.__getitem__
 
 

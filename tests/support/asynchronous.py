@@ -45,6 +45,7 @@ def make_job(
     data: AbstractData = DATA,
     held_out: int = 0,
     whole: bool = False,
+    ahead: tuple[int, ...] = (),
     **settings: Any,
 ) -> tuple[Job, dict[str, Tensor]]:
     """The job of a network, a stage for each of its submodules s0, s1, ...; and its initial weights.
@@ -53,6 +54,7 @@ def make_job(
         sizes: micro-batch of each stage, or of all.
         replicas: devices of each stage; one each by default.
         whole: all of it is one stage.
+        ahead: micro-batches in flight at each stage, where it is not 1F1B's number.
     """
     model, found, weights = captured(network)
     masks = [found.graph.all_mask] if whole else parts_of(found.graph)
@@ -64,7 +66,9 @@ def make_job(
     asked = problem if policy.flushes else replace(problem, minibatch_size=64 * minibatch_size)
     parts = list(zip(masks, counts, strict=True))
     plan = make_plan(asked, "test", parts, sizes if isinstance(sizes, int) else list(sizes), ordered=True)
-    plan = replace(plan, minibatch_size=minibatch_size)
+    held = [count * stage.microbatch_size for count, stage in zip(ahead, plan.stages, strict=True)] if ahead else []
+    stages = tuple(replace(stage, in_flight=held[s]) if held else stage for s, stage in enumerate(plan.stages))
+    plan = replace(plan, minibatch_size=minibatch_size, stages=stages)
     strategy.check(plan, strategy.posed(problem))
     job = assemble(
         found,

@@ -99,12 +99,13 @@ class Case:
     plan: Plan
 
     def job(self, ways: Callable[[int], str], *, dtype: str = "float64", steps: int = 3, **settings: Any) -> Job:
-        """The job whose operators are (k)ept, (r)ecomputed or (m)oved; stages without a backward keep theirs."""
+        """The job whose operators are (k)ept, (r)ecomputed, (b)oundaries of what is, or (m)oved; stages without a backward keep
+        theirs."""
         stages = []
         for s, stage in enumerate(self.plan.stages):
             own = {op: ways(op) if self.plan.runs_backward(s, self.problem.graph) else "k" for op in stage.ops}
-            again, moved = (tuple(op for op in stage.ops if own[op] == way) for way in "rm")
-            stages.append(replace(stage, recompute=again, offload=moved))
+            again, moved, ends = (tuple(op for op in stage.ops if own[op] in ways) for ways in ("rb", "m", "b"))
+            stages.append(replace(stage, recompute=again, offload=moved, boundaries=ends))
         data = inprocess.data_of(self.model)
         return assemble(
             *(self.found, self.problem, replace(self.plan, stages=tuple(stages)), self.strategy),
@@ -150,7 +151,7 @@ def random_case(
 
 def random_ways(rng: random.Random) -> Callable[[int], str]:
     """A way for each operator, at random."""
-    ways = rng.choice(["krm", "kr", "rrrm", "r", "m", "km"])
+    ways = rng.choice(["krm", "kr", "rrrm", "r", "m", "km", "b", "rb", "krb", "krbm"])
     return lambda op: rng.choice(ways)
 
 

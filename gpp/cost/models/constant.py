@@ -7,21 +7,25 @@ import numpy as np
 from gpp.cluster import Device
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.graph.op_graph import OpGraph
-from gpp.settings import NotNegative, settings
+from gpp.settings import NotNegative, Positive, settings
 
 
 @settings("cost")
 class Constant(AbstractCostModel):
     """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards, `weight_flops` of them for weights.
 
-    A graph whose FLOPs are written as seconds then has exact, hand-checkable times;
-    `fixed_s` is added once for each operator and pass (what makes small micro-batches inefficient).
+    A graph whose FLOPs are written as seconds then has exact, hand-checkable times.
+
+    Args:
+        fixed_s: added once for each operator and pass (what makes small micro-batches inefficient).
+        flop_s: seconds of a floating-point operation.
     """
 
     fixed_s: NotNegative = 0.0
+    flop_s: Positive = 1.0
 
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
-        many = samples * graph.shares(degree)
+        many = samples * graph.shares(degree) * self.flop_s
         forward = np.array([op.forward_flops for op in graph.ops]) * many + self.fixed_s
         backward = np.array([op.backward_flops for op in graph.ops]) * many + self.fixed_s
         weight, speed = graph.amounts.weight_flops * many, device.speed_factor

@@ -36,7 +36,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # Of the rounded value: 0.9999 has as many digits as 1.
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))))
     return f"{value:,.{min(decimals, 9)}f}"
 
 

@@ -71,7 +71,7 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
                 microbatch_size=stage.microbatch_size,
                 in_flight=stage.in_flight,
                 forward_s=passes.get((s, FORWARD)),
-                backward_s=passes.get((s, BACKWARD)),
+                backward_s=_whole(passes.get((s, BACKWARD)), stage),
                 memory_bytes=used,
                 limit_bytes=limit,
                 next_stages=plan.successors[s],
@@ -79,6 +79,12 @@ def stage_lines(run: RunRecord) -> list[StageLine]:
             )
         )
     return out
+
+
+def _whole(backward_s: float | None, stage: Stage) -> float | None:
+    """Seconds of a whole backward, from the mean over the devices that make parts of the gradients of the stage's inputs."""
+    parts = len(stage.input_share) + (stage.own_input_share > 0.0)
+    return backward_s and backward_s * parts
 
 
 def _operators(stage: Stage, s: int, predicted: Timeline | None) -> str:

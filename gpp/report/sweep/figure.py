@@ -68,6 +68,8 @@ class SweepFigure:
         normalise: y is shown relative to the best of these series at the same place; above 1 is better.
         multiple_of: y is shown as a multiple of the best of these series at the same place, whichever way is better.
         gain: series whose advantage over the best of `over` is listed; above 1 is better.
+        totals: rows below each panel of the table: the `mean` of every series over the places, its `most`, its `least`.
+        terminal: whether the table is printed, too.
         published: panel -> series -> x -> number, or [low, high]; without panels series -> x -> number.
         reference: name of the numbers in `published`, where they are not published ones.
         source: their publication.
@@ -92,6 +94,8 @@ class SweepFigure:
     multiple_of: Sequence[str] = ()
     gain: str | None = None
     over: Sequence[str] = ()
+    totals: Sequence[Literal["mean", "most", "least"]] = ()
+    terminal: bool = False
     published: Mapping[Any, Any] | None = None
     reference: str = "published"
     source: Text = ""
@@ -227,6 +231,12 @@ class FigureData:
         point = self.points.get(Key(panel, series, x))
         return point.value if point else None
 
+    def total(self, panel: str, series: str, kind: str) -> float | None:
+        """A series' mean, most or least over the places of a panel; None without values."""
+        values = [value for x in self.places(panel) if (value := self.value(panel, series, x)) is not None]
+        take = {"mean": statistics.mean, "most": max, "least": min}[kind]
+        return take(values) if values else None
+
     @property
     def gains(self) -> list[Gain]:
         """The declared comparison at every place."""
@@ -251,6 +261,11 @@ class FigureData:
             "relative_to": list(figure.normalise or figure.multiple_of) or None,
             "points": [self._summary_of(key) for key in keys],
         }
+        if figure.totals:
+            out["totals"] = {
+                panel: {name: {kind: self.total(panel, name, kind) for kind in figure.totals} for name in self.series}
+                for panel in self.panels
+            }
         if figure.gain is not None:
             ours = [gain.ours for gain in self.gains if gain.ours is not None]
             out["gain"] = {

@@ -35,6 +35,11 @@ def _places(data: FigureData) -> Table:
                 printed = "" if gain.published is None else f"published {text.ratio(gain.published)}"
                 row.append(Cell(text=text.ratio(gain.ours), small=printed))
             rows.append(row)
+        show = shown(figure)
+        for kind in figure.totals:
+            row = [panel] if figure.panel else []
+            row += [kind, *(show(data.total(panel, name, kind)) for name in data.series)]
+            rows.append(row + [""] * (len(columns) - len(row)))
     return Table(columns=columns, rows=rows)
 
 

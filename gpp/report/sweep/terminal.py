@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from gpp.report.draw import text
+from gpp.report.draw.page import Cell
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table
+from gpp.report.sweep.figure import FigureData
+from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.jobs import numbers
 
 
@@ -41,6 +45,26 @@ def results_table(results: Sequence[dict[str, Any]], width: int = PIPE_WIDTH) ->
         style = {"ok": "green", "infeasible": "yellow"}.get(status, "red")
         table.add_row(*[escape(cell) for cell in row], Text(status + _why(result, 90 if wide else 40), style=style))
     return table
+
+
+def show_figures(console: Console, figures: Sequence[FigureData]) -> None:
+    """Print the tables of figures that ask for it, with their notes."""
+    for data in figures:
+        if data.figure.terminal:
+            table = figure_table(data)
+            shown = new_table(data.figure.title, *((column.name, "right" if column.kind else "left") for column in table.columns))
+            for row in table.rows:
+                shown.add_row(*(escape(_plain(cell)) for cell in row))
+            console.print(shown)
+            for note in data.figure.notes:
+                console.print(Text(note, style="dim"))
+
+
+def _plain(cell: str | Cell) -> str:
+    """A cell of a page as one line."""
+    if isinstance(cell, str):
+        return cell
+    return f"{cell.text} ({cell.small})" if cell.small else cell.text
 
 
 def _why(result: dict[str, Any], length: int) -> str:

@@ -24,7 +24,7 @@ from gpp.capture.emit import Watcher
 from gpp.capture.stage import StageModule
 from gpp.runtime.memory.copies import AbstractCopies, Span
 from gpp.runtime.memory.marks import KEPT, MOVED, Marks
-from gpp.runtime.memory.slots import Held, Key, Made, Slot, View, Watch, flat, given, held, told
+from gpp.runtime.memory.slots import STAYS, Held, Key, Made, Slot, View, Watch, flat, given, held, told
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """What autograd calls with a tensor that a forward saves, and with the result when the backward wants it."""
@@ -89,7 +89,7 @@ class Forward(Watch):
 
     def __init__(self, keeper: Keeper, hooks: Hooks | None) -> None:
         super().__init__(keeper.marks.way)
-        self.keeper, self._hooks, self._readers = keeper, hooks, keeper.readers
+        self.keeper, self._hooks, self._readers, self._staying = keeper, hooks, keeper.readers, keeper.marks.staying
         self.moved: list[weakref.ref[Slot]] = []
         self.runs: list[_Discarded] = []
 
@@ -110,9 +110,26 @@ class Forward(Watch):
     def made(self, place: int, following: int, value: Any) -> None:
         self.place = following
         self.note(value, place)
+        if self._staying[place]:
+            self._stay(value)
         for number in self._readers[place]:
             name = self.keeper.marks.calls[place]
             self.runs[number].inputs[name] = held(value, lambda tensor, n=number: self._hold(tensor, n))
+
+    def _stay(self, value: Any) -> None:
+        """The storages of a value are not let go of, whoever has made them."""
+        if isinstance(value, (tuple, list)):
+            for part in value:
+                self._stay(part)
+        elif isinstance(value, Tensor) and value.layout is torch.strided:
+            storage = value.untyped_storage()._cdata
+            made = self.known[storage]
+            if made.way >= 0:
+                if made.slot is not None:
+                    # Autograd has it already: it is not among those that are made again.
+                    made.slot.base = value.detach()
+                    del self.runs[made.way].slots[made.key]
+                self.known[storage] = STAYS
 
     def _hold(self, tensor: Tensor, number: int) -> Held:
         """A value for a run."""

@@ -24,7 +24,7 @@ class Run:
 
     Args:
         nodes: all that may be called again, views of its values by other operators included.
-        reads: other nodes whose values they read.
+        reads: nodes whose values they read: others, and of their own those that stay.
         copied: those of `reads` that a pass writes in place, so that the values of before are copied.
         behind: runs whose storages its inputs may be views of; never itself, and never in a circle.
     """
@@ -42,6 +42,7 @@ class Marks:
     Args:
         calls: nodes that the training pass calls, in order.
         way: of each place: `KEPT`, `MOVED`, or the number of its run.
+        stays: nodes of boundaries whose values other operators read: the storages of these values stay.
         draws: nodes before which the state of the random generators is kept: where a run begins to draw, or goes on after
             others have drawn.
     """
@@ -50,6 +51,7 @@ class Marks:
     calls: tuple[str, ...]
     op_of: Mapping[str, int]
     way: tuple[int, ...]
+    stays: frozenset[str]
     runs: tuple[Run, ...]
     draws: frozenset[str]
     segments: Mapping[str, tuple[str, ...]] = field(repr=False)
@@ -57,6 +59,11 @@ class Marks:
     @cached_property
     def place(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.calls)}
+
+    @cached_property
+    def staying(self) -> tuple[bool, ...]:
+        """Of each place whether it is of a node in `stays`."""
+        return tuple(name in self.stays for name in self.calls)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -88,23 +95,29 @@ class Marks:
                 continue
             seen.add(name)
             node = self.captured.node_of[name]
-            todo += (*node_references(node), *node.after, *self.segments.get(name, ()))
+            todo += (*self.made_for(name), *node.after, *self.segments.get(name, ()))
             if (op := self.op_of.get(name)) in self._writing and op is not None:
                 todo += self._of_op[op]
         return frozenset(seen)
+
+    def made_for(self, name: str) -> list[str]:
+        """Nodes that a node reads, without those whose values stay for it."""
+        own = self.op_of.get(name)
+        return [n for n in node_references(self.captured.node_of[name]) if n not in self.stays or self.op_of[n] == own]
 
     @classmethod
     def of(cls, captured: Captured, graph: OpGraph, stage: Stage, calls: tuple[str, ...]) -> Marks:
         """Those of a plan's stage; `calls` as `gpp.capture.stage.StageModule.calls`."""
         op_of = _owners(captured, graph, stage, calls)
         again, moved = set(stage.recompute), set(stage.offload)
+        stays = _staying(captured, calls, op_of, set(stage.boundaries))
         joined = nx.Graph()
         joined.add_nodes_from(stage.recompute)
-        called, sources = set(calls), _sources(captured, calls, op_of, again)
+        called, sources = set(calls), _sources(captured, calls, op_of, again, stays)
         for name in calls:
             if (op := op_of.get(name)) in again:
                 for need in node_references(captured.node_of[name]):
-                    if op_of.get(need, op) in again and need in called:
+                    if op_of.get(need, op) in again and need in called and need not in stays:
                         joined.add_edge(op_of.get(need, op), op)
         views = [
             (op_of[sources[need]], op_of[name])
@@ -115,9 +128,9 @@ class Marks:
         ]
         run_of = _components(joined, views)
         way = tuple(run_of[op_of[n]] if op_of.get(n) in again else MOVED if op_of.get(n) in moved else KEPT for n in calls)
-        runs = _runs(captured, calls, op_of, way, sources)
+        runs = _runs(captured, calls, op_of, way, sources, stays)
         draws, segments = _random(captured, calls, way)
-        return cls(captured=captured, calls=calls, op_of=op_of, way=way, runs=runs, draws=draws, segments=segments)
+        return cls(captured=captured, calls=calls, op_of=op_of, way=way, stays=stays, runs=runs, draws=draws, segments=segments)
 
 
 def _writes(node: Node) -> bool:
@@ -141,14 +154,27 @@ def _owners(captured: Captured, graph: OpGraph, stage: Stage, calls: tuple[str, 
     return out
 
 
-def _sources(captured: Captured, calls: tuple[str, ...], op_of: Mapping[str, int], again: set[int]) -> dict[str, str]:
-    """Views that operators that are not discarded make of what discarded ones have made: view -> the node of which it is one."""
+def _staying(captured: Captured, calls: tuple[str, ...], op_of: Mapping[str, int], boundaries: set[int]) -> frozenset[str]:
+    """Nodes of boundaries that other operators read."""
+    return frozenset(
+        need
+        for name in calls
+        for need in node_references(captured.node_of[name])
+        if op_of.get(need) in boundaries and op_of.get(need) != op_of.get(name)
+    )
+
+
+def _sources(
+    captured: Captured, calls: tuple[str, ...], op_of: Mapping[str, int], again: set[int], stays: frozenset[str]
+) -> dict[str, str]:
+    """Views that operators that are not discarded make of what discarded ones have made, and what does not stay: view -> the node
+    of which it is one."""
     out: dict[str, str] = {}
     for name in calls:
         node = captured.node_of[name]
         if node.kind != "call" or node.free or op_of.get(name) in again or not (of := _viewed(node)):
             continue
-        if of in out or op_of.get(of) in again:
+        if of in out or (op_of.get(of) in again and of not in stays):
             out[name] = out.get(of, of)
     return out
 
@@ -174,7 +200,12 @@ def _components(joined: nx.Graph, views: list[tuple[int, int]]) -> dict[int, int
 
 
 def _runs(
-    captured: Captured, calls: tuple[str, ...], op_of: Mapping[str, int], way: tuple[int, ...], sources: Mapping[str, str]
+    captured: Captured,
+    calls: tuple[str, ...],
+    op_of: Mapping[str, int],
+    way: tuple[int, ...],
+    sources: Mapping[str, str],
+    stays: frozenset[str],
 ) -> tuple[Run, ...]:
     way_of = dict(zip(calls, way, strict=True))
     members: dict[int, set[str]] = {run: set() for run in range(max(way, default=KEPT) + 1)}
@@ -189,9 +220,11 @@ def _runs(
     written = {name for node in captured.nodes for name in node.mutates}
     runs, behind = [], nx.DiGraph()
     for run, nodes in members.items():
-        reads = {need for name in nodes for need in node_references(captured.node_of[name])} - nodes
+        pairs = [(name, need) for name in nodes for need in node_references(captured.node_of[name])]
+        stayed = {need for name, need in pairs if need in stays and op_of.get(name) != op_of[need]}
+        reads = {need for _, need in pairs} - nodes | stayed
         behind.add_node(run)
-        behind.add_edges_from((run, way_of[need]) for need in reads if way_of.get(need, KEPT) >= 0)
+        behind.add_edges_from((run, way_of[need]) for need in reads - stayed if way_of.get(need, KEPT) >= 0)
         stores = any(_writes(captured.node_of[name]) for name in nodes)
         copied = {
             name

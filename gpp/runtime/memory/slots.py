@@ -91,7 +91,7 @@ class Made:
         self.slot: Slot | None = None
 
 
-_STAYS = Made(KEPT, (-1, 0))
+STAYS = Made(KEPT, (-1, 0))
 """Any storage that stays."""
 
 
@@ -134,7 +134,7 @@ class Watch:
         """Storages that none of the pass's nodes make, and that live as long as the pass."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
-                self.known[tensor.untyped_storage()._cdata] = _STAYS
+                self.known[tensor.untyped_storage()._cdata] = STAYS
             elif isinstance(tensor, tuple):
                 self.others(tensor)
 
@@ -142,7 +142,7 @@ class Watch:
         """A storage that nobody has seen before, and a tensor on it."""
         reference: Any = storage._weak_ref()
         self._references.append(reference)
-        made, way = _STAYS, self.ways[place]
+        made, way = STAYS, self.ways[place]
         if way != KEPT:
             number = self._counts.get(place, 0)
             self._counts[place] = number + 1

@@ -196,7 +196,10 @@ class Limit(AbstractStatus):
             self._base = max(self._base, after - memory.held_bytes)
             if self._at[1] > self._job.settings.first_step:
                 self._noted = self._notes
-            self._bound()
+        else:
+            # Nothing is noted any more.
+            self._noted = 0
+        self._bound()
 
     def waiting(self, waits: bool) -> None:
         self._status.waiting(waits)

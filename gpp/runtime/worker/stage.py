@@ -68,6 +68,17 @@ def _seen(outputs: Mapping[str, torch.Tensor | _Edge]) -> dict[str, torch.Tensor
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
+class _Loss(NamedTuple):
+    """Where a backward begins, and the loss in memory of its own.
+
+    The tensor that the pass has made is let go of: PyTorch makes the mean of squared errors, of one number, in the memory of all of
+    them.
+    """
+
+    root: GradientEdge | None
+    value: torch.Tensor
+
+
 @dataclass(slots=True)
 class _Pass:
     """A micro-batch between its forward and its backward."""
@@ -76,7 +87,7 @@ class _Pass:
 
     leaves: dict[str, torch.Tensor]
     outputs: Mapping[str, torch.Tensor | _Edge]
-    losses: list[torch.Tensor]
+    losses: list[_Loss]
     share: float
 
 
@@ -218,20 +229,21 @@ class StageRunner:
             self.examine()
         return start, end
 
-    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _take_results(self, microbatch: int, lo: int, hi: int, outputs: dict[str, torch.Tensor]) -> list[_Loss]:
         """Take the results out of `outputs`, and count them; returns the losses."""
-        share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[torch.Tensor]()
+        share, minibatch, losses = (hi - lo) / self.num_samples, microbatch // self.accumulation, list[_Loss]()
         for name in self.module.results:
             if name not in outputs:
                 continue
             value = outputs.pop(name)
             # On a processor a number costs nothing; a card's host would wait for it.
-            number = value.detach() if self.deferred else float(value.item())
+            own = value.detach().clone()
+            number = own if self.deferred else float(own.item())
             self._add_result(minibatch, name, (number.double() if isinstance(number, torch.Tensor) else number) * share)
             if is_loss(name):
                 if isinstance(number, torch.Tensor) or not math.isfinite(number):
                     self._unread.append((name, microbatch, lo, hi, number))
-                losses.append(value)
+                losses.append(_Loss(get_gradient_edge(value) if value.requires_grad else None, own))
         return losses
 
     def examine(self) -> None:
@@ -258,7 +270,7 @@ class StageRunner:
             first, end = self._piece(microbatch) or (0, 0)
             if max(lo, first) < min(hi, end):
                 there = _seen(kept.outputs)
-                made = {**there, **({LOSS: sum(kept.losses)} if kept.losses else {})}
+                made = {**there, **({LOSS: sum(loss.value for loss in kept.losses)} if kept.losses else {})}
                 found.append(
                     Finding(
                         stage=self.stage,
@@ -374,7 +386,7 @@ class StageRunner:
                 roots.append(output.root if type(output) is _Edge else output)
                 seeds.append(grad)
         for loss in done.losses:
-            if loss.requires_grad:
-                roots.append(loss)
-                seeds.append(self._loss_seed(loss, done.share))
+            if loss.root:
+                roots.append(loss.root)
+                seeds.append(self._loss_seed(loss.value, done.share))
         return roots, seeds

@@ -55,5 +55,6 @@ def test_amounts() -> None:
     assert text.seconds(0.0123) == "12.3 ms" and text.seconds(2.5e-5) == "25.0 µs" and text.seconds(None) == "–"
     assert text.num_bytes(1.5e9) == "1.50 GB" and text.num_bytes(12) == "12 B" and text.num_bytes(math.nan) == "–"
     assert text.significant(1234) == "1,234" and text.significant(0.0001234) == "0.000123" and text.significant(0) == "0"
+    assert text.significant(0.9999) == "1.00" and text.significant(9.999) == "10.0"
     assert text.percent(0.123) == "12.3 %" and text.ratio(1.066) == "1.07×" and text.quotient(1, 0) is None
     assert text.ranges([3, 0, 1, 2, 6], "d") == "d0-3, d6" and text.ranges([]) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from gpp.errors import InvalidConfig
 from gpp.report.sweep.figure import FigureData, Key, SweepFigure
@@ -17,6 +19,7 @@ from gpp.report.sweep.figure_chart import figure_svg
 from gpp.report.sweep.figure_table import figure_table
 from gpp.report.sweep.files import write_sweep
 from gpp.report.sweep.jobs import Asked, Job
+from gpp.report.sweep.terminal import show_figures
 from tests.support.page_check import parse
 
 DECLARED: dict[str, Any] = {
@@ -142,6 +145,21 @@ def test_means_stand_with_their_deviation(jobs: list[Job], chart: str) -> None:
     found = {(p["panel"], p["series"], p["x"]): p for p in data.summary()["points"]}
     assert found["mmt", "graphpipe", "4"]["deviation"] == point.deviation and found["mmt", "pipedream", "4"]["deviation"] is None
     assert "deviation" not in SweepFigure.of(DECLARED).evaluate(jobs).summary()["points"][0]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_totals_stand_below_each_panel_and_on_the_terminal(jobs: list[Job], width: int) -> None:
+    plain = {key: value for key, value in DECLARED.items() if key not in ("gain", "over", "published")}
+    data = SweepFigure.of({**plain, "totals": ["mean", "most"], "terminal": True}).evaluate(jobs)
+    assert data.total("mmt", "graphpipe", "mean") == 45.0 * 6 and data.total("dlrm", "piper", "most") is None
+    assert data.summary()["totals"]["mmt"]["pipedream"] == {"mean": 150.0, "most": 200.0}
+    rows = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in figure_table(data).rows]
+    assert [row[1] for row in rows] == ["4", "8", "mean", "most"] * 2 and rows[3][:4] == ["mmt", "most", "360", "200"]
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_figures(console, [data, replace(data, figure=replace(data.figure, terminal=False))])
+    lines = console.export_text().splitlines()
+    assert sum(line.split()[:2] == ["mmt", "mean"] for line in lines) == 1
+    assert max(map(len, lines)) <= width and lines[-1].strip() == "why"
 
 
 def test_an_accuracy_is_shown_as_a_share_of_a_hundred() -> None:

@@ -1,0 +1,61 @@
+"""What a stage takes less than the sum of the amounts that planners tabulate, once all of it is known.
+
+* The transients of a stage that keeps everything are one line for any number of samples (`gpp.graph.transients`); with the number
+  that it has they may be less.
+* A sum of gradients is counted for every trained weight, and all micro-batches in flight beside them. Where a stage has all
+  micro-batches of a mini-batch in flight, both are never there together: the sums are let go of at the update, the first backward
+  makes them, and then one micro-batch is gone.
+
+`gpp.memory.fit` counts on neither: what it finds to fit, fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpp.cost.amounts import StageBytes
+from gpp.cost.problem import Problem
+from gpp.cost.variants import discarded
+from gpp.graph.op_graph import mask_of
+from gpp.plan.stage import Stage
+
+
+def known(problem: Problem, stage: Stage, memory: StageBytes) -> StageBytes:
+    """The bytes of a stage whose samples and micro-batches in flight are known.
+
+    Args:
+        memory: `gpp.cost.stage.stage_bytes`.
+    """
+    mask = mask_of(stage.ops)
+    if not mask & problem.graph.differentiated or stage.tensor_parallel > 1:
+        return memory
+    if stage.unmarked is stage:
+        memory = memory._replace(transient=min(memory.transient, problem.transient_bytes(mask, stage.samples)))
+    return memory._replace(transient=memory.transient - _unmet_bytes(problem, stage, memory))
+
+
+def _unmet_bytes(problem: Problem, stage: Stage, memory: StageBytes) -> float:
+    """Bytes by which the peak of a stage with a backward is lower because gradients and micro-batches do not meet.
+
+    None with several devices, whose sums of gradients stay between mini-batches, none without a flush, and none where backwards are
+    split: the sums come with their second halves.
+    """
+    count = problem.accumulation(stage.microbatch_size)
+    inside = mask_of(stage.ops)
+    regime = problem.regime
+    if len(stage.devices) > 1 or not regime.weights.flushes or regime.holds.splits or stage.ahead < count:
+        return 0.0
+    declared = {op for op in stage.recompute if op not in discarded(problem.graph, stage.recompute, 1)}
+    if declared:
+        return 0.0
+    tensors = problem.tensors_of(stage.ops)
+    gradients = np.zeros(len(stage.ops))
+    for param in problem.graph.params:
+        readers = problem.graph.readers[param.name]
+        # A sum that another stage has a part in stays, too.
+        if param.trainable and readers and not readers & ~inside:
+            gradients[tensors.at[readers.bit_length() - 1]] += param.num_bytes
+    first = tensors.first_backward(gradients, stage.recompute, stage.offload, stage.samples, stage.boundaries)
+    whole = memory.peak(count)
+    later = memory.peak(count - 1) if count > 1 else 0.0
+    return float(np.clip(whole - max(later, whole - memory.transient - gradients.sum() + first), 0.0, memory.transient))

@@ -1,0 +1,124 @@
+"""The steady state of a pipeline whose stages have helpers: every device does the same once a period, side by side.
+
+The delays of such a plan (`gpp.plan.helpers`) put the passes that follow each other into different periods, so that no device waits
+for another's work of the same period, and messages travel meanwhile. So a mini-batch takes as long as the longest load of a device
+or of a link:
+
+* a device has the forwards of its stages, the parts of I and W that it makes of theirs and of others', the sums of gradients with
+  helpers, and its updates;
+* a link has what stages send each other, what helpers are sent for I (the gradients of the stage's outputs) and for W (these and
+  what was saved for them), and after an update the weights that helpers for I read.
+
+That messages are never late is the model's own assumption: a message may take as long as a period.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpp.cost.problem import Problem
+from gpp.cost.stage import StageCost
+from gpp.plan.helpers import gradient_bytes
+from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, INPUT_GRADIENTS, PASS, REDUCE, UPDATE, WEIGHT_GRADIENTS
+from gpp.program.passes import pass_seconds
+from gpp.timeline import Event, Metrics, Timeline
+
+Link = tuple[int, int]
+"""Source and destination device."""
+
+
+class Work(NamedTuple):
+    """What a device does of a stage: `times` times a mini-batch, `seconds` each."""
+
+    device: int
+    kind: str
+    stage: int
+    times: int
+    seconds: float
+
+
+def side_by_side(plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
+    """One mini-batch of the steady state.
+
+    Args:
+        record: keep the events.
+    """
+    work = [each for s, bill in enumerate(plan.bills(problem)) for each in _work(plan, problem, s, bill)]
+    busy: defaultdict[int, float] = defaultdict(float)
+    for each in work:
+        busy[each.device] += each.times * each.seconds
+    carried = _carried(plan, problem)
+    on_links = [size / problem.cluster.link(*ends).bandwidth_bytes_per_s for ends, size in carried.items()]
+    period = max([*busy.values(), *on_links])
+    computing = sum(each.times * each.seconds for each in work if each.kind in COMPUTE)
+    held = {s: stage.in_flight for s, stage in enumerate(plan.stages)}
+    weights, places = problem.regime.weights, [plan.position(s) for s in range(len(plan.stages))]
+    metrics = Metrics(
+        iteration_s=period,
+        throughput_samples_per_s=plan.minibatch_size / period if period else 0.0,
+        bubble_fraction=max(0.0, 1.0 - computing / (plan.num_devices * period)) if period else 0.0,
+        peak_memory_bytes={device: round(size) for device, size in plan.device_memory(problem, held).items()},
+        communication_bytes=round(sum(carried.values())),
+        max_in_flight_samples=held,
+        weight_versions={s: weights.copies(place) for s, place in enumerate(places)},
+        staleness={s: weights.staleness(place) for s, place in enumerate(places)},
+    )
+    return Timeline(source="predicted", metrics=metrics, events=tuple(_events(work)) if record else ())
+
+
+def _work(plan: Plan, problem: Problem, s: int, bill: StageCost) -> Iterator[Work]:
+    """Everything that is done of a stage for a mini-batch."""
+    stage, took = plan.stages[s], pass_seconds(bill)
+    own, times = stage.devices[0], plan.position(s).accumulation
+    yield Work(own, PASS[FORWARD], s, times, took[PASS[FORWARD]])
+    if plan.runs_backward(s, problem.graph):
+        if stage.helpers:
+            for device, share in ((own, stage.own_input_share), *stage.input_share):
+                if share > 0.0:
+                    yield Work(device, INPUT_GRADIENTS, s, times, share * took[INPUT_GRADIENTS])
+            helper = own if stage.weight_device is None else stage.weight_device
+            yield Work(helper, WEIGHT_GRADIENTS, s, times, took[WEIGHT_GRADIENTS])
+            if helper != own:
+                members = (own, helper)
+                seconds = problem.cluster.allreduce_s(problem.trainable_bytes(stage.ops), members)
+                yield from (Work(device, REDUCE, s, 1, seconds) for device in members)
+        else:
+            yield Work(own, PASS[BACKWARD], s, times, took[PASS[BACKWARD]])
+    yield Work(own, UPDATE, s, 1, bill.update_s)
+
+
+def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
+    """Bytes that every link carries for a mini-batch; what a device hands to itself is left out."""
+    out: defaultdict[Link, float] = defaultdict(float)
+    samples, returning = plan.minibatch_size, plan.returning(problem.graph)
+    for (s, t), tensors in plan.edge_tensors(problem.graph).items():
+        here, there = plan.stages[s].devices[0], plan.stages[t].devices[0]
+        out[here, there] += samples * sum(tensor.bytes_per_sample for tensor in tensors)
+        if (s, t) in returning:
+            size = sum(tensor.bytes_per_sample for tensor in tensors if tensor.differentiable)
+            for device, share in ((there, plan.stages[t].own_input_share), *plan.stages[t].input_share):
+                out[device, here] += samples * share * size
+    for stage in plan.stages:
+        own, trained = stage.devices[0], problem.trainable_bytes(stage.ops)
+        if stage.weight_device is not None:
+            late = sum(problem.graph.ops[op].late_bytes for op in stage.ops)
+            out[own, stage.weight_device] += samples * late + trained
+            out[stage.weight_device, own] += trained
+        for device, share in stage.input_share:
+            out[own, device] += samples * gradient_bytes(stage, problem.graph)[1] + share * trained
+    return {link: size for link, size in out.items() if link[0] != link[1] and size}
+
+
+def _events(work: Sequence[Work]) -> Iterator[Event]:
+    """What every device does in a period, micro-batch by micro-batch; its sums and updates come last."""
+    free: defaultdict[int, float] = defaultdict(float)
+    rounds = max(each.times for each in work)
+    ordered = [(m, each) for m in range(rounds) for each in work if each.kind in COMPUTE and m < each.times]
+    ordered += [(0, each) for each in work if each.kind not in COMPUTE]
+    for microbatch, (device, kind, stage, _, seconds) in ordered:
+        if seconds > 0.0:
+            start, free[device] = free[device], free[device] + seconds
+            yield Event(device, kind, stage, microbatch, start, free[device])

@@ -1,0 +1,139 @@
+"""Stages with helpers: files, delays, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpp.app.helped import check_helped
+from gpp.cost.models.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, UnsupportedPlan
+from gpp.plan.build import make_plan
+from gpp.plan.helpers import delays, helping_bytes
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.planners.chains.layerpipe import LayerPipe
+from gpp.runtime.engines.distributed import Distributed
+from gpp.schedules.no_flush import NoFlush
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.serialization import from_json, to_json
+from gpp.strategy import Strategy
+from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.stash import Stash
+from tests.simulate.test_side_by_side import layers
+from tests.support.graphs import cluster
+
+GRAPH = layers([(1.0, 0.0, 1.0)] + 3 * [(1.0, 1.0, 1.0)])
+PROBLEM = Problem(graph=GRAPH, cluster=cluster(6), cost=Constant(), minibatch_size=4)
+STREAM = Strategy(name="stream", planner=LayerPipe(), schedule=NoFlush(), weights=Stash(accumulation=1))
+PLAIN = make_plan(PROBLEM, "hand", [(1 << op, 1) for op in range(4)], 2)
+
+
+def helped(**of_stage: object) -> Plan:
+    """Four stages of one layer on devices 0 to 3, the second with helpers."""
+    return delayed(replace(PLAIN, stages=tuple(replace(s, **of_stage) if n == 1 else s for n, s in enumerate(PLAIN.stages))))
+
+
+def delayed(plan: Plan) -> Plan:
+    """The plan with as much in flight as its delays ask for."""
+    late = late_by(plan)
+    return replace(plan, stages=tuple(replace(s, in_flight=(d + 1) * 2) for s, d in zip(plan.stages, late, strict=True)))
+
+
+def late_by(plan: Plan) -> tuple[int, ...]:
+    return delays(plan.stages, plan.edges)
+
+
+def test_files_of_plans_without_helpers_are_as_they_were() -> None:
+    assert "weight_device" not in to_json(PLAIN) and "input_share" not in to_json(PLAIN)
+    for plan in (PLAIN, helped(weight_device=4), helped(input_share=((0, 0.25), (4, 0.5)))):
+        assert from_json(Plan, to_json(plan)) == plan
+
+
+def test_side_by_side_a_stage_is_late_by_twice_the_stages_behind_it() -> None:
+    assert late_by(helped(weight_device=4)) == (6, 5, 2, 0)
+    # By 1F1B, where devices alternate between both passes, it is half of that.
+    assert [
+        stage.ahead - 1
+        for stage in make_plan(
+            replace(PROBLEM, regime=STREAM.posed(PROBLEM).regime), "hand", [(1 << op, 1) for op in range(4)], 2
+        ).stages
+    ] == [3, 2, 1, 0]
+    # The reader of the gradients makes a part of them: no longer a way. Another device does: one period more for all before.
+    assert late_by(helped(input_share=((0, 0.5),))) == (6, 4, 2, 0)
+    assert late_by(helped(input_share=((4, 0.5),))) == (7, 4, 2, 0)
+    # Two stages on one device are no way apart.
+    together = helped(weight_device=4)
+    together = replace(together, stages=(replace(together.stages[0], devices=(1,)), *together.stages[1:]))
+    assert late_by(together) == (4, 5, 2, 0)
+
+
+def test_versions_follow_the_delay() -> None:
+    plan = helped(weight_device=4)
+    STREAM.check(plan, PROBLEM)
+    metrics = STREAM.predict(plan, PROBLEM).metrics
+    # An update comes for every two micro-batches.
+    assert metrics.staleness == {0: 3, 1: 3, 2: 1, 3: 0}
+    assert metrics.weight_versions == {0: 4, 1: 4, 2: 2, 3: 1}
+    two = replace(STREAM, weights=DoubleBuffer())
+    with pytest.raises(InvalidConfig, match="needs at least 7 micro-batches"):
+        two.check(plan, PROBLEM)
+
+
+def test_helpers_hold_what_they_are_sent() -> None:
+    # The sum of the gradients, and two micro-batches of two samples, each of which is made of two bytes.
+    trained = PROBLEM.trainable_bytes((1,))
+    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM, 3)) == [(4, trained + 2 * 2 * 2.0)]
+    # Half of the weights in every version, the gradients of the outputs, and half of those of the inputs.
+    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM, 3))
+    assert found == {0: trained / 2 * 3 + 2 * 2 * 1.5}
+    small = replace(PROBLEM, cluster=cluster(6, memory_bytes=90.0))
+    heavy = replace(GRAPH, ops=tuple(replace(op, late_bytes=50.0) for op in GRAPH.ops))
+    STREAM.check(helped(weight_device=4), small)
+    with pytest.raises(Infeasible, match="a helper, device 4, needs"):
+        plan = replace(helped(weight_device=4), graph_fingerprint=heavy.fingerprint)
+        STREAM.check(plan, replace(small, graph=heavy))
+
+
+@pytest.mark.parametrize(
+    ("of_stage", "message"),
+    [
+        ({"weight_device": 1}, r"stage 1: weight_device=1 names a device of the stage itself, \[1\]. Fix: leave it out, or name"),
+        ({"input_share": ((1, 0.5),)}, r"stage 1: input_share=\[\[1, 0.5\]\] names a device of the stage itself"),
+        ({"weight_device": 9}, "stage 1: weight_device=9 must name devices out of 0..5. Fix: name one of these"),
+        ({"input_share": ((4, 0.6), (5, 0.6))}, "add up to 1 at most, not 1.2. Fix: give each helper its part of 1"),
+        ({"input_share": ((4, 0.0),)}, "has shares above 0"),
+        ({"input_share": ((4, 0.1), (4, 0.1))}, "names a device twice"),
+        ({"weight_device": 4, "devices": (1, 5)}, r"stage 1: devices=\[1, 5\] helpers help stages of one device"),
+        ({"weight_device": 4, "recompute": (1,)}, r"stage 1: recompute=\[1\] helpers help"),
+    ],
+)
+def test_helpers_that_cannot_help_are_refused(of_stage: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        helped(**of_stage).check_stages(GRAPH, 6)
+
+
+def test_a_plan_that_states_another_delay_is_refused() -> None:
+    plan = helped(weight_device=4)
+    early = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], in_flight=4)))
+    with pytest.raises(InvalidPlan, match="stage 3: in_flight=4 must be 2: its gradients are late by 0 micro-batches"):
+        STREAM.check(early, PROBLEM)
+
+
+def test_a_pipeline_that_drains_has_no_helpers() -> None:
+    flush = Strategy(name="even", planner=Even(), schedule=OneFOneB())
+    with pytest.raises(InvalidPlan, match=r"stage 1: weight_device=4 .* drains .* Fix: strategy/schedule=no_flush"):
+        flush.check(helped(weight_device=4), PROBLEM)
+
+
+def test_engines_refuse_helpers_before_anything_starts() -> None:
+    message = r"stage 1: weight_device=4: engines run both halves .* Fix: mode=plan or mode=compare"
+    with pytest.raises(UnsupportedPlan, match=message):
+        STREAM.lower(helped(weight_device=4), PROBLEM)
+    with pytest.raises(UnsupportedPlan, match=r"stage 1: input_share=\[\[4, 0.5\]\]"):
+        check_helped(Distributed(), STREAM, helped(input_share=((4, 0.5),)))
+    with pytest.raises(InvalidConfig, match=r"engine=distributed: strategy=stream has other devices make parts .* mode=compare"):
+        check_helped(Distributed(), STREAM, None)
+    check_helped(Distributed(), STREAM, PLAIN)
