@@ -284,11 +284,7 @@ class Strategy:
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
     def orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
-        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest.
-
-        Args:
-            samples: of a mini-batch, or of several where the pipeline does not drain.
-        """
+        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest."""
         key = "orders", self.schedule, self.weights, plan.stages, plan.edges, samples
         known = problem.bills.get(key)
         if known is not None:
