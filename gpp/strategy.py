@@ -7,12 +7,11 @@ has it.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, final
 
 from gpp.cost.holding import EVERYTHING
@@ -25,7 +24,7 @@ from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
-from gpp.planners.base import AbstractPlanner
+from gpp.planners.base import AbstractPlanner, Judged
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
 from gpp.program.global_order import in_global_order, sums_early
@@ -40,23 +39,12 @@ from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
-from gpp.timeline import Metrics, Timeline
+from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 
 PLANNED_AHEAD = 4
 """Mini-batches for each device that planners see as one, where the pipeline does not drain: filling it then hardly counts."""
-
-ENDLESS = Metrics(
-    iteration_s=math.inf,
-    throughput_samples_per_s=0.0,
-    bubble_fraction=1.0,
-    peak_memory_bytes={},
-    communication_bytes=0,
-    max_in_flight_samples={},
-    weight_versions={},
-)
-"""Of a plan that never runs."""
 
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
@@ -64,23 +52,6 @@ FRESHER = 1e-3
 
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
-
-
-@final
-@dataclass(slots=True)
-class Judged:
-    """What the candidates of a search have told.
-
-    Args:
-        refused: why the engine cannot run some of them.
-        ideal_s: the shortest step of any of them if memory were endless.
-    """
-
-    refused: list[str] = field(default_factory=list)
-    ideal_s: float = math.inf
-
-    def note(self, predicted: Timeline) -> None:
-        self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)
 
 
 @final
@@ -309,12 +280,27 @@ class Strategy:
     def _program(self, plan: Plan, problem: Problem) -> Program:
         minibatches = 1 if self.schedule.drains else window(plan, POSTED_AHEAD)
         samples = plan.minibatch_size * minibatches
-        orders = self._orders(plan, problem, samples)
+        orders = self.orders(plan, problem, samples)
         return lower(plan, problem.graph, orders, samples, minibatches=minibatches, global_norm=problem.global_norm)
 
-    def _orders(self, plan: Plan, problem: Problem, samples: int) -> dict[int, list[Task]]:
+    def orders(self, plan: Plan, problem: Problem, samples: int) -> Mapping[int, Sequence[Task]]:
+        """The passes of every device: of the schedule's choices, those with which a simulated step is shortest."""
+        key = "orders", self.schedule, self.weights, plan.stages, plan.edges, samples
+        known = problem.bills.get(key)
+        if known is not None:
+            return known
         limits = {device: problem.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
-        return self.schedule.orders(plan, problem.graph, samples, self._bills(plan, problem), limits)
+        bills, posed = self._bills(plan, problem), self.posed(problem)
+
+        def step_s(orders: Mapping[int, Sequence[Task]]) -> float:
+            program = lower(plan, problem.graph, orders, samples, global_norm=problem.global_norm)
+            return simulate(program, plan, posed, record=False).metrics.iteration_s
+
+        choices = self.schedule.choices(plan, problem.graph, samples, bills, limits, problem.cluster)
+        found = choices[0] if len(choices) == 1 else min(choices, key=step_s)
+        if self.schedule.needs_bills:  # it took long
+            problem.bills[key] = found
+        return found
 
     @property
     def _says_peaks(self) -> bool:
@@ -324,7 +310,7 @@ class Strategy:
     def _peaks(self, plan: Plan, posed: Problem) -> dict[int, float]:
         """Device -> the most bytes that it holds over its order."""
         bills = plan.bills(posed)
-        orders = self._orders(plan, posed, plan.minibatch_size)
+        orders = self.orders(plan, posed, plan.minibatch_size)
         return {
             device: order_peak(orders[device], {s: bills[s].memory for s in stages})
             for device, stages in plan.stages_of_device.items()
@@ -341,6 +327,8 @@ class Strategy:
         pipeline that does not drain is to it one with a very large mini-batch. How many versions of the weights a stage will hold
         depends on its position, which the planner does not know: few are assumed first, and more if what comes out does not fit.
         """
+        if self.schedule.per_device > 1:
+            posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
@@ -366,9 +354,16 @@ class Strategy:
         return None if count is None else minibatch_size // count
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
-        """A planner's plan with the mini-batch of the run, and the loss apart where it must be."""
+        """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.
+
+        Raises:
+            Infeasible: its stages cannot be put on the devices as the schedule has it.
+        """
         if plan.minibatch_size != problem.minibatch_size or plan.graph_fingerprint != problem.graph.fingerprint:
             plan = replace(plan, minibatch_size=problem.minibatch_size, graph_fingerprint=problem.graph.fingerprint)
+        if self.schedule.per_device > 1:
+            passes = (problem.stage_times(stage.ops, stage.microbatch_size, (0,)) for stage in plan.stages)
+            plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
         return with_loss_apart(plan, problem)
@@ -376,7 +371,11 @@ class Strategy:
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
         run, or if the engine cannot run it."""
-        chosen = self._as_run(candidate, problem)
+        try:
+            chosen = self._as_run(candidate, problem)
+        except Infeasible as error:
+            judged.refused.append(f"{error.constraint}. Fix: {error.remedy}")
+            return Timeline(source="predicted", metrics=ENDLESS)
         plan = self.memory.fitted(chosen, problem, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,6 +64,18 @@ class StageMemory:
     transient_bytes: float
     late_bytes: float = 0.0
     again_s: float = 0.0
+
+
+ENDLESS = Metrics(
+    iteration_s=math.inf,
+    throughput_samples_per_s=0.0,
+    bubble_fraction=1.0,
+    peak_memory_bytes={},
+    communication_bytes=0,
+    max_in_flight_samples={},
+    weight_versions={},
+)
+"""Of a plan that never runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

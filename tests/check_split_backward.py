@@ -28,7 +28,7 @@ from gpp.capture.stage import build_stage
 from gpp.cost.holding import Holding
 from gpp.plan.plan import Plan
 from gpp.program.kinds import INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import Natural, settings
 from gpp.weights.flush import Flush
 from tests.support import inprocess
@@ -40,15 +40,12 @@ LATEST = 7
 
 @final
 @settings("schedule")
-class Delayed(AbstractSchedule):
+class Delayed(StageSchedule):
     """Another schedule with split backwards, whose second half comes so many micro-batches after the first."""
 
-    schedule: AbstractSchedule
+    schedule: StageSchedule
     late: Natural = 0
     holds: ClassVar[Holding] = Holding(ahead=None, splits=True)
-
-    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
-        return None
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         out: list[Pass] = []
@@ -70,7 +67,9 @@ def differences(name: str, rng: random.Random, *, late: int, dtype: str, marked:
     state = rng.getstate()
     whole = case.job(ways, dtype=dtype)
     rng.setstate(state)
-    split = replace(case, strategy=replace(case.strategy, schedule=Delayed(schedule=case.strategy.schedule, late=late)))
+    order = case.strategy.schedule
+    assert isinstance(order, StageSchedule)  # random cases have 1F1B or GPipe
+    split = replace(case, strategy=replace(case.strategy, schedule=Delayed(schedule=order, late=late)))
     halves = split.job(ways, dtype=dtype)
     with tempfile.TemporaryDirectory() as folder:
         return train(whole, case.weights, Path(folder, "a")).differences(train(halves, case.weights, Path(folder, "b")))

@@ -38,6 +38,7 @@ SAME_LEVEL = {
     ("data", "models"),
     ("capture", "models"),
     ("loggers", "report"),
+    ("schedules", "simulate"),
 }
 # A wing, or a file beside the wings, sees only what stands before it in its room.
 WINGS: dict[str, list[set[str]]] = {

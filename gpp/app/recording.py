@@ -332,6 +332,7 @@ class Recorder:
             loss_terms=self.outcome.terms,
             final_metric={name.removeprefix("metric:"): value for name, value in final.items()},
             bound=self.bound if best is None or best.bounded else None,
+            order=self.explanation.order if self.explanation else None,
             compared=compared_dicts(self.attempts, self.bound, num_ops) if e.mode in SEVERAL else None,
             best=best_names(self.attempts) if e.mode in SEVERAL else None,
             max_batch=boundary_dicts(self.boundaries) if e.mode == "max_batch" else None,

@@ -1,6 +1,4 @@
-"""Profiles that others measured, as operator graphs.
-
-There are three formats, told apart by their content:
+"""Profiles that others measured, as operator graphs; in three formats, which are told apart by their content:
 
     PipeDream's graph.txt      node4 -- Conv2d(3, 64) -- forward_compute_time=1.2, backward_compute_time=2.4,
                                activation_size=8.0, ...
@@ -8,7 +6,7 @@ There are three formats, told apart by their content:
     Piper's JSON               {"nodes": [{"id", "TMPCs": {"1": [{"timePerSample", ...}]}}],
                                 "edges": [{"sourceId", ...}], ...}
     plain JSON                 {"nodes": [{"id", "name", "fwd_ms", "bwd_ms", "param_bytes", "activation_bytes"}],
-                                "edges": [[u, v, bytes]]}
+                                "edges": [[u, v, bytes]]}; nodes may have "wgt_ms" and "late_bytes", as in `Op`
 
 One sample of ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample,
 which `gpp.cost.models.tabulated` reads as they are.
@@ -52,8 +50,7 @@ def read_profile(path: str | Path, *, seconds: float = 1.0) -> OpGraph:
         seconds: length of one unit of Piper's times. Its own ResNet and GNMT files are in milliseconds: 1e-3.
 
     Raises:
-        InvalidFile: the file cannot be read, it has none of the formats, or a field is missing or wrong; names the line or the
-            place.
+        InvalidFile: the file cannot be read, it has none of the formats, or a field is missing or wrong; names the place.
     """
     path = Path(path)
     text = read_text(path, setting=SETTING)
@@ -77,6 +74,8 @@ class _Node:
     backward_s: float
     param_bytes: float
     saved_bytes: float
+    weight_s: float = 0.0
+    late_bytes: float = 0.0
     variants: list[Variant] = field(default_factory=list)
 
 
@@ -106,6 +105,8 @@ class _Draft:
                     forward_flops=node.forward_s,
                     backward_flops=node.backward_s,
                     saved_bytes=node.saved_bytes,
+                    weight_flops=node.weight_s,
+                    late_bytes=node.late_bytes,
                     params=(f"{op_name}.weight",) if node.param_bytes else (),
                     variants=tuple(self._numbered(variant, at) for variant in node.variants),
                 )
@@ -203,7 +204,7 @@ def _graph_txt(text: str, path: Path) -> _Draft:
         nodes = {key: node for key, node in nodes.items() if key not in gone}
     if not nodes:
         raise InvalidFile(path, "", "a profile has at least one operator", "check the file")
-    readers: dict[str, list[str]] = {key: [] for key in nodes}
+    readers = {key: list[str]() for key in nodes}
     for a, b in edges:
         readers[a].append(b)
     return _Draft(path, nodes, [(key, readers[key], sizes[key]) for key in nodes])
@@ -248,6 +249,8 @@ class PlainNode:
     param_bytes: Amount
     activation_bytes: Amount
     name: str | None = None
+    wgt_ms: Amount = 0.0
+    late_bytes: Amount = 0.0
 
 
 @with_config(OPEN)
@@ -306,11 +309,11 @@ _PIPER = re.compile(r'"TMPCs"\s*:')
 
 
 def _plain(profile: PlainProfile, path: Path) -> _Draft:
-    known = _by_id(profile.nodes, path)
-    nodes = {
-        key: _Node(str(key) if n.name is None else n.name, n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.param_bytes, n.activation_bytes)
-        for key, n in known.items()
-    }
+    known, nodes = _by_id(profile.nodes, path), dict[Id, _Node]()
+    for key, n in known.items():
+        forward, backward, weight = n.fwd_ms / 1e3, n.bwd_ms / 1e3, n.wgt_ms / 1e3
+        name = str(key) if n.name is None else n.name
+        nodes[key] = _Node(name, forward, backward, n.param_bytes, n.activation_bytes, weight, n.late_bytes)
     sizes: dict[tuple[Id, Id], float] = defaultdict(float)
     for i, (a, b, size) in enumerate(profile.edges):
         _check_ends(a, b, known, path, i)
@@ -398,7 +401,7 @@ def _piper_node(node: PiperNode, known: Mapping[Id, object], path: Path, where: 
             )
     name = node.name or str(node.id)
     forward_s = split[1] * seconds
-    return _Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants)
+    return _Node(name, forward_s, own.time * seconds - forward_s, own.params, own.saved, variants=variants)
 
 
 def _share(amount: float, whole: float, path: Path, where: str) -> float:

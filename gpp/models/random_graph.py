@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, final
 
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
+from gpp.graph.op_graph import Op
 from gpp.graph.random_graphs import equal_chain, equal_towers, random_dag, random_series_parallel
 from gpp.models.base import AbstractModel, TensorSpec
-from gpp.settings import Count, NotNegative, Seed, settings
+from gpp.settings import Count, NotNegative, Seed, Share, settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +28,8 @@ class RandomGraph(AbstractModel):
         graph_seed: seed of the first two kinds.
         skew: spread of the operators' amounts, in powers of ten.
         num_branches: number of branches of `towers`.
+        weight_share: share of a backward that a split schedule can leave to its second half, where weights are trained.
+        late_share: share of what is saved that is held until then.
     """
 
     name: str = "random"
@@ -35,6 +39,8 @@ class RandomGraph(AbstractModel):
     graph_seed: Seed = 0
     skew: NotNegative = 1.0
     num_branches: Count = 4
+    weight_share: Share = 0.0
+    late_share: Share = 0.5
 
     def captured(self) -> Captured:
         """The graph, with no computation behind it."""
@@ -45,7 +51,12 @@ class RandomGraph(AbstractModel):
         else:
             make = random_dag if self.kind == "dag" else random_series_parallel
             graph = make(self.num_ops, self.graph_seed, skew=self.skew)
+        if self.weight_share:
+            graph = replace(graph, ops=tuple(self._split(op) if graph.trained_by[i] else op for i, op in enumerate(graph.ops)))
         return Captured(name=graph.name, nodes=(), inputs=(), results={}, graph=graph)
+
+    def _split(self, op: Op) -> Op:
+        return replace(op, weight_flops=self.weight_share * op.backward_flops, late_bytes=self.late_share * op.saved_bytes)
 
     def build(self) -> nn.Module:
         raise InvalidConfig("model", self.name, "is a graph without a network: it can be planned, not trained", "set mode=plan")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, final
 
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -41,3 +43,20 @@ class AbstractPlanner(ABC):
             Infeasible: no plan in this planner's space fits the memory; names the tightest constraint.
             InvalidConfig: the problem is not for this planner.
         """
+
+
+@final
+@dataclass(slots=True)
+class Judged:
+    """What the candidates of a search have told.
+
+    Args:
+        refused: why the engine cannot run some of them.
+        ideal_s: the shortest step of any of them if memory were endless.
+    """
+
+    refused: list[str] = field(default_factory=list)
+    ideal_s: float = math.inf
+
+    def note(self, predicted: Timeline) -> None:
+        self.ideal_s = min(self.ideal_s, predicted.metrics.iteration_s)

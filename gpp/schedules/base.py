@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
 from gpp.cost.stage import StageCost
 from gpp.graph.op_graph import OpGraph
@@ -13,6 +14,7 @@ from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.passes import pass_seconds
 from gpp.program.program import Task
+from gpp.schedules.flow import Flow, flow_of
 from gpp.schedules.merge import merge
 
 Pass = tuple[str, int]
@@ -20,11 +22,7 @@ Pass = tuple[str, int]
 
 
 class AbstractSchedule(ABC):
-    """Emits passes only; `gpp.program.lower` adds communication, reduction, update.
-
-    The order of a stage is that of one replica, and so are `num_microbatches`, and the numbers of micro-batches in it: where
-    replicas take turns (`Stage.round_robin`), number m is micro-batch m R + r of the stage.
-    """
+    """Emits passes only; `gpp.program.lower` adds communication, reduction, update."""
 
     holds: ClassVar[Holding]
     """What a stage holds under this order; planners reckon memory with it."""
@@ -36,13 +34,89 @@ class AbstractSchedule(ABC):
     """Whether a program is one mini-batch, after which the pipeline is empty; else it may be any number of them."""
 
     @property
-    def bounded(self) -> bool:
-        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, and run whole backwards."""
-        return self.drains and not self.holds.splits
+    def per_device(self) -> int:
+        """Stages of a device. A plan is made for so many times the devices; then its stages are put together (`arranged`)."""
+        return 1
 
-    @abstractmethod
+    def unfolded(self, cluster: Cluster) -> Cluster:
+        """The cluster that a planner is asked with: one device for each stage."""
+        return cluster
+
+    def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
+        """A plan for the unfolded cluster, `per_device` of its stages on each device.
+
+        Args:
+            seconds: of a micro-batch at each stage.
+            num_devices: of the cluster.
+
+        Raises:
+            Infeasible: its stages cannot be put together.
+        """
+        return plan
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `gpp.planners.bounds.lower_bound` covers its orders: those that drain, run whole backwards, and have no
+        stages that a device passes again and again."""
+        return self.drains and not self.holds.splits and self.per_device == 1
+
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not."""
+        return None
+
+    @abstractmethod
+    def orders(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None = None,
+        limits: Mapping[int, float] | None = None,
+        cluster: Cluster | None = None,
+    ) -> dict[int, list[Task]]:
+        """The passes of every device in order, micro-batches by the numbers of their stage.
+
+        A stage in which nothing is differentiated (a frozen tower's) has forwards only; one that has weights to train has a B for
+        each micro-batch, or an I and a W.
+
+        Args:
+            num_samples: all of them; micro-batches follow from each stage's size.
+            bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
+            limits: device -> bytes of its memory; for schedules that keep to a cap.
+            cluster: for what messages take, where an order depends on seconds; None: nothing.
+        """
+
+    def flow(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> Flow:
+        """The passes that it puts in order, and the room that it keeps to; arguments as for `orders`."""
+        return flow_of(plan, graph, num_samples, bills, limits, cluster, splits=self.holds.splits)
+
+    def choices(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None,
+        limits: Mapping[int, float],
+        cluster: Cluster,
+    ) -> list[dict[int, list[Task]]]:
+        """Orders of which the one with the shortest simulated step is to run; arguments as for `orders`, which is one of them."""
+        return [self.orders(plan, graph, num_samples, bills, limits, cluster)]
+
+
+class StageSchedule(AbstractSchedule):
+    """A rule for each stage of its own: an order that follows from where the stage is.
+
+    The order of a stage is that of one replica, and so are `num_microbatches`, and the numbers of micro-batches in it: where
+    replicas take turns (`Stage.round_robin`), number m is micro-batch m R + r of the stage.
+    """
 
     @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
@@ -56,17 +130,9 @@ class AbstractSchedule(ABC):
         num_samples: int,
         bills: Sequence[StageCost] | None = None,
         limits: Mapping[int, float] | None = None,
+        cluster: Cluster | None = None,
     ) -> dict[int, list[Task]]:
-        """The passes of every device in order, micro-batches by the numbers of their stage.
-
-        A stage in which nothing is differentiated (a frozen tower's) has forwards only; one that has weights to train has a B for
-        each micro-batch, or an I and a W. Stages of one device keep their own orders, and are merged by list scheduling.
-
-        Args:
-            num_samples: all of them; micro-batches follow from each stage's size.
-            bills: of every stage. Needed where devices run several stages, and by schedules of which `needs_bills` is true.
-            limits: device -> bytes of its memory; for schedules that keep to a cap.
-        """
+        """As `AbstractSchedule.orders`; stages of one device keep their own orders, and are merged by list scheduling."""
         own = [self._of_stage(plan, graph, s, -(-num_samples // stage.microbatch_size)) for s, stage in enumerate(plan.stages)]
         if not plan.shares_devices:
             return {device: own[stages[0]][device] for device, stages in plan.stages_of_device.items()}

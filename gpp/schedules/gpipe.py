@@ -7,13 +7,13 @@ from typing import ClassVar, final
 from gpp.cost.holding import EVERYTHING, Holding
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import settings
 
 
 @final
 @settings("strategy.schedule")
-class GPipe(AbstractSchedule):
+class GPipe(StageSchedule):
     """All forwards, then all backwards, both in the order of the micro-batches."""
 
     holds: ClassVar[Holding] = EVERYTHING

@@ -12,13 +12,13 @@ from gpp.cost.holding import DEPTH, Holding
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import settings
 
 
 @final
 @settings("strategy.schedule")
-class NoFlush(AbstractSchedule):
+class NoFlush(StageSchedule):
     """Warm-up once, then one forward, one backward; a drain only at the end."""
 
     holds: ClassVar[Holding] = DEPTH

@@ -13,13 +13,13 @@ from gpp.cost.holding import DEPTH, Holding
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.kinds import BACKWARD, FORWARD, PASS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 from gpp.settings import settings
 
 
 @final
 @settings("strategy.schedule")
-class OneFOneB(AbstractSchedule):
+class OneFOneB(StageSchedule):
     """Warm-up, steady one-forward-one-backward, drain."""
 
     holds: ClassVar[Holding] = DEPTH

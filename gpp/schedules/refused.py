@@ -16,14 +16,15 @@ def check_schedule(schedule: AbstractSchedule, problem: Problem, *, varies_k: bo
     Raises:
         InvalidConfig: a loss on whole mini-batches, a norm over all stages, or a k above 1.
     """
+    alternates = schedule.holds.splits or schedule.per_device > 1
     name = f"strategy.schedule={type(schedule).__name__}"
-    if schedule.holds.splits and problem.minibatch_ops:
+    if alternates and problem.minibatch_ops:
         rule = f"a loss on whole mini-batches has all backwards behind all forwards, and {name} alternates them"
         raise InvalidConfig("loss.scope", "minibatch", rule, "set loss.scope=microbatch, or strategy/schedule=1f1b")
     if schedule.overlaps_steps and problem.global_norm:
         rule = f"for the norm over all stages all devices meet between two steps, and {name} begins the next one meanwhile"
         fix = "set optimizer.clip_scope=stage to clip each stage by its own norm, or strategy/schedule=zero_bubble_h1"
         raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
-    if schedule.holds.splits and varies_k:
+    if alternates and varies_k:
         rule = f"stages may get a k above 1, and under {name} each runs one forward and one backward in turn"
         raise InvalidConfig("strategy.planner.per_stage", True, rule, "set it to false, or strategy/schedule=1f1b")

@@ -7,10 +7,10 @@ from abc import ABC
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 
 
-class AbstractSplit(AbstractSchedule, ABC):
+class AbstractSplit(StageSchedule, ABC):
     """Forwards ahead, then one first half, one second half and one forward in turn.
 
     The second half is that of an earlier micro-batch by as many as the stage holds late (`Plan.late`): for equal micro-batches by

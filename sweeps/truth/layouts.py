@@ -12,7 +12,7 @@ from gpp.cost.variants import recomputed_bytes
 from gpp.graph.op_graph import OpGraph, mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
-from gpp.schedules.base import AbstractSchedule, Pass
+from gpp.schedules.base import Pass, StageSchedule
 from gpp.schedules.gpipe import GPipe
 from gpp.settings import settings
 from sweeps.truth.rows import Row
@@ -22,13 +22,10 @@ UNET_HEIGHTS, UNET_CONVS = 5, 5
 
 
 @settings("strategy.schedule")
-class Torchgpipe(AbstractSchedule):
+class Torchgpipe(StageSchedule):
     """GPipe whose backwards begin with the last micro-batch, as autograd runs them in torchgpipe."""
 
-    in_flight = GPipe.in_flight
-
-    def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
-        return None  # the order of the backwards is another than that of the forwards
+    holds = GPipe.holds
 
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
         forwards = GPipe().order(plan, stage, num_microbatches)[:num_microbatches]

@@ -12,7 +12,7 @@ from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.program.action import Action
 from gpp.program.program import Program, check_program, reduce_groups
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import AbstractSchedule, StageSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.gpipe import GPipe
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -41,7 +41,7 @@ def test_chain_takes_the_closed_form(schedule: AbstractSchedule, p: int, m: int)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_each_forward_before_its_backward_in_order(schedule: AbstractSchedule) -> None:
+def test_each_forward_before_its_backward_in_order(schedule: StageSchedule) -> None:
     prob = problem(two_towers(3), 7, 12, regime=Regime(holds=schedule.holds))
     plan = plan_of(prob, 7, 2)
     for s in range(7):
@@ -173,7 +173,7 @@ def test_simulating_32_stages_of_512_micro_batches_takes_a_few_calls_an_action()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: AbstractSchedule) -> None:
+def test_stages_of_one_device_run_interleaved_without_deadlock(schedule: StageSchedule) -> None:
     """Random graphs, stages dealt out to fewer devices than there are stages, replicas among them."""
     for seed in range(40):
         rng = random.Random(seed)

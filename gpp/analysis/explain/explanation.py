@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpp.analysis.explain.idle import DeviceTime, Reason, device_times, idle_shares
+from gpp.analysis.explain.order import OrderGap, order_gap
 from gpp.analysis.explain.what_if import MORE_MEMORY, Shape, WhatIf, reliefs, replanned
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
@@ -26,6 +27,9 @@ AS_SLOW = 0.98
 
 LIMITING = 1.02
 """Memory limits a plan if planning with twice the memory gives more than this speed-up."""
+
+ORDER_S = 1.0
+"""Deterministic seconds that the search for a better order may take."""
 
 Kind = Literal["compute", "communication", "all-reduce"]
 
@@ -71,6 +75,7 @@ class Explanation:
         bottlenecks: the stages with the largest load, and those within 2 % of it, largest first.
         devices: the time of each device in the step, by use.
         idle: share of all device time by reason; adds up to the bubble.
+        order: the distance of the schedule from the best order of its passes; None for a pipeline that does not drain.
         reliefs: plans with changed bottlenecks, simulated, best first.
         alternatives: other plans for the same problem, best first.
         sensitivities: the best plans for changed clusters.
@@ -85,6 +90,7 @@ class Explanation:
     bottlenecks: tuple[int, ...]
     devices: tuple[DeviceTime, ...]
     idle: dict[Reason, float]
+    order: OrderGap | None = None
     reliefs: tuple[WhatIf, ...] = ()
     alternatives: tuple[WhatIf, ...] = ()
     sensitivities: tuple[WhatIf, ...] = ()
@@ -143,6 +149,7 @@ def explain(
         bottlenecks=tuple(bottlenecks),
         devices=devices,
         idle=idle_shares(devices, metrics.iteration_s),
+        order=order_gap(plan, problem, strategy, metrics.iteration_s, min(budget_s, ORDER_S)),
         reliefs=reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks),
         alternatives=_distinct([*known, *again.alternatives], Shape.of(plan).digest),
         sensitivities=again.sensitivities,

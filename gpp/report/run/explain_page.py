@@ -18,6 +18,7 @@ from gpp.report.run.explain_words import (
     alternatives_heading,
     bottleneck_words,
     change_words,
+    order_words,
     shape_words,
 )
 from gpp.report.run.key_figures import certificate
@@ -42,6 +43,7 @@ def explanation_view(explanation: Explanation, run: RunRecord) -> dict[str, Any]
     proof = certificate(run.plan, run.predicted.metrics if run.predicted else None, explanation.bound)
     return {
         "bottleneck": text.sentence(bottleneck_words(explanation, run)),
+        "order": f"{text.sentence(order_words(explanation.order))}." if explanation.order else "",
         "certificate": f"{text.sentence(proof)}." if proof else "",
         "swatches": _swatches(explanation),
         "bubble": f"of all device time; the bubble is {text.percent(explanation.bubble_fraction)}",

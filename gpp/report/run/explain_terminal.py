@@ -12,7 +12,15 @@ from gpp.analysis.explain.idle import REASONS, DeviceTime, Reason
 from gpp.analysis.explain.what_if import WhatIf
 from gpp.report.draw import text
 from gpp.report.run.console import WIDE, new_table
-from gpp.report.run.explain_words import REASON_NAMES, SAME, alternatives_heading, bottleneck_words, change_words, shape_words
+from gpp.report.run.explain_words import (
+    REASON_NAMES,
+    SAME,
+    alternatives_heading,
+    bottleneck_words,
+    change_words,
+    order_words,
+    shape_words,
+)
 from gpp.report.run.record import RunRecord
 
 MOST_ROWS = 8
@@ -26,6 +34,8 @@ def show_explanation(console: Console, run: RunRecord) -> None:
         return
     console.print(Text.assemble((f"why {text.seconds(explanation.iteration_s)}: ", "bold"), bottleneck_words(explanation, run)))
     console.print(Text.assemble(("what devices wait for: ", "bold"), _shares(explanation)))
+    if explanation.order is not None:
+        console.print(Text.assemble(("order of the passes: ", "bold"), order_words(explanation.order)))
     _show_devices(console, explanation)
     _show_changes(
         console,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpp.analysis.explain.explanation import Explanation
 from gpp.analysis.explain.idle import Reason
+from gpp.analysis.explain.order import OrderGap
 from gpp.analysis.explain.what_if import Shape, WhatIf
 from gpp.report.draw import text
 from gpp.report.draw.stage_graph import module_names
@@ -57,6 +58,14 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
         f"{text.percent(load.seconds / step if step else None)} of the step; it waits for the other {text.seconds(rest)}."
     )
+
+
+def order_words(order: OrderGap) -> str:
+    """How far the order of the passes is from the best one."""
+    if order.gap <= SAME:
+        return "no order of these passes on these devices is faster"
+    what = "from optimal" if order.closed else "from a bound on every order"
+    return f"{text.percent(order.gap)} {what} ({order.passes} passes; the least is {text.seconds(order.bound_s)})"
 
 
 def change_words(change: WhatIf) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gpp.analysis.explain.order import OrderGap
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound
 from gpp.timeline import Emulation, Metrics, Versions
@@ -37,6 +38,7 @@ def result_dict(
     loss_terms: Mapping[str, Sequence[float]] | None = None,
     final_metric: dict[str, float] | None = None,
     bound: Bound | None = None,
+    order: OrderGap | None = None,
     compared: list[dict[str, Any]] | None = None,
     best: dict[str, str | None] | None = None,
     max_batch: list[dict[str, Any]] | None = None,
@@ -58,6 +60,7 @@ def result_dict(
         loss_terms: the same for each term of a loss that has several; the key is left out of other runs.
         resumed: the step from which a resumed run went on, and its checkpoint; the key is left out of other runs.
         bound: a time that no plan can beat; null in the file where it is not known.
+        order: the distance of the schedule from the best order of its passes; the key is left out of plans without explanation.
         compared: the attempts of several strategies on one problem; the key is left out of other runs.
         best: of these, the names of the best `synchronous` and `asynchronous` ones; the key is left out of other runs.
         max_batch: the largest micro-batch of each of several strategies; the key is left out of other runs.
@@ -93,7 +96,7 @@ def result_dict(
             "cluster": cluster,
             "engine": engine,
             "seed": seed,
-            "plan": None if plan is None else plan_dict(plan, num_ops, predicted, bound),
+            "plan": None if plan is None else plan_dict(plan, num_ops, predicted, bound, order),
             "predicted": None if predicted is None else asdict(predicted),
             "measured": None if measured is None else asdict(measured),
             "prediction_error": prediction_error(predicted, measured),
@@ -112,7 +115,9 @@ def prediction_error(predicted: Metrics | None, measured: Metrics | None) -> flo
     return measured.iteration_s / predicted.iteration_s - 1.0
 
 
-def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None) -> dict[str, Any]:
+def plan_dict(
+    plan: Plan, num_ops: int | None, predicted: Metrics | None, bound: Bound | None, order: OrderGap | None = None
+) -> dict[str, Any]:
     """The contract's `plan`."""
     found = bound.of(plan) if bound else None
     return {
@@ -125,6 +130,7 @@ def plan_dict(plan: Plan, num_ops: int | None, predicted: Metrics | None, bound:
         "num_ops": sum(len(stage.ops) for stage in plan.stages) if num_ops is None else num_ops,
         "lower_bound_s": found.iteration_s if found else None,
         "optimality_gap": optimality_gap(plan, predicted, bound),
+        **({} if order is None else {"order": asdict(order)}),
     }
 
 

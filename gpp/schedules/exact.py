@@ -1,0 +1,397 @@
+"""The best order of a flow by constraint programming, with a proven bound (OR-Tools' CP-SAT, optional), and a bound without it.
+
+Variables are the starts of all passes. Constraints:
+1. A pass begins when its messages have arrived: `_Model.starts`.
+2. The passes of a lane do not overlap; those of one kind of a stage are first-in first-out: `_Model.starts`.
+3. Micro-batches hold no more bytes than the lane has room for: `_Model.memory`. Where a micro-batch of a lane's only stage holds as
+   much late as in full, and c of them have room, F(m + c) comes after W(m), and nothing else is needed.
+
+Objective: the step's end, or its period. A period of P seconds is possible if and only if there are starts of one step with
+which no lane needs longer than P from its first pass to its update: repeat them every P seconds; and where a training repeats a
+step every P seconds, each lane begins its next step after its update.
+
+Two cuts for each lane tell the solver what it would take long to find out (`_Model.cuts`): from the end of its first forward to its
+first pass backwards it can run only forwards, as many as have room; and from the end of its last forward to its last pass backwards
+only passes backwards of what it holds.
+
+Times are rounded down to the solver's integers, so what is proven of its objective holds for the flow.
+
+Limited by deterministic time, one worker, fixed seed: the same flow gives the same order. Source of the solver: Perron and Didier,
+"CP-SAT", Google OR-Tools.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, final
+
+from gpp.errors import InvalidConfig
+from gpp.program.kinds import KINDS
+from gpp.schedules.flow import Flow
+
+UNITS = 200_000
+"""The best known time in the solver's integer units, unless all times are multiples of a larger unit."""
+
+HAIR = 1e-9
+"""Share of a number by which rounding may move it."""
+
+Aim = Literal["period", "end"]
+
+
+class Proven(NamedTuple):
+    """What a search has found and proven.
+
+    Args:
+        by_lane: the best order.
+        bound_s: no order's period, or end, is less.
+        closed: whether the search came to its end.
+    """
+
+    by_lane: list[list[int]]
+    bound_s: float
+    closed: bool
+
+
+def value_of(flow: Flow, by_lane: Sequence[Sequence[int]], aim: Aim) -> float:
+    """The period of an order, or the end of its step, in seconds; infinity where lanes wait for each other."""
+    if aim == "period":
+        return flow.period_s(by_lane)
+    starts = flow.starts(by_lane)
+    return math.inf if starts is None else flow.end_s(starts)
+
+
+def bound_s(flow: Flow, aim: Aim) -> float:
+    """A lower bound on the period, or on the end of a step, of every order that keeps to the flow's room, without a search."""
+    heads, tails, cuts = _heads(flow), _tails(flow), _Cuts(flow)
+    out = 0.0
+    for lane, work in enumerate(flow.work_s):
+        idle = cuts.idle_s(lane)
+        own = [i for queue in flow.queues[lane].values() for i in queue]
+        if not own:
+            continue
+        around = min(heads[i] for i in own) if aim == "end" else 0.0
+        out = max(out, around + work + idle)
+    if aim == "end":
+        busy = (heads[ends.first] + ends.between_s + tails[ends.ends] for ends in cuts.ends if ends is not None)
+        return max([out, *busy, *(head + tail for head, tail in zip(heads, tails, strict=True))])
+    return max(out, cuts.round_trip_s())
+
+
+def prove(flow: Flow, hint: Sequence[Sequence[int]], aim: Aim, limit: float) -> Proven:
+    """Search for a better order than `hint`.
+
+    Args:
+        limit: deterministic seconds.
+
+    Raises:
+        InvalidConfig: OR-Tools is not installed.
+    """
+    best_s, least_s = value_of(flow, hint, aim), bound_s(flow, aim)
+    by_lane = [list(own) for own in hint]
+    if best_s <= least_s * (1 + HAIR):
+        return Proven(by_lane, best_s, True)
+    model = _Model(_solver(), flow, aim, hint, best_s, least_s)
+    found, proven_s, closed = model.solve(limit)
+    if found is not None and value_of(flow, found, aim) < best_s * (1 - HAIR):
+        by_lane, best_s = found, value_of(flow, found, aim)
+    return Proven(by_lane, min(best_s, max(least_s, proven_s)), closed)
+
+
+def _solver() -> Any:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise InvalidConfig(
+            "strategy.schedule", "optimal", "needs OR-Tools, which is not installed", "pip install -e '.[exact]'"
+        ) from None
+    return cp_model
+
+
+def _heads(flow: Flow) -> list[float]:
+    """The earliest start of each task, if lanes could run any number of passes at once, but those of one kind of a stage in
+    turn."""
+    out = [0.0] * len(flow.tasks)
+    before: dict[tuple[int, int, str], int] = {}
+    for i, (stage, kind, _) in enumerate(flow.tasks):
+        out[i] = max((out[need] + flow.seconds[need] + seconds for need, seconds in flow.needs[i]), default=0.0)
+        last = before.get((flow.lane[i], stage, kind))
+        if last is not None:
+            out[i] = max(out[i], out[last] + flow.seconds[last])
+        before[flow.lane[i], stage, kind] = i
+    return out
+
+
+def _tails(flow: Flow) -> list[float]:
+    """The least time from the start of each task to the end of the last one that waits for it."""
+    out = [0.0] * len(flow.tasks)
+    behind: dict[tuple[int, int, str], int] = {}
+    for i in reversed(range(len(flow.tasks))):
+        stage, kind, _ = flow.tasks[i]
+        after = max((out[user] + seconds for user, seconds in flow.users[i]), default=0.0)
+        key = flow.lane[i], stage, kind
+        if key in behind:
+            after = max(after, out[behind[key]])
+        out[i] = flow.seconds[i] + after
+        behind[key] = i
+    return out
+
+
+class _Ends(NamedTuple):
+    """The passes of a lane of one stage between which its cuts lie, and the most that it can run between them.
+
+    Args:
+        first, begins: the first forward, and the first pass backwards.
+        ahead_s: seconds of the forwards that have room between them.
+        last, ends: the last forward, and the last pass backwards.
+        behind_s: seconds of the passes backwards that are left between them.
+        between_s: seconds of the passes that the lane runs, whatever the order, from the start of its first forward to that of
+            its last
+            pass backwards.
+        last_s: seconds of the last micro-batch's passes from that start on, and of updates.
+        apart: whether the first pass backwards comes before the last forward, since not all forwards have room.
+    """
+
+    first: int
+    begins: int
+    ahead_s: float
+    last: int
+    ends: int
+    behind_s: float
+    between_s: float
+    last_s: float
+    apart: bool
+
+
+@final
+class _Cuts:
+    """Idle time that no order can avoid, of lanes that run one stage."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self._ways: dict[int, dict[int, float]] = {}
+        self.ends = [self._ends_of(lane) for lane in range(len(flow.lanes))]
+
+    def _ends_of(self, lane: int) -> _Ends | None:
+        """None for a lane of several stages, and for one without backwards."""
+        flow = self.flow
+        queues = {kind: queue for (_, kind), queue in flow.queues[lane].items()}
+        back = next((kind for kind in queues if KINDS[kind].returns), None)
+        if len(flow.stages[lane]) != 1 or back is None:
+            return None
+        forwards = next(queue for kind, queue in queues.items() if KINDS[kind].holds)
+        late = next((queue for kind, queue in queues.items() if KINDS[kind].frees and not KINDS[kind].returns), ())
+        held, room, count = flow.held[flow.stages[lane][0]], flow.room[lane] * (1 + HAIR), len(forwards)
+        most = count if held.full * count <= room else int(room / held.full)
+        # Behind the last forward, with it in hand: so many others in full, the rest of the room for late ones.
+        slow = max(flow.seconds[i] for i in queues[back])
+        slow_late = max((flow.seconds[i] for i in late), default=0.0)
+        behind = 0.0
+        for full in range(most):
+            left = room - held.full * (full + 1)
+            waiting = (min(count - 1 - full, int(left / held.late)) if held.late > 0 else count - 1 - full) if late else 0
+            behind = max(behind, full * (slow + slow_late) + waiting * slow_late)
+        # Of those late when the last pass backwards begins, no more than have room beside its own micro-batch.
+        fit = int((room - held.full) / held.late) if held.late > 0 else count
+        forced = sorted(flow.seconds[i] for i in late)[: max(count - 1 - fit, 0)]
+        passes = [*forwards, *queues[back][:-1]]
+        return _Ends(
+            between_s=sum(flow.seconds[i] for i in passes) + sum(forced),
+            last_s=flow.seconds[queues[back][-1]] + sum(flow.seconds[i] for i in late[-1:]) + flow.update_s[lane],
+            first=forwards[0],
+            begins=queues[back][0],
+            ahead_s=(most - 1) * max(flow.seconds[i] for i in forwards),
+            last=forwards[-1],
+            ends=queues[back][-1],
+            behind_s=behind,
+            apart=most < count,
+        )
+
+    def idle_s(self, lane: int) -> float:
+        """Seconds that a lane idles between its first pass and its last one, whatever the order."""
+        ends = self.ends[lane]
+        if ends is None:
+            return 0.0
+        seconds = self.flow.seconds
+        start = max(self.way_s(ends.first, ends.begins) - seconds[ends.first] - ends.ahead_s, 0.0)
+        stop = max(self.way_s(ends.last, ends.ends) - seconds[ends.last] - ends.behind_s, 0.0)
+        return start + stop if ends.apart else max(start, stop)
+
+    def round_trip_s(self) -> float:
+        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one
+        back."""
+        out, known = 0.0, [ends for ends in self.ends if ends is not None]
+        for ends in known:
+            there = self.ways_s(ends.first)
+            for other in known:
+                if other.first in there and ends.ends in (back := self.ways_s(other.ends)):
+                    out = max(out, there[other.first] + other.between_s + back[ends.ends] + ends.last_s)
+        return out
+
+    def way_s(self, a: int, b: int) -> float:
+        """The least time from the start of a task to that of another that waits for it."""
+        return self.ways_s(a)[b]
+
+    def ways_s(self, a: int) -> dict[int, float]:
+        """The same of all tasks that wait for a task, by their number."""
+        if a in self._ways:
+            return self._ways[a]
+        flow, far, todo = self.flow, {a: 0.0}, [a]
+        # Tasks are numbered in a topological order.
+        while todo:
+            i = heapq.heappop(todo)
+            for user, seconds in flow.users[i]:
+                if user not in far:
+                    heapq.heappush(todo, user)
+                far[user] = max(far.get(user, 0.0), far[i] + flow.seconds[i] + seconds)
+        self._ways[a] = far
+        return far
+
+
+class _Model:
+    """The model; times in units, rounded down."""
+
+    def __init__(self, cp_model: Any, flow: Flow, aim: Aim, hint: Sequence[Sequence[int]], best_s: float, least_s: float) -> None:
+        self.cp, self.flow, self.aim = cp_model, flow, aim
+        self.unit = _unit(flow, best_s)
+        self.took = [self.floor(seconds) for seconds in flow.seconds]
+        self.model = cp_model.CpModel()
+        starts = flow.starts(hint)
+        assert starts is not None  # a hint can run
+        self.most = math.ceil(best_s / self.unit)
+        # A step of the best period may end later than the hint's, by less than a period.
+        self.horizon = self.most if aim == "end" else math.ceil((flow.end_s(starts) + best_s) / self.unit)
+        self.value = self.model.new_int_var(min(self.floor(least_s), self.most), self.most, "value")
+        self.starts()
+        self.memory()
+        self.cuts()
+        self.aims()
+        self.model.minimize(self.value)
+        for i, start in enumerate(starts):
+            self.model.add_hint(self.start[i], self.floor(start))
+
+    def floor(self, seconds: float) -> int:
+        return math.floor(seconds / self.unit * (1 + HAIR))
+
+    def starts(self) -> None:
+        """Constraints 1 and 2."""
+        flow, m = self.flow, self.model
+        heads, tails = _heads(flow), _tails(flow)
+        ends = [self.horizon - self.floor(tail * (1 - HAIR)) for tail in tails]
+        low = [self.floor(head * (1 - HAIR)) for head in heads]
+        self.start = [m.new_int_var(low[i], max(ends[i], low[i]), f"t{i}") for i in range(len(flow.tasks))]
+        for i, waits in enumerate(flow.needs):
+            for need, seconds in waits:
+                m.add(self.start[i] >= self.start[need] + self.took[need] + self.floor(seconds))
+        for queues in flow.queues:
+            own = [i for queue in queues.values() for i in queue]
+            m.add_no_overlap([m.new_fixed_size_interval_var(self.start[i], self.took[i], f"i{i}") for i in own])
+            for queue in queues.values():
+                for a, b in itertools.pairwise(queue):
+                    m.add(self.start[b] >= self.start[a] + self.took[a])
+
+    def memory(self) -> None:
+        """Constraint 3."""
+        flow, m = self.flow, self.model
+        for lane, queues in enumerate(flow.queues):
+            held = {s: (h.full, h.late) for s in flow.stages[lane] for h in (flow.held[s],) if h.full or h.late}
+            chains = {s: _chain(queues, s) for s in held}
+            total = sum(max(held[s]) * len(chains[s][0]) for s in held if len(chains[s]) > 1)
+            if total <= flow.room[lane] * (1 + HAIR):
+                continue
+            if len(held) == 1:
+                (s,) = held
+                full, late = held[s]
+                if len(chains[s]) == 2 or full == late:
+                    most = int(flow.room[lane] * (1 + HAIR) / full)
+                    for freed, i in zip(chains[s][-1], chains[s][0][most:], strict=False):
+                        m.add(self.start[i] >= self.start[freed] + self.took[freed])
+                    continue
+            intervals, demands = list[Any](), list[int]()
+            unit = flow.room[lane] / 1e6
+            for s, (full, late) in held.items():
+                if len(chains[s]) < 2:
+                    continue
+                for passes in zip(*chains[s], strict=True):
+                    # In full from the forward to the first half's end, then late.
+                    points = [self.start[passes[0]], *(self.start[i] + self.took[i] for i in passes[1:])]
+                    for (a, b), size in zip(itertools.pairwise(points), (full, late), strict=False):
+                        length = m.new_int_var(0, self.horizon, "")
+                        intervals.append(m.new_interval_var(a, length, b, ""))
+                        demands.append(math.floor(size / unit * (1 - HAIR)))
+            m.add_cumulative(intervals, demands, 1_000_000)
+
+    def cuts(self) -> None:
+        """What a lane can run before its first pass backwards, and behind its last forward."""
+        m, cuts = self.model, _Cuts(self.flow)
+        self.idle: list[list[Any]] = [[] for _ in self.flow.lanes]
+        """By lane, sums of idle time that do not overlap."""
+        for lane, ends in enumerate(cuts.ends):
+            if ends is None:
+                continue
+            for a, b, can in ((ends.first, ends.begins, ends.ahead_s), (ends.last, ends.ends, ends.behind_s)):
+                idle = m.new_int_var(0, self.horizon, f"idle{lane}")
+                m.add(idle >= self.start[b] - self.start[a] - self.took[a] - math.ceil(can / self.unit * (1 + HAIR)))
+                if ends.apart and self.idle[lane]:
+                    self.idle[lane][0] += idle
+                else:
+                    self.idle[lane].append(idle)
+
+    def aims(self) -> None:
+        """The objective, and for each lane that it has to run all its passes meanwhile."""
+        m, flow = self.model, self.flow
+        for lane, queues in enumerate(flow.queues):
+            stages = {s for s, _ in queues}
+            if not stages:
+                continue
+            update = self.floor(flow.update_s[lane])
+            firsts, lasts = [_chain(queues, s)[0][0] for s in stages], [_chain(queues, s)[-1][-1] for s in stages]
+            work = sum(self.took[i] for queue in queues.values() for i in queue) + update
+            first = self.start[firsts[0]]
+            if len(firsts) > 1:
+                first = m.new_int_var(0, self.horizon, f"first{lane}")
+                m.add_min_equality(first, [self.start[i] for i in firsts])
+            end = m.new_int_var(0, self.horizon + update, f"end{lane}")
+            for i in lasts:
+                m.add(end >= self.start[i] + self.took[i] + update)
+            for idle in self.idle[lane] or [0]:
+                m.add(end >= first + work + idle)
+            m.add(self.value >= (end if self.aim == "end" else end - first))
+
+    def solve(self, limit: float) -> tuple[list[list[int]] | None, float, bool]:
+        """The best order that the search finds, what it proves, and whether it came to its end."""
+        solver = self.cp.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.max_deterministic_time = limit
+        status = solver.solve(self.model)
+        closed = status in (self.cp.OPTIMAL, self.cp.INFEASIBLE)
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return None, (self.most * self.unit if closed else 0.0), closed
+        at = [solver.value(start) for start in self.start]
+        # Passes that take less than a unit may begin together; then the one that is needed goes first.
+        found = [sorted((i for queue in queues.values() for i in queue), key=lambda i: (at[i], i)) for queues in self.flow.queues]
+        return found, solver.best_objective_bound * self.unit, closed
+
+
+def _chain(queues: dict[tuple[int, str], tuple[int, ...]], stage: int) -> list[tuple[int, ...]]:
+    """A stage's queues, in the order in which a micro-batch goes through them."""
+    return sorted((queue for (s, _), queue in queues.items() if s == stage), key=lambda queue: queue[0])
+
+
+def _unit(flow: Flow, best_s: float) -> float:
+    """The largest unit of which all times are multiples, if it is no finer than the solver's own."""
+    fine = best_s / UNITS
+    times = {*flow.seconds, *flow.update_s, *(seconds for waits in flow.needs for _, seconds in waits)} - {0.0}
+    unit = min(times)
+    for seconds in times:
+        a, b = seconds, unit
+        while b > fine / 2:
+            a, b = b, abs(a - b * round(a / b))
+            if b <= HAIR * best_s:
+                b = 0.0
+        unit = a
+    exact = unit >= fine and all(abs(seconds / unit - round(seconds / unit)) <= 1e-6 for seconds in times)
+    return unit if exact else fine

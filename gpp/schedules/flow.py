@@ -1,0 +1,311 @@
+"""The passes of a step as whoever puts them in order sees them: where each runs, what it takes, waits for and holds.
+
+Devices that run the same passes are one *lane*. A pass waits for messages; each arrives as long after the end of the pass that
+makes it as an empty link takes. Where replicas split a micro-batch, their messages differ, and the quickest counts: what is
+proven of a flow then holds for its program too. Gradient sums are left out, and updates are at the end of each lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, final
+
+from gpp.cluster import Cluster
+from gpp.cost.stage import StageCost
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS, Direction
+from gpp.program.passes import pass_seconds
+from gpp.program.program import Task
+from gpp.routing import copies, messages
+from gpp.simulate.messages import message_rates
+from gpp.simulate.period import Period, spans
+
+
+class Wait(NamedTuple):
+    """A pass that another one needs, and the seconds from its end until that one may begin."""
+
+    task: int
+    seconds: float
+
+
+class Bytes(NamedTuple):
+    """What a micro-batch holds at a stage: from its forward on in full; between the two halves of a backward, late."""
+
+    full: float
+    late: float
+
+    def change(self, kind: str) -> float:
+        """Bytes that are held more after a pass than before it."""
+        row = KINDS[kind]
+        if row.holds:
+            return self.full
+        if row.frees:
+            return -self.full if row.returns else -self.late
+        return self.late - self.full
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Passes to be put in order. Each kind of a stage is first-in first-out.
+
+    Args:
+        lanes: the devices of each lane.
+        tasks: passes, each behind those that it needs.
+        lane: of each task.
+        seconds: of each task.
+        needs: what each waits for.
+        held: bytes of a micro-batch, by stage.
+        room: bytes that a lane's devices have for micro-batches.
+        update_s: seconds of a lane's updates.
+        distance: of each stage to the sink, itself included.
+    """
+
+    lanes: tuple[tuple[int, ...], ...]
+    tasks: tuple[Task, ...]
+    lane: tuple[int, ...]
+    seconds: tuple[float, ...]
+    needs: tuple[tuple[Wait, ...], ...]
+    held: tuple[Bytes, ...]
+    room: tuple[float, ...]
+    update_s: tuple[float, ...]
+    distance: tuple[int, ...]
+
+    @cached_property
+    def users(self) -> tuple[tuple[Wait, ...], ...]:
+        """The tasks that wait for each, and for how long."""
+        out: list[list[Wait]] = [[] for _ in self.tasks]
+        for task, waits in enumerate(self.needs):
+            for need, seconds in waits:
+                out[need].append(Wait(task, seconds))
+        return tuple(map(tuple, out))
+
+    @cached_property
+    def queues(self) -> tuple[dict[tuple[int, str], tuple[int, ...]], ...]:
+        """By lane: stage and kind -> its tasks, in order."""
+        out: list[dict[tuple[int, str], list[int]]] = [defaultdict(list) for _ in self.lanes]
+        for i, task in enumerate(self.tasks):
+            out[self.lane[i]][task.stage, task.kind].append(i)
+        return tuple({key: tuple(own) for key, own in lane.items()} for lane in out)
+
+    @cached_property
+    def work_s(self) -> tuple[float, ...]:
+        """Seconds of all passes of each lane and its updates."""
+        out = list(self.update_s)
+        for i, seconds in enumerate(self.seconds):
+            out[self.lane[i]] += seconds
+        return tuple(out)
+
+    @cached_property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Of each lane, those nearest to the sink first."""
+        found = [sorted({stage for stage, _ in queues}) for queues in self.queues]
+        return tuple(tuple(sorted(stages, key=lambda s: (self.distance[s], s))) for stages in found)
+
+    def ahead_bytes(self, held: Sequence[int]) -> list[float]:
+        """Bytes on each lane with so many micro-batches in full at each stage."""
+        return [sum(self.held[s].full * held[s] for s in stages) for stages in self.stages]
+
+    def orders(self, by_lane: Sequence[Sequence[int]]) -> dict[int, list[Task]]:
+        """The tasks of every device."""
+        return {device: [self.tasks[i] for i in own] for lane, own in enumerate(by_lane) for device in self.lanes[lane]}
+
+    def by_lane(self, orders: Mapping[int, Sequence[Task]]) -> list[list[int]]:
+        """The inverse of `orders`. Halves of a backward stand for all of it where a stage has it whole, and for nothing where
+        it has none."""
+        out = []
+        for devices, queues in zip(self.lanes, self.queues, strict=True):
+            number = {self.tasks[i]: i for queue in queues.values() for i in queue}
+            own = orders[devices[0]]
+            whole = (task._replace(kind=PASS[BACKWARD]) if task.kind == INPUT_GRADIENTS else task for task in own)
+            found = (task if task in number else other for task, other in zip(own, whole, strict=True))
+            out.append([number[task] for task in found if task in number])
+        return out
+
+    def peaks(self, by_lane: Sequence[Sequence[int]]) -> list[float]:
+        """Most bytes that micro-batches hold on each lane."""
+        out = []
+        for own in by_lane:
+            held = most = 0.0
+            for i in own:
+                held += self.held[self.tasks[i].stage].change(self.tasks[i].kind)
+                most = max(most, held)
+            out.append(most)
+        return out
+
+    def starts(self, by_lane: Sequence[Sequence[int]], begin: Sequence[float] | None = None) -> list[float] | None:
+        """When each task of an order begins, as early as it can; None if the lanes wait for each other.
+
+        Args:
+            begin: of each lane, when it is free; None: at zero.
+        """
+        out, place, free = [-1.0] * len(self.tasks), [0] * len(self.lanes), list(begin or [0.0] * len(self.lanes))
+        missing = [len(waits) for waits in self.needs]
+        arrived = [0.0] * len(self.tasks)
+        todo, left = list(range(len(self.lanes))), len(self.tasks)
+        while todo:
+            lane = todo.pop()
+            own = by_lane[lane]
+            while place[lane] < len(own) and not missing[own[place[lane]]]:
+                i = own[place[lane]]
+                out[i] = max(free[lane], arrived[i])
+                free[lane] = end = out[i] + self.seconds[i]
+                place[lane] += 1
+                left -= 1
+                for user, seconds in self.users[i]:
+                    missing[user] -= 1
+                    arrived[user] = max(arrived[user], end + seconds)
+                    if not missing[user] and self.lane[user] != lane:
+                        todo.append(self.lane[user])
+        return None if left else out
+
+    def period_s(self, by_lane: Sequence[Sequence[int]]) -> float:
+        """Seconds by which a training that repeats the step is later after each, as the simulator has it; infinity if it cannot
+        run."""
+        period, free = Period(), [0.0] * len(self.lanes)
+        while True:
+            starts = self.starts(by_lane, free)
+            if starts is None:
+                return math.inf
+            begin, first = free, [starts[own[0]] if own else math.inf for own in by_lane]
+            free = [
+                starts[own[-1]] + self.seconds[own[-1]] + update if own else 0.0
+                for own, update in zip(by_lane, self.update_s, strict=True)
+            ]
+            found = period.after(spans(begin, first, free, max(free)))
+            if found is not None:
+                return found
+
+    def end_s(self, starts: Sequence[float]) -> float:
+        """When the last update is over."""
+        return max(start + self.seconds[i] + self.update_s[self.lane[i]] for i, start in enumerate(starts))
+
+    def with_room(self, room: Sequence[float]) -> Flow:
+        """The flow with other room."""
+        return replace(self, room=tuple(room))
+
+
+def flow_of(
+    plan: Plan,
+    graph: OpGraph,
+    num_samples: int,
+    bills: Sequence[StageCost],
+    limits: Mapping[int, float],
+    cluster: Cluster | None,
+    *,
+    splits: bool,
+) -> Flow:
+    """The passes of a step of a plan.
+
+    Args:
+        num_samples: of a mini-batch.
+        limits: device -> bytes of its memory.
+        cluster: for what messages take; None: nothing.
+        splits: whether backwards are split, where a stage has gradients of weights.
+    """
+    lanes, lane_of = _lanes(plan)
+    tasks, lane = _tasks(plan, graph, num_samples, lanes, splits)
+    number = {(lane[i], task): i for i, task in enumerate(tasks)}
+    needs: list[dict[int, float]] = [{} for _ in tasks]
+    for reader, maker, seconds in _messages(plan, graph, num_samples, cluster):
+        waits, kinds = _pass_of(number, lane_of, reader), _pass_of(number, lane_of, maker)
+        needs[waits][kinds] = min(needs[waits].get(kinds, seconds), seconds)
+    for i, (stage, kind, microbatch) in enumerate(tasks):
+        for need in KINDS[kind].needs:
+            found = number.get((lane[i], Task(stage, need.kind, microbatch)))
+            if found is not None and not need.previous:
+                needs[i][found] = 0.0
+    passes = [(pass_seconds(bill), pass_seconds(bill, last=True)) for bill in bills]
+    sizes = [stage.microbatch_size for stage in plan.stages]
+    return Flow(
+        lanes=tuple(tuple(devices) for devices in lanes.values()),
+        tasks=tuple(tasks),
+        lane=tuple(lane),
+        seconds=tuple(passes[s][(m + 1) * sizes[s] > num_samples][kind] for s, kind, m in tasks),
+        needs=tuple(tuple(Wait(need, seconds) for need, seconds in sorted(waits.items())) for waits in needs),
+        held=tuple(
+            Bytes(bill.microbatch_bytes, bill.late_bytes) if plan.runs_backward(s, graph) else Bytes(0.0, 0.0)
+            for s, bill in enumerate(bills)
+        ),
+        room=tuple(min(limits[device] - _resident(plan, bills, device) for device in devices) for devices in lanes.values()),
+        update_s=tuple(sum(bills[s].update_s for s in plan.stages_of_device[devices[0]]) for devices in lanes.values()),
+        distance=plan.distance_to_sink,
+    )
+
+
+def _resident(plan: Plan, bills: Sequence[StageCost], device: int) -> float:
+    """Bytes on a device that do not depend on an order: all but those of micro-batches in flight, which count from the third on
+    where they go to the host."""
+    return sum(bills[s].memory.peak(2) - 2 * bills[s].microbatch_bytes for s in plan.stages_of_device[device])
+
+
+def _lanes(plan: Plan) -> tuple[dict[tuple[tuple[int, int], ...], list[int]], dict[int, int]]:
+    """(stage, turn) of each lane -> its devices; device -> lane."""
+    out: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for device, stages in sorted(plan.stages_of_device.items()):
+        out[tuple((s, _turn(plan, s, device)) for s in stages)].append(device)
+    return out, {device: lane for lane, devices in enumerate(out.values()) for device in devices}
+
+
+def _turn(plan: Plan, s: int, device: int) -> int:
+    """Which of the replicas that take turns a device belongs to; 0 where they split micro-batches."""
+    stage = plan.stages[s]
+    return stage.devices.index(device) // stage.tensor_parallel if stage.round_robin_degree > 1 else 0
+
+
+def _tasks(
+    plan: Plan, graph: OpGraph, num_samples: int, lanes: Mapping[tuple[tuple[int, int], ...], object], splits: bool
+) -> tuple[list[Task], list[int]]:
+    """Passes and their lanes, each behind those that it needs: all forwards by stage, then all backwards from the sink."""
+    forward, back = list[tuple[Task, int]](), list[tuple[Task, int]]()
+    for s, stage in enumerate(plan.stages):
+        degree, count = stage.round_robin_degree, -(-num_samples // stage.microbatch_size)
+        backward: tuple[str, ...] = ()
+        if plan.runs_backward(s, graph):
+            halves = (INPUT_GRADIENTS, WEIGHT_GRADIENTS)
+            backward = halves if splits and plan.has_weight_gradients(s, graph) else (PASS[BACKWARD],)
+        for lane, own in enumerate(lanes):
+            for turn in (turn for t, turn in own if t == s):
+                numbers = range(turn, count, degree)
+                forward += [(Task(s, PASS[FORWARD], m), lane) for m in numbers]
+                back += [(Task(s, kind, m), lane) for kind in reversed(backward) for m in reversed(numbers)]
+    found = [*forward, *reversed(back)]
+    return [task for task, _ in found], [lane for _, lane in found]
+
+
+DevicePass = tuple[int, int, Direction, int]
+"""Device, stage, direction and micro-batch."""
+
+
+def _messages(
+    plan: Plan, graph: OpGraph, num_samples: int, cluster: Cluster | None
+) -> Iterator[tuple[DevicePass, DevicePass, float]]:
+    """Who needs whose message, and what it takes."""
+    cut = [stage.pieces(num_samples) for stage in plan.stages]
+    group_of = [{replica[0]: replica for replica in stage.replicas} for stage in plan.stages]
+    rates, returning = message_rates(plan, graph), plan.returning(graph)
+
+    def seconds(rate: tuple[float, float], samples: int, a: int, b: int) -> float:
+        return 0.0 if a == b or cluster is None else cluster.link(a, b).transfer_s(rate[0] * samples + rate[1])
+
+    for s, t in plan.edges:
+        back = (s, t) in returning
+        for makes, source, reads, sink, lo, hi in messages(cut[s], cut[t]):
+            makers, readers = group_of[s][makes], group_of[t][reads]
+            for a, b in copies(makers, readers):
+                yield (b, t, FORWARD, sink), (a, s, FORWARD, source), seconds(rates[FORWARD, s, t], hi - lo, a, b)
+            for b, a in copies(readers, makers) if back else ():
+                yield (a, s, BACKWARD, source), (b, t, BACKWARD, sink), seconds(rates[BACKWARD, t, s], hi - lo, a, b)
+
+
+def _pass_of(number: Mapping[tuple[int, Task], int], lane_of: Mapping[int, int], of: DevicePass) -> int:
+    """The task that takes and makes the messages of a direction."""
+    device, stage, direction, microbatch = of
+    lane, whole = lane_of[device], Task(stage, PASS[direction], microbatch)
+    found = number.get((lane, whole))
+    return number[lane, Task(stage, INPUT_GRADIENTS, microbatch)] if found is None else found

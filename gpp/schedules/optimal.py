@@ -1,0 +1,98 @@
+"""The best order of all passes, proven or with a proven distance from it, by constraint programming (`gpp.schedules.exact`).
+
+The solver starts from the best order of `zero_bubble_auto`, or from that of 1F1B where backwards stay whole. Sums of gradients
+and the queues of links are not in its model, so the simulated step may be longer than what it minimised, never shorter than
+what it proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import ClassVar, final
+
+from gpp.cluster import Cluster
+from gpp.cost.holding import Holding
+from gpp.cost.stage import StageCost
+from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.program import Task
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.exact import Aim, Proven, prove
+from gpp.schedules.flow import Flow
+from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, candidates
+from gpp.settings import Count, Positive, settings
+
+MOST_TASKS = 1000
+"""Passes of a step up to which a search is worth its time."""
+
+
+@final
+@settings("strategy.schedule")
+class OptimalOrder(AbstractSchedule):
+    """Split backwards in the best order.
+
+    Args:
+        objective: what is least: the period of a training that repeats the step, or the time until the step's end.
+        cap: as `ZeroBubbleAuto` has it.
+        limit: deterministic seconds of search; a core needs about as many real ones.
+        max_tasks: steps with more passes are refused.
+    """
+
+    holds: ClassVar[Holding] = Holding(splits=True)
+    needs_bills: ClassVar[bool] = True
+
+    objective: Aim = "period"
+    cap: Positive | None = 1.0
+    limit: Positive = 5.0
+    max_tasks: Count = MOST_TASKS
+
+    @property
+    def draft(self) -> AbstractSchedule:
+        return ZeroBubbleAuto(cap=self.cap)
+
+    def flow(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> Flow:
+        return ZeroBubbleAuto(cap=self.cap).flow(plan, graph, num_samples, bills, limits, cluster)
+
+    def orders(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None = None,
+        limits: Mapping[int, float] | None = None,
+        cluster: Cluster | None = None,
+    ) -> dict[int, list[Task]]:
+        """As `AbstractSchedule.orders`.
+
+        Raises:
+            InvalidConfig: too many passes, or OR-Tools is not installed.
+        """
+        assert bills is not None and limits is not None  # `needs_bills`
+        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
+        check_size(flow, self.max_tasks)
+        hint = candidates(flow, plan, graph, num_samples, self.objective)[0]
+        return flow.orders(proven(flow, tuple(map(tuple, hint)), self.objective, self.limit).by_lane)
+
+
+def check_size(flow: Flow, most: int) -> None:
+    """Refuse a step of more passes than `most`."""
+    if len(flow.tasks) > most:
+        rule = f"the step has {len(flow.tasks)} passes, and the search takes no more than that"
+        fix = "use strategy/schedule=zero_bubble_auto, or fewer micro-batches"
+        raise InvalidConfig("strategy.schedule.max_tasks", most, rule, fix)
+
+
+@lru_cache(maxsize=8)
+def proven(flow: Flow, hint: tuple[tuple[int, ...], ...], aim: Aim, limit: float) -> Proven:
+    """`prove`, once for a flow: a run asks for the same order several times."""
+    return prove(flow, hint, aim, limit)

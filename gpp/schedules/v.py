@@ -1,0 +1,197 @@
+"""What V schedules have in common: two stages on each device, and backwards that are split.
+
+The pipeline goes down the devices and comes back up, so a device holds a micro-batch of its first stage long and one of its second
+stage shortly, and the sum is the same everywhere. Every schedule has a published order, of a device by its place in the line. It is
+for passes that all take as long, and for plans in which h(s) + h(t) = D + 1 on each device. Elsewhere it may be slower than a list
+schedule in the same memory, or not run at all; so a few of both are simulated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+from gpp.cluster import Cluster
+from gpp.cost.holding import Holding
+from gpp.cost.stage import StageCost
+from gpp.errors import InvalidPlan
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.plan import Plan
+from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
+from gpp.program.program import Task
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.exact import value_of
+from gpp.schedules.flow import Flow, flow_of
+from gpp.schedules.folded import V, check_folded, folded, unfolded
+from gpp.schedules.greedy import ROUNDING, greedy
+from gpp.schedules.zero_bubble_auto import SIMULATED, rules
+
+AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
+
+
+class Place(NamedTuple):
+    """A device of a V.
+
+    Args:
+        far, near: its stages, that nearer to the sink last.
+        rank: stages of the V's second half behind the near one: 0 on the device that has a sink.
+        line: devices of the V.
+        passes: micro-batches.
+    """
+
+    far: int
+    near: int
+    rank: int
+    line: int
+    passes: int
+
+
+class AbstractV(AbstractSchedule, ABC):
+    """Two stages a device, in a V."""
+
+    holds: ClassVar[Holding] = Holding(splits=True)
+    needs_bills: ClassVar[bool] = True
+    share: ClassVar[float]
+    """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
+    long."""
+
+    @abstractmethod
+    def published(self, place: Place) -> list[Task] | None:
+        """The published order of a device; None if there is none for so few micro-batches."""
+
+    @property
+    def per_device(self) -> int:
+        return V
+
+    def unfolded(self, cluster: Cluster) -> Cluster:
+        return unfolded(cluster, V, back=True)
+
+    def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
+        found = folded(plan, seconds, V, num_devices, back=True)
+        held = {s: count for order in (self._published(found) or {}).values() for s, count in _held(order).items()}
+        stages = (
+            replace(stage, in_flight=held.get(s, stage.ahead) * stage.microbatch_size) for s, stage in enumerate(found.stages)
+        )
+        return replace(found, stages=tuple(stages))
+
+    def orders(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None = None,
+        limits: Mapping[int, float] | None = None,
+        cluster: Cluster | None = None,
+    ) -> dict[int, list[Task]]:
+        return self._best(plan, graph, num_samples, bills, limits, cluster)[0]
+
+    def choices(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None,
+        limits: Mapping[int, float],
+        cluster: Cluster,
+    ) -> list[dict[int, list[Task]]]:
+        return self._best(plan, graph, num_samples, bills, limits, cluster)[:SIMULATED]
+
+    def _best(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None,
+        limits: Mapping[int, float] | None,
+        cluster: Cluster | None,
+    ) -> list[dict[int, list[Task]]]:
+        """Orders that can run and fit, the best first by their own reckoning."""
+        if bills is None:
+            raise ValueError("this order depends on seconds and bytes: give `bills`")
+        check_folded(plan, V)
+        room = limits or dict.fromkeys(plan.stages_of_device, float("inf"))
+        flow = flow_of(plan, graph, num_samples, bills, room, cluster, splits=True)
+        found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
+        if not found:
+            raise InvalidPlan(
+                f"{type(self).__name__} has no order for this plan: its stages do not pair up to a V, or a mini-batch of "
+                f"{plan.minibatch_size} samples has too few micro-batches, or a device has too little memory. Fix: use "
+                "strategy/schedule=zero_bubble_auto"
+            )
+        return [flow.orders(by_lane) for by_lane in found]
+
+    def _candidates(self, flow: Flow, plan: Plan) -> Iterator[list[list[int]]]:
+        unit = max(flow.ahead_bytes([-(-plan.depth // V)] * len(plan.stages)))
+        cap = self.share * unit
+        published = self._published(plan)
+        if published is not None:
+            by_lane = flow.by_lane(published)
+            peaks = flow.peaks(by_lane)
+            cap = max(cap, *peaks)
+            fits = all(peak <= room * (1 + ROUNDING) for peak, room in zip(peaks, flow.room, strict=True))
+            if fits and flow.starts(by_lane) is not None:
+                yield by_lane
+        capped = flow.with_room([min(room, cap) for room in flow.room])
+        for rule in rules(flow.distance) if self.share else ():
+            by_lane = greedy(capped, rule)
+            if by_lane is not None:
+                yield by_lane
+
+    def _published(self, plan: Plan) -> dict[int, list[Task]] | None:
+        """The published order of every device, where micro-batches are of one size."""
+        sizes = {stage.microbatch_size for stage in plan.stages}
+        if len(sizes) > 1:
+            return None
+        line, count = -(-plan.depth // V), -(-plan.minibatch_size // sizes.pop())
+        out = {}
+        for device, stages in plan.stages_of_device.items():
+            near, far = sorted(stages, key=lambda s: (plan.distance_to_sink[s], -s))
+            order = self.published(Place(far, near, plan.distance_to_sink[near] - 1, line, count))
+            if order is None:
+                return None
+            out[device] = order
+        return out
+
+
+def _held(order: Sequence[Task]) -> dict[int, int]:
+    """Most micro-batches in full at each stage of a device."""
+    now, most = dict[int, int](), dict[int, int]()
+    for s, kind, _ in order:
+        now[s] = now.get(s, 0) + KINDS[kind].holds - KINDS[kind].returns
+        most[s] = max(most.get(s, 0), now[s])
+    return most
+
+
+class Writer:
+    """Writes a device's order by kinds and stages; micro-batches are counted."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.out: list[Task] = []
+        self.next: dict[tuple[int, str], int] = {}
+        self.waiting: list[Task] = []
+        """Second halves that are put off, in order."""
+
+    def add(self, kind: str, stage: int) -> None:
+        """The next pass of a kind, if one is left."""
+        m = self.next.get((stage, kind), 0)
+        if m < self.place.passes:
+            self.next[stage, kind] = m + 1
+            self.out.append(Task(stage, kind, m))
+
+    def left(self, kind: str, stage: int) -> int:
+        return self.place.passes - self.next.get((stage, kind), 0)
+
+    def backward(self, stage: int, *, later: bool = False) -> None:
+        """Both halves of a backward, or the first one, the second put off."""
+        self.add(BACK, stage)
+        if later:
+            self.waiting.append(Task(stage, LATE, self.next[stage, BACK] - 1))
+        else:
+            self.add(LATE, stage)
+
+    def put_off(self) -> None:
+        """The second half that has waited longest."""
+        self.add(LATE, self.waiting.pop(0).stage)

@@ -1,0 +1,238 @@
+"""Orders that need more than a rule for each stage: list schedules, folded plans, and what constraint programming proves of
+them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from gpp.cluster import Link
+from gpp.cost.problem import Problem
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.held import order_peak
+from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.dualpipe_v import DualPipeV
+from gpp.schedules.exact import bound_s, prove, value_of
+from gpp.schedules.flow import Flow
+from gpp.schedules.folded import folded, interleaved_groups, v_pairs
+from gpp.schedules.greedy import greedy
+from gpp.schedules.interleaved_1f1b import Interleaved1F1B
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.schedules.optimal import OptimalOrder
+from gpp.schedules.v_half import VHalf
+from gpp.schedules.v_min import VMin
+from gpp.schedules.zero_bubble_auto import ZeroBubbleAuto, rules
+from gpp.schedules.zero_bubble_v import ZeroBubbleV
+from gpp.strategy import Strategy
+from tests.oracle.orders import Pipeline, least
+from tests.support.graphs import chain, graph, problem, two_towers, with_weights
+
+SHAPES = [((0, 1),), ((0, 1), (1, 2)), ((0, 2), (1, 2)), ((0, 1), (0, 2))]
+
+
+def split(of: OpGraph, seconds: list[tuple[float, float, float]], held: list[tuple[float, float]]) -> OpGraph:
+    """Operators with forwards, both halves of a backward, and bytes in full and late; nothing else takes memory."""
+    ops = [
+        replace(op, forward_flops=f, backward_flops=i + w, weight_flops=w, saved_bytes=full, late_bytes=late)
+        for op, (f, i, w), (full, late) in zip(with_weights(of).ops, seconds, held, strict=True)
+    ]
+    params = (replace(param, num_bytes=0) for param in with_weights(of).params)
+    tensors = (replace(tensor, bytes_per_sample=0.0) for tensor in of.tensors)
+    return replace(of, ops=tuple(ops), params=tuple(params), tensors=tuple(tensors))
+
+
+def equal(of: OpGraph) -> OpGraph:
+    """Passes of a second each that hold a byte in full and late."""
+    return split(of, [(1.0, 1.0, 1.0)] * of.num_ops, [(1.0, 1.0)] * of.num_ops)
+
+
+def posed(pipeline: Pipeline) -> tuple[Problem, Plan]:
+    """The oracle's pipeline as a problem and a plan."""
+    of = split(graph(len(pipeline.seconds), list(pipeline.edges)), list(pipeline.seconds), list(pipeline.held))
+    made = problem(of, of.num_ops, pipeline.micro, microbatch_size=1, memory_bytes=pipeline.room)
+    link = Link(latency_s=pipeline.message_s, bandwidth_bytes_per_s=1e30)
+    made = replace(made, cluster=replace(made.cluster, intra_node=link))
+    return made, make_plan(made, "test", [(1 << op, 1) for op in range(of.num_ops)], 1)
+
+
+def flow_of(schedule: AbstractSchedule, made: Problem, plan: Plan) -> Flow:
+    limits = {device: made.cluster.devices[device].memory_bytes for device in plan.stages_of_device}
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    return schedule.flow(plan, made.graph, plan.minibatch_size, plan.bills(strategy.posed(made)), limits, made.cluster)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_proven_is_the_best_of_all_orders(seed: int) -> None:
+    """Period and end, against every order of tiny pipelines; closed forms and list schedules lie on the right side of them."""
+    rng = random.Random(seed)
+    edges = SHAPES[seed % len(SHAPES)]
+    count = 1 + max(itertools.chain(*edges))
+    full = rng.choice([1.0, 2.0])
+    pipeline = Pipeline(
+        edges=edges,
+        micro=3 if count == 2 else 2,
+        seconds=tuple((rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3)) for _ in range(count)),
+        message_s=rng.choice([0.0, 0.5]),
+        held=((full, rng.choice([0.5, 1.0]) * full),) * count,
+        room=rng.choice([1.0, 1.5, 2.0, 9.0]) * full,
+    )
+    made, plan = posed(pipeline)
+    flow = flow_of(ZeroBubbleAuto(cap=None), made, plan)
+    orders = [found for rule in rules(flow.distance) if (found := greedy(flow, rule)) is not None]
+    for aim, best in zip(("period", "end"), least(pipeline), strict=True):
+        values = [value_of(flow, order, aim) for order in orders]
+        found = prove(flow, orders[values.index(min(values))], aim, 10.0)
+        assert found.closed and found.bound_s == pytest.approx(best)
+        assert value_of(flow, found.by_lane, aim) == pytest.approx(best)
+        assert bound_s(flow, aim) <= best * (1 + 1e-9) and min(values) >= best * (1 - 1e-9)
+        for by_lane in (*orders, found.by_lane):
+            assert max(flow.peaks(by_lane)) <= pipeline.room * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("cap", "beyond"), [(1.0, 7.0), (2.0, 0.0)])
+def test_auto_reaches_the_published_bubbles_of_equal_passes(cap: float, beyond: float) -> None:
+    """(D - 1)(F + I - W) in the memory of 1F1B, and nothing in twice as much; the program holds no more, by its order."""
+    made = problem(equal(chain(8)), 8, 16, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(8)], 1)
+    strategy = Strategy(name="test", planner=Even(), schedule=ZeroBubbleAuto(cap=cap))
+    metrics = strategy.predict(plan, made).metrics
+    assert metrics.iteration_s == pytest.approx(3 * 16 + beyond)
+    assert max(metrics.peak_memory_bytes.values()) <= 8 * cap
+    memories = {s: bill.memory for s, bill in enumerate(plan.bills(strategy.posed(made)))}
+    for device, order in strategy.orders(plan, made, 16).items():
+        assert order_peak(order, {device: memories[device]}) == metrics.peak_memory_bytes[device]
+
+
+@pytest.mark.parametrize("towers", [False, True])
+def test_the_end_of_a_step_is_proven(towers: bool) -> None:
+    """Chains of 8 stages and four towers of two with a join, 16 micro-batches, in the memory of 1F1B: as late as H1 ends at the
+    least."""
+    edges = [(2 * t, 2 * t + 1) for t in range(4)] + [(2 * t + 1, 8) for t in range(4)]
+    of = graph(9, edges) if towers else chain(8)
+    made = problem(equal(of), of.num_ops, 16, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(of.num_ops)], 1)
+    schedule = OptimalOrder(objective="end")
+    flow = flow_of(schedule, made, plan)
+    by_lane = flow.by_lane(schedule.orders(plan, made.graph, 16, plan.bills(made), dict.fromkeys(range(9), 1e15), made.cluster))
+    assert value_of(flow, by_lane, "end") == bound_s(flow, "end") == (50.0 if towers else 55.0)
+
+
+@pytest.mark.parametrize(("depth", "k", "count"), [(4, 2, 8), (4, 2, 12), (2, 4, 6), (4, 3, 8)])
+def test_interleaving_fills_and_drains_k_times_as_fast(depth: int, k: int, count: int) -> None:
+    """(D - 1)(F + B) / k where the devices are a multiple of the micro-batches, by the published placement."""
+    made = problem(chain(depth * k), depth, count, microbatch_size=1)
+    strategy = Strategy(name="test", planner=Even(), schedule=Interleaved1F1B(k=k))
+    plan = strategy.plan(made)
+    assert [stage.devices for stage in plan.stages] == [(s % depth,) for s in range(depth * k)]
+    metrics = strategy.predict(plan, made).metrics
+    # With passes of 3 s a stage of k operators would take 3 k.
+    assert metrics.iteration_s == pytest.approx(3 * k * count + 3 * k * (depth - 1) / k)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share", "bubble"),
+    [(ZeroBubbleV(), 1.0, 0.0), (DualPipeV(), 1.0, 1 / 6), (VHalf(), 1 / 2, 0.65), (VMin(), 1 / 3, 0.7)],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("depth", [3, 4])
+def test_v_schedules_hold_their_share(schedule: AbstractSchedule, share: float, bubble: float, depth: int) -> None:
+    """Of the 2 D halves of a stage that 1F1B holds, up to three more; and their part of 1F1B's bubble, 6 (D - 1)."""
+    made = problem(equal(chain(2 * depth)), depth, 2 * depth, microbatch_size=1)
+    strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+    plan = strategy.plan(made)
+    assert [stage.devices for stage in plan.stages] == [(min(s, 2 * depth - 1 - s),) for s in range(2 * depth)]
+    metrics = strategy.predict(plan, made).metrics
+    extra = {ZeroBubbleV: 0.0, DualPipeV: 1.0}.get(type(schedule), 3.0)
+    assert max(metrics.peak_memory_bytes.values()) <= 2 * depth * share + extra
+    assert metrics.iteration_s - 12 * depth <= bubble * 6 * (depth - 1) + 1e-9
+    strategy.lower(plan, made)  # checked
+
+
+def test_stages_are_put_together_by_the_cheapest_matching() -> None:
+    """Against all matchings, for distances as they come in graphs: every one from 1 to the depth."""
+    rng = random.Random(0)
+    for _ in range(60):
+        depth = rng.randint(2, 6)
+        distance = [*range(1, depth + 1), *(rng.randint(1, depth) for _ in range(rng.choice([0, 2]) + depth % 2))]
+        every, seconds = list(matchings(tuple(range(len(distance))))), [rng.random() for _ in distance]
+
+        def bent(pairs: list[tuple[int, ...]], h: list[int] = distance, d: int = depth) -> float:
+            return sum(abs(h[a] + h[b] - d - 1) for a, b in pairs)
+
+        def apart(pairs: list[tuple[int, ...]], h: list[int] = distance, d: int = depth) -> float:
+            return sum(abs(abs(h[a] - h[b]) - d / 2) for a, b in pairs)
+
+        assert bent(v_pairs(distance, seconds)) == min(map(bent, every))
+        assert apart(interleaved_groups(distance, seconds, 2)) == min(map(apart, every))
+
+
+def matchings(left: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+    """All ways to pair up."""
+    if not left:
+        return [[]]
+    out = []
+    for i in range(1, len(left)):
+        out += [[(left[0], left[i]), *rest] for rest in matchings(left[1:i] + left[i + 1 :])]
+    return out
+
+
+def test_orders_on_a_graph_run() -> None:
+    """Two towers, whose stages do not all pair up: every schedule has an order that runs, in the memory that it says."""
+    of = equal(two_towers(3))
+    of = replace(of, ops=(*of.ops, replace(of.ops[-1], name="head", params=())), tensors=of.tensors)
+    joined = replace(of.tensors[-1], name="last", producer=6, consumers=(7,))
+    made = problem(replace(of, tensors=(*of.tensors, joined)), 4, 8, microbatch_size=1)
+    for schedule in (Interleaved1F1B(), ZeroBubbleV(), VHalf(), VMin()):
+        strategy = Strategy(name="test", planner=Even(), schedule=schedule)
+        plan = strategy.plan(made)
+        strategy.lower(plan, made)
+        assert len(plan.stages) == 2 * plan.num_devices
+
+
+def test_refusals() -> None:
+    made = problem(equal(chain(8)), 8, 16, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(8)], 1)
+
+    def refused(schedule: AbstractSchedule) -> Strategy:
+        return Strategy(name="test", planner=Even(), schedule=schedule)
+
+    with pytest.raises(InvalidConfig, match=r"strategy.schedule.cap=0.1: .*one micro-batch.*Fix: set strategy.schedule.cap=0.125"):
+        refused(ZeroBubbleAuto(cap=0.1)).predict(plan, made)
+    with pytest.raises(InvalidConfig, match=r"max_tasks=300: the step has 384 passes"):
+        refused(OptimalOrder(max_tasks=300)).predict(plan, made)
+    with pytest.raises(InvalidConfig, match=r"strategy.schedule.k=1: .*2 stages"):
+        Interleaved1F1B(k=1)
+    with pytest.raises(Infeasible, match=r"3 stages are no multiple of the 2"):
+        folded(make_plan(problem(chain(3), 3, 8), "test", [(1, 1), (2, 1), (4, 1)], 1), [1.0] * 3, 2, 2, back=True)
+    for schedule in (ZeroBubbleV(), Interleaved1F1B()):
+        with pytest.raises(InvalidPlan, match=r"device 0 runs stages \[0\], and the schedule needs 2"):
+            refused(schedule).predict(plan, made)
+    with pytest.raises(InvalidPlan, match=r"DualPipeV has no order for this plan"):
+        few = problem(equal(chain(8)), 4, 4, microbatch_size=1)
+        refused(DualPipeV()).plan(few)
+
+
+def test_a_frozen_stage_has_forwards_only() -> None:
+    """Nothing is differentiated before the first trained operator, and what has no weights is not split."""
+    of = equal(chain(4))
+    params = (replace(of.params[0], trainable=False), *of.params[1:])
+    frozen = replace(of.ops[0], backward_flops=0.0, weight_flops=0.0)
+    ops = (frozen, of.ops[1], replace(of.ops[2], params=()), of.ops[3])
+    first = replace(of.tensors[0], differentiable=False)
+    of = replace(of, params=params, ops=ops, tensors=(first, *of.tensors[1:]))
+    made = problem(of, 4, 4, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(4)], 1)
+    kinds = [
+        {task.kind for task in order}
+        for order in Strategy(name="test", planner=Even(), schedule=ZeroBubbleAuto()).orders(plan, made, 4).values()
+    ]
+    assert kinds == [{"F"}, {"F", "I", "W"}, {"F", "B"}, {"F", "I", "W"}]
+    whole = Strategy(name="test", planner=Even(), schedule=OneFOneB()).predict(plan, made).metrics.iteration_s
+    assert Strategy(name="test", planner=Even(), schedule=ZeroBubbleAuto()).predict(plan, made).metrics.iteration_s <= whole
