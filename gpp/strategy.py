@@ -408,7 +408,7 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
-        check_schedule(self.schedule, problem, varies_k=self.planner.varies_k)
+        check_schedule(self.schedule, problem, self.planner)
 
 
 def _fits_whole(problem: Problem) -> bool:

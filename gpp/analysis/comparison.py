@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from gpp.cost.problem import Problem
@@ -55,7 +56,8 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
     Args:
         record: whether to keep the predicted events.
     """
-    start, kind = time.perf_counter(), {"drains": strategy.schedule.drains, "bounded": strategy.schedule.bounded}
+    start = time.perf_counter()
+    made = partial(Attempt, strategy=strategy.name, drains=strategy.schedule.drains, bounded=strategy.schedule.bounded)
     try:
         plan = strategy.plan(problem)
         predicted = strategy.predict(plan, problem, record=record)
@@ -64,8 +66,8 @@ def attempt(strategy: Strategy, problem: Problem, *, record: bool = True) -> Att
         status: Status = "infeasible" if isinstance(error, Infeasible) else "failed"
         reason = str(error) if isinstance(error, GppError) else f"{type(error).__name__}: {error}"
         took = time.perf_counter() - start
-        return Attempt(strategy=strategy.name, status=status, reason=reason, search_s=took, **kind)
-    return Attempt(strategy=strategy.name, status="ok", plan=plan, predicted=predicted, search_s=plan.search_s, **kind)
+        return made(status=status, reason=reason, search_s=took)
+    return made(status="ok", plan=plan, predicted=predicted, search_s=plan.search_s)
 
 
 def compare(

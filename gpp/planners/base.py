@@ -21,6 +21,8 @@ class AbstractPlanner(ABC):
 
     helps: ClassVar[bool] = False
     """Whether its plans may have helpers (`gpp.plan.helpers`)."""
+    proves: ClassVar[bool] = False
+    """Whether it says how far any other plan's time is from that of its own."""
 
     @property
     def varies_k(self) -> bool:

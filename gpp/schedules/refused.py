@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.planners.base import AbstractPlanner
 from gpp.schedules.base import AbstractSchedule
 
 
-def check_schedule(schedule: AbstractSchedule, problem: Problem, *, varies_k: bool) -> None:
-    """Refuse a problem that a schedule is not for.
-
-    Args:
-        varies_k: whether the planner may give stages a k above 1.
+def check_schedule(schedule: AbstractSchedule, problem: Problem, planner: AbstractPlanner) -> None:
+    """Refuse a problem, and a planner, that a schedule is not for.
 
     Raises:
-        InvalidConfig: a loss on whole mini-batches, a norm over all stages, or a k above 1.
+        InvalidConfig: a loss on whole mini-batches, a norm over all stages, a k above 1, or a proof for other schedules.
     """
     alternates = schedule.holds.splits or schedule.per_device > 1
     name = f"strategy.schedule={type(schedule).__name__}"
@@ -25,6 +23,11 @@ def check_schedule(schedule: AbstractSchedule, problem: Problem, *, varies_k: bo
         rule = f"for the norm over all stages all devices meet between two steps, and {name} begins the next one meanwhile"
         fix = "set optimizer.clip_scope=stage to clip each stage by its own norm, or strategy/schedule=zero_bubble_h1"
         raise InvalidConfig("optimizer.clip_scope", "model", rule, fix)
-    if alternates and varies_k:
+    if alternates and planner.proves:
+        rule = f"what it proves is about whole backwards of one stage a device, and {name} has others"
+        raise InvalidConfig(
+            "strategy.planner", type(planner).__name__, rule, "set strategy/planner=graphpipe, or strategy/schedule=1f1b"
+        )
+    if alternates and planner.varies_k:
         rule = f"stages may get a k above 1, and under {name} each runs one forward and one backward in turn"
         raise InvalidConfig("strategy.planner.per_stage", True, rule, "set it to false, or strategy/schedule=1f1b")

@@ -18,6 +18,7 @@ from gpp.errors import InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
+from gpp.planners.bounds.optimal import Optimal
 from gpp.planners.chains.even import Even
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.action import Action
@@ -203,6 +204,8 @@ def test_what_split_schedules_cannot_give_is_refused() -> None:
     own = Strategy(name="test", planner=GraphPipe(per_stage=True), schedule=ZeroBubbleH1())
     with pytest.raises(InvalidConfig, match=r"per_stage=true: .* set it to false"):
         own.plan(posed)
+    with pytest.raises(InvalidConfig, match=r"strategy.planner=Optimal: .* whole backwards"):
+        replace(own, planner=Optimal()).plan(posed)
     with pytest.raises(InvalidConfig, match=r"loss\.scope=minibatch"):
         replace(own, planner=Even()).plan(replace(posed, minibatch_ops=8))
     with pytest.raises(InvalidConfig, match=r"clip_scope=model.*zero_bubble_h1"):
