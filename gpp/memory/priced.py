@@ -22,7 +22,7 @@ from typing import Literal, final
 import numpy as np
 
 from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.cost.problem import Problem
 from gpp.graph.op_graph import OpGraph
 
@@ -38,30 +38,22 @@ MARGIN = 1e-3
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Sparing(AbstractCostModel):
+class _Sparing(AbstractDerived):
     """Times of a graph some of whose operators are computed again before their backwards, or come from the host.
 
     Args:
+        graph: as it is without that.
         added: [num_ops] share of an operator's forward that its backward takes in addition.
         late_s: [num_ops] seconds for a sample that its backward waits.
     """
 
-    problem: Problem
+    graph: OpGraph
     added: np.ndarray
     late_s: np.ndarray
 
     def op_times(self, graph: OpGraph, samples: int, device: Device, degree: int = 1) -> OpTimes:
-        times = self.problem.cost.op_times(self.problem.graph, samples, device, degree)
+        times = self.cost.op_times(self.graph, samples, device, degree)
         return replace(times, backward_s=times.backward_s + self.added * times.forward_s + self.late_s * samples)
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return self.problem.cost.update_s(num_bytes, device)
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return self.problem.cost.move_s(num_bytes, device)
-
-    def launch_s(self, device: Device) -> float:
-        return self.problem.cost.launch_s(device)
 
 
 class Priced:
@@ -128,7 +120,7 @@ class Priced:
             replace(op, saved_bytes=op.saved_bytes - hidden, transient_bytes=op.transient_bytes + hidden)
             for op, hidden in zip(graph.ops, self._hidden.tolist(), strict=True)
         )
-        cost = _Sparing(self.problem, (self._hidden > 0).astype(float), np.zeros(graph.num_ops))
+        cost = _Sparing(self.problem.cost, graph, (self._hidden > 0).astype(float), np.zeros(graph.num_ops))
         return replace(self.problem, graph=replace(graph, ops=ops), cost=cost)
 
     def _view(self, again: np.ndarray, hosted: np.ndarray, added: np.ndarray, late_s: np.ndarray) -> Problem:
@@ -145,7 +137,9 @@ class Priced:
             for op, size, missing in zip(graph.ops, kept, gone.tolist(), strict=True)
         )
         tensors = tuple(replace(t, saved=True) if i in read else t for i, t in enumerate(graph.tensors))
-        return replace(self.problem, graph=replace(graph, ops=ops, tensors=tensors), cost=_Sparing(self.problem, added, late_s))
+        return replace(
+            self.problem, graph=replace(graph, ops=ops, tensors=tensors), cost=_Sparing(self.problem.cost, graph, added, late_s)
+        )
 
 
 def _read_bytes(graph: OpGraph, op: int) -> float:

@@ -55,3 +55,26 @@ class AbstractCostModel(ABC):
     def launch_s(self, device: Device) -> float:
         """Seconds to start an operator's kernel, however little it does."""
         return device.kernel_latency_s / device.speed_factor
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractDerived(AbstractCostModel):
+    """A cost model whose operators' times follow from another's, and which has all other times from it.
+
+    Args:
+        cost: the other one.
+    """
+
+    cost: AbstractCostModel
+
+    def update_s(self, num_bytes: float, device: Device) -> float:
+        return self.cost.update_s(num_bytes, device)
+
+    def move_s(self, num_bytes: float, device: Device) -> float:
+        return self.cost.move_s(num_bytes, device)
+
+    def whole_ops(self, graph: OpGraph, device: Device) -> tuple[int, ...]:
+        return self.cost.whole_ops(graph, device)
+
+    def launch_s(self, device: Device) -> float:
+        return self.cost.launch_s(device)

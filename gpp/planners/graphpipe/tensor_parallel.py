@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from gpp.cluster import Device
-from gpp.cost.models.base import AbstractCostModel, OpTimes
+from gpp.cost.models.base import AbstractDerived, OpTimes
 from gpp.cost.problem import Problem
 from gpp.cost.variants import running, sums_s
 from gpp.graph.op_graph import OpGraph, Sums
@@ -34,7 +34,9 @@ class Split:
         self.problem, self.degree = problem, degree
         cluster = problem.cluster
         teams = replace(cluster, devices=cluster.devices[::degree], nodes=cluster.nodes[::degree])
-        self.view = replace(problem, graph=_shared(problem.graph, degree), cluster=teams, cost=_OfTeams(problem, degree))
+        self.view = replace(
+            problem, graph=_shared(problem.graph, degree), cluster=teams, cost=_OfTeams(problem.cost, problem, degree)
+        )
 
     def expand(self, plan: Plan) -> Plan:
         """The plan of the problem in which each device of the view is a team."""
@@ -82,7 +84,7 @@ def _shared(graph: OpGraph, degree: int) -> OpGraph:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _OfTeams(AbstractCostModel):
+class _OfTeams(AbstractDerived):
     """Times of a team: each member's share of an operator, and the sums inside it."""
 
     problem: Problem
@@ -105,12 +107,3 @@ class _OfTeams(AbstractCostModel):
 
     def _sums_s(self, sums: Sums | None, samples: int) -> float:
         return 0.0 if sums is None else sums_s(self.problem.cluster, sums, samples, tuple(range(self.degree)))
-
-    def update_s(self, num_bytes: float, device: Device) -> float:
-        return self.problem.cost.update_s(num_bytes, device)
-
-    def move_s(self, num_bytes: float, device: Device) -> float:
-        return self.problem.cost.move_s(num_bytes, device)
-
-    def launch_s(self, device: Device) -> float:
-        return self.problem.cost.launch_s(device)
