@@ -193,7 +193,7 @@ def test_the_virtual_clock_is_the_simulators_time(seed: int, tmp_path: Path) -> 
         of_device = {worker.device_id: record["virtual_updates"] for worker, record in zip(workers, done, strict=True)}
         period = steady_period({s: of_device[device][s] for s, device in first.items()}, job.plan)[1]
     assert period == pytest.approx(predicted.metrics.iteration_s, rel=1e-9)
-    peaks = {w.device_id: round(sum(r.peak_memory_bytes for r in w.runners.values())) for w in workers}
+    peaks = {w.device_id: w.held.peak_bytes({s: job.costs[s].memory for s in w.runners}) for w in workers}
     assert peaks == pytest.approx(predicted.metrics.peak_memory_bytes, abs=1)
 
 

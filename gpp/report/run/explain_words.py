@@ -64,8 +64,9 @@ def order_words(order: OrderGap) -> str:
     """How far the order of the passes is from the best one."""
     if order.gap <= SAME:
         return "no order of these passes on these devices is faster"
-    what = "from optimal" if order.closed else "from a bound on every order"
-    return f"{text.percent(order.gap)} {what} ({order.passes} passes; the least is {text.seconds(order.bound_s)})"
+    most, least = ("", "") if order.closed else ("at most ", "at least ")
+    best = f"the optimal order of these {order.passes} passes, which takes {least}{text.seconds(order.bound_s)}"
+    return f"{most}{text.percent(order.gap)} from {best}"
 
 
 def change_words(change: WhatIf) -> str:
