@@ -7,7 +7,7 @@ import pytest
 from tests.check_planners import check
 
 
-@pytest.mark.parametrize(("what", "count"), [("validate", 1), ("oracle", 5), ("shared", 1), ("dags", 1), ("determinism", 1)])
+@pytest.mark.parametrize(("what", "count"), [("validate", 1), ("oracle", 5), ("shared", 1), ("dags", 1)])
 def test_sample(what, count):
     violations, summary = check(what, count)
     assert not violations, "\n".join([*violations, summary])

@@ -67,10 +67,8 @@ def train(
     ("name", "seed", "overrides"),
     [
         ("digits", 0, ()),
-        ("digits", 1, ()),
         ("gpt_small", 2, ("model.dropout=0.1",)),
         ("dlrm_small", 3, ()),
-        ("gpt_small", 4, ()),
         ("inception_small", 5, ("model.norm=batch",)),
         ("llava_small", 6, ("model.frozen=towers",)),
     ],

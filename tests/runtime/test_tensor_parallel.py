@@ -88,7 +88,7 @@ def prepared(name: str, cut: Cut, optimizer: SGD | Adam = SGD_, steps: int = 2, 
     return inprocess.make_job(captured, problem, plan, OneFOneB(), **settings, **more), weights, (model, data, optimizer, weights)
 
 
-SLOW = ("mlp, 4", "a chain, 2 to 1", "two replicas of 2", "towers")
+SLOW = ("mlp, 4", "attention and embedding, 2", "a chain, 2 to 1", "two replicas of 2", "towers", "towers, replicas")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=long) if case in SLOW else case for case in CASES])
@@ -172,9 +172,9 @@ PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd",
 @pytest.mark.parametrize(
     "case",
     [
-        "attention and embedding, 2",
         "attention and embedding, 4",
         "towers, replicas",
+        pytest.param("attention and embedding, 2", marks=long),
         pytest.param("mlp, 2", marks=long),
         pytest.param("two replicas of 2", marks=long),
     ],

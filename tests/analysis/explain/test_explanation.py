@@ -32,7 +32,7 @@ def explained(given: Problem, strategy: Strategy = GRAPHPIPE, **more) -> Explana
     return explain(plan, strategy.predict(plan, given), given, strategy, bound=lower_bound(given), **{"budget_s": math.inf, **more})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("strategy", [GRAPHPIPE, SEQUENTIAL], ids=lambda s: s.name)
 def test_sensitivities_are_plans_of_changed_problems(strategy: Strategy, seed: int) -> None:
     given = random_problem(seed, max_ops=8, max_devices=4)
