@@ -19,7 +19,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
-from gpp.memory.policy import AbstractMemory, Keep, repeatable
+from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
@@ -108,11 +108,11 @@ class Strategy:
         for view in self._views(problem):
             try:
                 plan = self._search(view, problem, judged)
-                found.append((self.predict(plan, problem, record=False).metrics.iteration_s, plan))
+                found.append((self._step_s(plan, problem), plan))
             except Infeasible as error:
                 why = why or error
             close = view is not problem and found and min(seconds for seconds, _ in found) <= judged.ideal_s * (1 + MARGIN)
-            if close or _fits_whole(problem):
+            if close or fits_whole(problem):
                 break
         if found:
             return min(found, key=lambda pair: pair[0])[1]
@@ -148,7 +148,7 @@ class Strategy:
             Infeasible: nothing fits, or nothing that the engine can run.
         """
         chosen = self._as_run(planner.plan(asked, lambda candidate: self._judge(candidate, problem, asked, judged)), problem)
-        plan = self.memory.fitted(chosen, problem)
+        plan = self.memory.fastest(chosen, problem, self._step_s)
         if plan is None:
             raise Infeasible("the planner's plan does not fit, however its operators run", "devices with more memory")
         reason = problem.refuses(plan)
@@ -173,7 +173,7 @@ class Strategy:
                     plan = self._ask(planner, replace(asked, microbatch_size=b), problem, judged)
                     found += [plan] if plan is not None else []
         if found:
-            return min(found, key=lambda plan: self.predict(plan, problem, record=False).metrics.iteration_s)
+            return min(found, key=lambda plan: self._step_s(plan, problem))
         why, _, fix = judged.refused[0].partition(" Fix: ")
         raise Infeasible(f"no plan of the planner's can run: {why.rstrip('.')}", fix or "another engine")
 
@@ -233,6 +233,9 @@ class Strategy:
             if can_score(plan, warmups) and not problem.cluster.crowded(plan.num_devices):
                 return score(plan, self.posed(problem), [w for w in warmups if w is not None], drains=drains)
         return simulate(self._program(plan, problem), plan, self.posed(problem), record=record)
+
+    def _step_s(self, plan: Plan, problem: Problem) -> float:
+        return self.predict(plan, problem, record=False).metrics.iteration_s
 
     def lower(self, plan: Plan, problem: Problem, *, cards: bool = False) -> Program:
         """The checked program of one training step.
@@ -376,7 +379,7 @@ class Strategy:
         except Infeasible as error:
             judged.refused.append(f"{error.constraint}. Fix: {error.remedy}")
             return Timeline(source="predicted", metrics=ENDLESS)
-        plan = self.memory.fitted(chosen, problem, CLOSE)
+        plan = self.memory.fastest(chosen, problem, self._step_s, CLOSE)
         if plan is not chosen:
             judged.note(self.predict(chosen, problem, record=False))
         reason = problem.refuses(plan) if plan else None
@@ -409,11 +412,3 @@ class Strategy:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
         check_schedule(self.schedule, problem, self.planner)
-
-
-def _fits_whole(problem: Problem) -> bool:
-    """Whether a mini-batch of the whole model fits any device, so that memory is no matter in a pipeline that drains."""
-    if not problem.regime.weights.flushes:
-        return False
-    everything = problem.amounts(problem.graph.all_mask).held(problem.minibatch_size, 1)
-    return everything.peak(1) <= problem.memory_limit_bytes

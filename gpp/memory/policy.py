@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple, final
 
 from gpp.cost.amounts import StageBytes
+from gpp.cost.holding import DEPTH
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.memory.fit import Fit, Selection, fit
@@ -50,6 +51,8 @@ class AbstractMemory(ABC):
     name: ClassVar[str]
     ways: ClassVar[Collection[Way]] = ()
     """How operators may spare memory; empty for a policy under which plans are as planners make them."""
+    holds_fewer: ClassVar[bool] = False
+    """Whether a stage that lacks memory may also hold fewer micro-batches than 1F1B asks for, which is paid in bubbles."""
 
     @abstractmethod
     def fit(self, asked: Question) -> Fit | None:
@@ -72,6 +75,18 @@ class AbstractMemory(ABC):
                 return None
             stages.append(found)
         return plan if all(map(operator.is_, stages, plan.stages)) else replace(plan, stages=tuple(stages))
+
+    def fastest(self, plan: Plan, problem: Problem, seconds: Callable[[Plan, Problem], float], within: float = 0.0) -> Plan | None:
+        """As `fitted`; where stages lack memory, the fastest of that and of plans in which they hold fewer micro-batches.
+
+        Args:
+            seconds: the predicted time of a step.
+        """
+        found = self.fitted(plan, problem, within)
+        if found is plan or not self.holds_fewer:
+            return found
+        choices = [found, *(self.fitted(fewer, problem, within) for fewer in _holding_fewer(plan, problem))]
+        return min((choice for choice in choices if choice is not None), key=lambda choice: seconds(choice, problem), default=None)
 
     def _fitted(self, plan: Plan, problem: Problem, s: int, peak: float, limit: float, within: float) -> Stage | None:
         stage = plan.stages[s]
@@ -138,10 +153,11 @@ class Offload(AbstractMemory):
 @final
 @settings("strategy.memory")
 class Auto(AbstractMemory):
-    """Either, whichever costs less time."""
+    """Either, whichever costs less time; or fewer micro-batches in flight, where that does."""
 
     name: ClassVar[str] = "auto"
     ways: ClassVar[Collection[Way]] = ("recompute", "offload")
+    holds_fewer: ClassVar[bool] = True
     selection: Selection = "least"
 
     def fit(self, asked: Question) -> Fit | None:
@@ -165,6 +181,33 @@ def held(stage: Stage) -> int:
     return -(-stage.in_flight // (stage.microbatch_size * stage.round_robin_degree))
 
 
+def _holding_fewer(plan: Plan, problem: Problem) -> Iterator[Plan]:
+    """The plan with one, two, ... micro-batches less in flight at each stage that lacks memory, as long as that spares any.
+
+    A stage cannot run further ahead than those that feed it: these would wait for its backward, and it for their forwards. So
+    what follows a stage holds no more than it does. None for plans whose stages count in other units (micro-batches of several
+    sizes, k above 1, replicas that take turns), or share devices.
+    """
+    alike = len({stage.microbatch_size for stage in plan.stages}) == 1 and not plan.shares_devices
+    plain = all(stage.k == 1 and stage.round_robin_degree == 1 for stage in plan.stages)
+    if not (alike and plain) or problem.regime.holds != DEPTH or not problem.regime.weights.flushes or problem.minibatch_ops:
+        return
+    peaks = [_peak(plan, problem, s, bill.memory) for s, bill in enumerate(plan.bills(problem))]
+    lacking = {s for s, (peak, limit) in enumerate(zip(peaks, _limits(plan, problem, peaks), strict=True)) if peak > limit}
+    for less in range(1, max((held(plan.stages[s]) for s in lacking), default=1)):
+        yield _with_fewer(plan, dict.fromkeys(lacking, less))
+
+
+def _with_fewer(plan: Plan, less: Mapping[int, int]) -> Plan:
+    """The plan with so many micro-batches less in flight at some stages, but one at least."""
+    stages: list[Stage] = []
+    for s, stage in enumerate(plan.stages):
+        own = max(stage.in_flight - less.get(s, 0) * stage.microbatch_size, stage.microbatch_size)
+        fewest = min((stages[before].in_flight for before in plan.predecessors[s]), default=own)
+        stages.append(replace(stage, in_flight=min(own, fewest)))
+    return replace(plan, stages=tuple(stages))
+
+
 def _peak(plan: Plan, problem: Problem, s: int, memory: StageBytes) -> float:
     """The most bytes that a stage holds on a device, if its bytes are these."""
     holds = problem.regime.holds
@@ -180,6 +223,14 @@ def repeatable(plan: Plan, problem: Problem, s: int) -> tuple[int, ...]:
     if weights.flushes or not weights.changes(plan.position(s)):
         return plan.stages[s].ops
     return tuple(op for op in plan.stages[s].ops if not graph.trained_by[op])
+
+
+def fits_whole(problem: Problem) -> bool:
+    """Whether a mini-batch of the whole model fits any device, so that memory is no matter in a pipeline that drains."""
+    if not problem.regime.weights.flushes:
+        return False
+    everything = problem.amounts(problem.graph.all_mask).held(problem.minibatch_size, 1)
+    return everything.peak(1) <= problem.memory_limit_bytes
 
 
 def _limits(plan: Plan, problem: Problem, peaks: list[float]) -> list[float]:

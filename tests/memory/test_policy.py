@@ -9,7 +9,9 @@ import pytest
 
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidPlan
-from gpp.memory.policy import AbstractMemory, Auto, Keep, Offload, Recompute
+from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
+from gpp.memory.policy import AbstractMemory, Auto, Keep, Offload, Recompute, _with_fewer
+from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.bounds.lower_bound import lower_bound
@@ -22,7 +24,7 @@ from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 from gpp.weights.pipeoptim import PipeOptim
 from gpp.weights.stash import Stash
-from tests.support.problems import random_problem
+from tests.support.problems import cluster, random_partition, random_problem
 
 SPARING: tuple[AbstractMemory, ...] = (Recompute(), Offload(), Auto(), Auto(selection="capuchin"), Recompute(selection="all"))
 
@@ -124,3 +126,47 @@ def test_nothing_is_computed_again_with_other_weights() -> None:
 def test_what_fits_in_no_way_is_said() -> None:
     with pytest.raises(Infeasible, match=r"even with strategy\.memory=recompute"):
         synchronous(Sequential(), Recompute()).plan(with_memory(random_problem(3, max_ops=8, max_devices=3), 10.0))
+
+
+def test_fewer_micro_batches_are_held_where_that_costs_less() -> None:
+    """A first stage of ten times the second one's time: computing it again costs a third of a step, holding one less a tenth."""
+    ops = tuple(
+        Op(name=f"o{i}", forward_flops=work, backward_flops=2 * work, saved_bytes=100, params=(f"w{i}",))
+        for i, work in enumerate((1e10, 1e9))
+    )
+    tensor = Tensor(name="t", producer=0, consumers=(1,), bytes_per_sample=1, differentiable=True)
+    graph = OpGraph(name="g", ops=ops, tensors=(tensor,), params=tuple(Param(name=f"w{i}", num_bytes=4) for i in range(2)))
+    problem = with_memory(replace(random_problem(0, max_ops=3, max_devices=2), graph=graph), 1e18, None)
+    problem = replace(problem, cluster=cluster(2), minibatch_size=16, microbatch_size=1, optimizer_state_factor=0.0)
+    strategy = synchronous(Sequential(replication=False), Keep())
+    plan = make_plan(problem, "test", [(1, 1), (2, 1)], 1)
+    assert [stage.ahead for stage in plan.stages] == [2, 1]
+    static = plan.bills(strategy.posed(problem))[0].memory.peak(0)
+    small = strategy.posed(with_memory(problem, static + 1.5 * plan.bills(strategy.posed(problem))[0].microbatch_bytes, None))
+
+    def seconds(made: Plan, of: Problem) -> float:
+        return strategy.predict(made, of, record=False).metrics.iteration_s
+
+    again, fewer = Recompute().fastest(plan, small, seconds), Auto().fastest(plan, small, seconds)
+    assert again is not None and again.stages[0].recompute and again.stages[0].ahead == 2
+    assert fewer is not None and not fewer.stages[0].recompute and fewer.stages[0].ahead == 1
+    fully = seconds(plan, small)
+    assert fully < seconds(fewer, small) == pytest.approx(1.1 * fully, rel=0.02)
+    assert seconds(again, small) == pytest.approx(4 / 3 * fully, rel=0.02)
+
+
+def test_stages_that_hold_fewer_never_wait_for_each_other() -> None:
+    """Random graphs of stages, random numbers: what feeds a stage holds as many micro-batches at least, and every program runs."""
+    fewer, strategy = 0, synchronous(GraphPipe(), Auto())
+    for seed in range(40):
+        rng = random.Random(seed)
+        problem = strategy.posed(replace(random_problem(seed, max_ops=8, max_devices=6), minibatch_size=8))
+        masks = random_partition(problem.graph, rng.randint(1, min(problem.graph.num_ops, problem.cluster.num_devices)), rng)
+        plan = make_plan(problem, "test", [(mask, 1) for mask in masks], 1)
+        made = _with_fewer(plan, {s: rng.randint(0, 3) for s in range(len(masks)) if rng.random() < 0.5})
+        fewer += made != plan
+        assert all(0 < new.in_flight <= old.in_flight for new, old in zip(made.stages, plan.stages, strict=True))
+        strategy.lower(made, problem)
+        predicted = strategy.predict(made, problem).metrics
+        assert all(samples <= made.stages[s].in_flight for s, samples in predicted.max_in_flight_samples.items())
+    assert fewer > 8
