@@ -103,9 +103,9 @@ def test_a_run_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.dist
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     process = start(tmp_path, *QUICK, "steps=1000000", "strategy.planner.replication=false")
-    log = tmp_path / "ranks" / "rank_1.jsonl"
+    metrics = tmp_path / "metrics.jsonl"
     until = time.monotonic() + 120
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
         time.sleep(0.1)
     workers = workers_of(tmp_path)
     assert len(workers) == 2
