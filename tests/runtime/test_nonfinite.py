@@ -28,6 +28,7 @@ from gpp.runtime.worker.worker import Worker
 from tests.support import inprocess
 from tests.support.checkpoints import MINIBATCH, random_job
 from tests.support.cli import run
+from tests.support.long import long
 
 NAN = float("nan")
 
@@ -246,7 +247,7 @@ def test_an_engine_of_others_says_step_and_micro_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("engine", ["distributed", "reference"])
+@pytest.mark.parametrize("engine", ["distributed", pytest.param("reference", marks=long)])
 def test_a_run_that_diverges_has_failed(engine: str, tmp_path: Path) -> None:
     words = ["model=digits", "logger=none", "cost=analytical", "minibatch_size=48", "microbatch_size=8", "cluster.num_devices=2"]
     words += ["strategy.planner.replication=false", "steps=9", "optimizer.lr=1e30", f"engine={engine}"]

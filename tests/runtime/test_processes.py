@@ -59,7 +59,7 @@ def check_against_one_device(done: Finished, name: str, *overrides: str) -> None
 @pytest.mark.parametrize(
     ("name", "strategy", "workers", "replication"),
     [
-        ("digits", "graphpipe", 4, False),
+        pytest.param("digits", "graphpipe", 4, False, marks=long),
         ("mmt_small", "sequential", 2, True),
         ("dlrm_small", "graphpipe", 4, True),
         pytest.param("candle_uno_small", "gpipe", 2, False, marks=long),

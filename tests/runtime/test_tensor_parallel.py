@@ -172,8 +172,8 @@ PROCESSES = ["logger=none", "cost=analytical", "dtype=float64", "optimizer=sgd",
 @pytest.mark.parametrize(
     "case",
     [
-        "attention and embedding, 4",
         "towers, replicas",
+        pytest.param("attention and embedding, 4", marks=long),
         pytest.param("attention and embedding, 2", marks=long),
         pytest.param("mlp, 2", marks=long),
         pytest.param("two replicas of 2", marks=long),
