@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -19,6 +20,9 @@ from gpp.schedules.merge import merge
 
 Pass = tuple[str, int]
 """Kind of a pass, and micro-batch."""
+
+SIMULATED = 3
+"""Orders of a `RankedSchedule` that are simulated."""
 
 
 class AbstractSchedule(ABC):
@@ -105,10 +109,52 @@ class AbstractSchedule(ABC):
         num_samples: int,
         bills: Sequence[StageCost] | None,
         limits: Mapping[int, float],
-        cluster: Cluster,
+        cluster: Cluster | None,
     ) -> list[dict[int, list[Task]]]:
         """Orders of which the one with the shortest simulated step is to run; arguments as for `orders`, which is one of them."""
         return [self.orders(plan, graph, num_samples, bills, limits, cluster)]
+
+
+class RankedSchedule(AbstractSchedule):
+    """Orders found by modelled times, of which the few that look best are simulated."""
+
+    needs_bills: ClassVar[bool] = True
+
+    @abstractmethod
+    def ranked(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost],
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> list[dict[int, list[Task]]]:
+        """Orders that can run, the best first by the schedule's own reckoning; at least one. Arguments as for `orders`."""
+
+    def orders(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None = None,
+        limits: Mapping[int, float] | None = None,
+        cluster: Cluster | None = None,
+    ) -> dict[int, list[Task]]:
+        return self.choices(plan, graph, num_samples, bills, limits or dict.fromkeys(plan.devices, math.inf), cluster)[0]
+
+    def choices(
+        self,
+        plan: Plan,
+        graph: OpGraph,
+        num_samples: int,
+        bills: Sequence[StageCost] | None,
+        limits: Mapping[int, float],
+        cluster: Cluster | None,
+    ) -> list[dict[int, list[Task]]]:
+        if bills is None:
+            raise ValueError("this order depends on seconds and bytes: give `bills`")
+        return self.ranked(plan, graph, num_samples, bills, limits, cluster)[:SIMULATED]
 
 
 class StageSchedule(AbstractSchedule):

@@ -22,7 +22,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS
 from gpp.program.program import Task
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
 from gpp.schedules.flow import Bytes, Flow, flow_of
 from gpp.schedules.folded import check_folded, folded, unfolded
@@ -32,7 +32,7 @@ from gpp.settings import Count, settings
 
 @final
 @settings("strategy.schedule")
-class Interleaved1F1B(AbstractSchedule):
+class Interleaved1F1B(RankedSchedule):
     """One forward, one backward, of k stages on each device.
 
     Args:
@@ -40,7 +40,6 @@ class Interleaved1F1B(AbstractSchedule):
     """
 
     holds: ClassVar[Holding] = Holding()
-    needs_bills: ClassVar[bool] = True
 
     k: Count = 2
 
@@ -58,34 +57,16 @@ class Interleaved1F1B(AbstractSchedule):
     def arranged(self, plan: Plan, seconds: Sequence[float], num_devices: int) -> Plan:
         return folded(plan, seconds, self.k, num_devices, back=False)
 
-    def orders(
+    def ranked(
         self,
         plan: Plan,
         graph: OpGraph,
         num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        return self._best(plan, graph, num_samples, bills, cluster)[0]
-
-    def choices(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
+        bills: Sequence[StageCost],
         limits: Mapping[int, float],
-        cluster: Cluster,
+        cluster: Cluster | None,
     ) -> list[dict[int, list[Task]]]:
-        return self._best(plan, graph, num_samples, bills, cluster)
-
-    def _best(
-        self, plan: Plan, graph: OpGraph, num_samples: int, bills: Sequence[StageCost] | None, cluster: Cluster | None
-    ) -> list[dict[int, list[Task]]]:
-        """The published order, if it can run, and list schedules; the best first."""
-        if bills is None:
-            raise ValueError("stages that share a device are merged by what their passes take: give `bills`")
+        """The published order, if it can run, and a list schedule; as `RankedSchedule.ranked`."""
         check_folded(plan, self.k)
         flow = flow_of(plan, graph, num_samples, bills, dict.fromkeys(plan.stages_of_device, 0.0), cluster, splits=False)
         turn = -(-plan.depth // self.k)

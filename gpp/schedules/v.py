@@ -21,12 +21,12 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import FORWARD, INPUT_GRADIENTS, KINDS, PASS, WEIGHT_GRADIENTS
 from gpp.program.program import Task
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import RankedSchedule
 from gpp.schedules.exact import value_of
 from gpp.schedules.flow import Flow, flow_of
 from gpp.schedules.folded import V, check_folded, folded, unfolded
 from gpp.schedules.greedy import ROUNDING, greedy
-from gpp.schedules.zero_bubble_auto import SIMULATED, rules
+from gpp.schedules.zero_bubble_auto import rules
 
 AHEAD, BACK, LATE = PASS[FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS
 
@@ -48,11 +48,10 @@ class Place(NamedTuple):
     passes: int
 
 
-class AbstractV(AbstractSchedule, ABC):
+class AbstractV(RankedSchedule, ABC):
     """Two stages a device, in a V."""
 
     holds: ClassVar[Holding] = Holding(splits=True)
-    needs_bills: ClassVar[bool] = True
     share: ClassVar[float]
     """Bytes of micro-batches that a list schedule may hold, of those that 1F1B holds on its first device with stages twice as
     long."""
@@ -76,43 +75,17 @@ class AbstractV(AbstractSchedule, ABC):
         )
         return replace(found, stages=tuple(stages))
 
-    def orders(
+    def ranked(
         self,
         plan: Plan,
         graph: OpGraph,
         num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        return self._best(plan, graph, num_samples, bills, limits, cluster)[0]
-
-    def choices(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
+        bills: Sequence[StageCost],
         limits: Mapping[int, float],
-        cluster: Cluster,
-    ) -> list[dict[int, list[Task]]]:
-        return self._best(plan, graph, num_samples, bills, limits, cluster)[:SIMULATED]
-
-    def _best(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
-        limits: Mapping[int, float] | None,
         cluster: Cluster | None,
     ) -> list[dict[int, list[Task]]]:
-        """Orders that can run and fit, the best first by their own reckoning."""
-        if bills is None:
-            raise ValueError("this order depends on seconds and bytes: give `bills`")
         check_folded(plan, V)
-        room = limits or dict.fromkeys(plan.stages_of_device, float("inf"))
-        flow = flow_of(plan, graph, num_samples, bills, room, cluster, splits=True)
+        flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
         found = sorted(self._candidates(flow, plan), key=lambda by_lane: value_of(flow, by_lane, "period"))
         if not found:
             raise InvalidPlan(

@@ -24,7 +24,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.program.program import Task
-from gpp.schedules.base import AbstractSchedule
+from gpp.schedules.base import SIMULATED, RankedSchedule
 from gpp.schedules.exact import Aim, bound_s, value_of
 from gpp.schedules.flow import Flow, flow_of
 from gpp.schedules.greedy import ROUNDING, Rule, greedy
@@ -32,9 +32,6 @@ from gpp.schedules.split_1f1b import Split1F1B
 from gpp.schedules.zero_bubble_h1 import ZeroBubbleH1
 from gpp.schedules.zero_bubble_h2 import ZeroBubbleH2
 from gpp.settings import Positive, settings
-
-SIMULATED = 3
-"""Candidates that are simulated, the best ones by their own reckoning."""
 
 AHEAD = (2.0, 1.0, None, 1.5, 3.0)
 """Forwards ahead of a list schedule for each stage between its own and the sink; None: as many as fit."""
@@ -48,7 +45,7 @@ FIXED = (Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2())
 
 @final
 @settings("strategy.schedule")
-class ZeroBubbleAuto(AbstractSchedule):
+class ZeroBubbleAuto(RankedSchedule):
     """Split backwards, list scheduled under a cap.
 
     Args:
@@ -58,7 +55,6 @@ class ZeroBubbleAuto(AbstractSchedule):
     """
 
     holds: ClassVar[Holding] = Holding(splits=True)
-    needs_bills: ClassVar[bool] = True
 
     cap: Positive | None = 1.0
 
@@ -79,30 +75,15 @@ class ZeroBubbleAuto(AbstractSchedule):
         flow = flow_of(plan, graph, num_samples, bills, limits, cluster, splits=True)
         return flow if self.cap is None else _capped(flow, plan, self.cap)
 
-    def orders(
+    def ranked(
         self,
         plan: Plan,
         graph: OpGraph,
         num_samples: int,
-        bills: Sequence[StageCost] | None = None,
-        limits: Mapping[int, float] | None = None,
-        cluster: Cluster | None = None,
-    ) -> dict[int, list[Task]]:
-        """The best candidate by its own reckoning; as `AbstractSchedule.orders`."""
-        assert bills is not None and limits is not None  # `needs_bills`
-        flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
-        return flow.orders(candidates(flow, plan, graph, num_samples, "period")[0])
-
-    def choices(
-        self,
-        plan: Plan,
-        graph: OpGraph,
-        num_samples: int,
-        bills: Sequence[StageCost] | None,
+        bills: Sequence[StageCost],
         limits: Mapping[int, float],
-        cluster: Cluster,
+        cluster: Cluster | None,
     ) -> list[dict[int, list[Task]]]:
-        assert bills is not None  # `needs_bills`
         flow = self.flow(plan, graph, num_samples, bills, limits, cluster)
         return [flow.orders(by_lane) for by_lane in candidates(flow, plan, graph, num_samples, "period")[:SIMULATED]]
 
