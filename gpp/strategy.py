@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import Literal, final
 
+from gpp.cost.edges import PLAIN, Edges
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -21,6 +22,7 @@ from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
+from gpp.plan.edges import check_edges, with_edges
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
 from gpp.plan.round_robin import ROUND_ROBIN, in_turn
@@ -62,6 +64,7 @@ class Strategy:
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
+        edges: what messages between stages are; plans of planners have its bits (`gpp.plan.edges`).
     """
 
     name: str
@@ -70,6 +73,7 @@ class Strategy:
     weights: AbstractWeights = field(default_factory=Flush)
     memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
+    edges: Edges = PLAIN
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:
@@ -277,7 +281,7 @@ class Strategy:
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
         # Before a loss on the whole mini-batch every schedule keeps all of it.
-        regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
+        regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights, edges=self.edges)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:
@@ -369,7 +373,7 @@ class Strategy:
             plan = self.schedule.arranged(plan, [sum(seconds) for seconds in passes], problem.cluster.num_devices)
         if self.replicas == ROUND_ROBIN:
             plan = in_turn(plan, problem)
-        return with_loss_apart(plan, problem)
+        return with_edges(with_loss_apart(plan, problem), self.posed(problem))
 
     def _judge(self, candidate: Plan, problem: Problem, asked: Problem, judged: Judged) -> Timeline:
         """A candidate's prediction, in the units of what the planner was asked; endless if it does not fit, however its operators
@@ -412,3 +416,4 @@ class Strategy:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
         check_schedule(self.schedule, problem, self.planner)
+        check_edges(self.edges, problem)

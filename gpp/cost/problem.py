@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpp.cluster import Cluster
+from gpp.cost import edges
 from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.cost.overheads import Overheads
@@ -273,6 +274,15 @@ class Problem:
         """Tensors that operators of mask `src` hand to operators of mask `dst`, in order."""
         graph = self.graph
         return tuple(graph.tensors[i] for i in graph.made_by(src) if graph.consumer_masks[i] & dst)
+
+    def sent_bytes(self, tensor: Tensor) -> float:
+        """Bytes of a tensor in a message for each sample, as planners see them before a plan has edges."""
+        return edges.sent_bytes(tensor, self.regime.edges.bits_of((tensor,)), self.graph.dtype)
+
+    def codec_s(self, work: edges.Work, device: int) -> float:
+        """Seconds of encoding or decoding on device number `device`: memory traffic and kernels, like an operator without FLOPs."""
+        own = self.cluster.devices[device]
+        return self.cost.move_s(work.moved, own) + work.kernels * self.cost.launch_s(own)
 
     @property
     def prediction(self) -> Extrapolation:

@@ -13,8 +13,8 @@ ORDER_BYTES = 1
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
-    for (s, t), tensors in plan.edge_tensors(graph).items():
-        fixed = 0.0 if tensors else float(ORDER_BYTES)
-        out[FORWARD, s, t] = (sum(x.bytes_per_sample for x in tensors), fixed)
-        out[BACKWARD, t, s] = (sum(x.bytes_per_sample for x in tensors if x.differentiable), fixed)
+    tensors = plan.edge_tensors(graph)
+    for (s, t), (forward, backward) in plan.message_bytes(graph).items():
+        fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
+        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed), (backward, fixed)
     return out

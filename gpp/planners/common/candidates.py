@@ -325,7 +325,7 @@ class Assessor:
         if second not in known:
             tensors = self.problem.crossing(first, second)
             back = [t.bytes_per_sample for t in tensors if t.differentiable]
-            known[second] = sum(t.bytes_per_sample for t in tensors), sum(back) if back or not tensors else -math.inf
+            known[second] = sum(self.problem.sent_bytes(t) for t in tensors), sum(back) if back or not tensors else -math.inf
         return known[second]
 
     def transfers_s(

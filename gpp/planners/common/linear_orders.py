@@ -84,8 +84,9 @@ class Intervals:
             # Made before the interval and read inside it.
             _add_first(kept, consumers, i + 1, size)
             _add_first(coming, consumers, i + 1, back)
-            _add_first(entering, consumers, i + 1, size + back)
-            self.link_out_bytes[i + 1] += size + back
+            sent = problem.sent_bytes(tensor) + back
+            _add_first(entering, consumers, i + 1, sent)
+            self.link_out_bytes[i + 1] += sent
         frozen, trainable, rows, kept, coming, going, self.entering = (
             table.cumsum(0).cumsum(1)[: n + 1, : n + 1] for table in (frozen, trainable, rows, kept, coming, going, entering)
         )
