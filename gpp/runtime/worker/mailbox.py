@@ -161,7 +161,7 @@ class Mailbox(AbstractMailbox):
         if buffer is None:
             tensors = self.handover.pop((direction, peer, self.stage, message.lo))
         else:
-            tensors = lay.views(buffer, message.hi - message.lo) if lay.names else []
+            tensors = lay.decoded(lay.views(buffer, message.hi - message.lo)) if lay.names else []
         return list(zip(lay.names, tensors, strict=False))
 
     def _joined(self, direction: str, messages: list[Posted]) -> list[tuple[str, torch.Tensor]]:
@@ -203,7 +203,8 @@ class Mailbox(AbstractMailbox):
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
         layout = self._layouts_out[channel[0]][channel[2]]
-        tensors, form = self._rows(layout, (channel[0], microbatch), lo, hi, last), layout.form(hi - lo, self.device)
+        tensors = layout.encoded(self._rows(layout, (channel[0], microbatch), lo, hi, last))
+        form = layout.form(hi - lo, self.device)
         if len(tensors) == 1:
             (tensor,) = tensors
             return tensor if tensor.is_contiguous() else tensor.contiguous(), form.num_bytes

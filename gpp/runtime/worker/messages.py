@@ -6,13 +6,14 @@ Shapes: a tensor travels with the batch dimension first (`TensorSpec.batch_dim` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.graph.op_graph import OpGraph
+from gpp.cost.edges import coded
+from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import FORWARD, KINDS, SENDS
@@ -20,6 +21,7 @@ from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
@@ -31,18 +33,32 @@ ALIGN = 16
 
 @dataclass(slots=True)
 class Layout:
-    """Arrangement of the tensors of one message in its buffer."""
+    """Arrangement of the tensors of one message in its buffer.
+
+    Args:
+        specs: of the tensors as the stage that sends them has them.
+        quantisers: how each is coded, None for one that travels as it is; empty: all do.
+    """
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
+    quantisers: tuple[Quantiser | None, ...] = ()
+    travelling: tuple[TensorSpec, ...] = field(init=False)
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """The tensors as they travel."""
+        self.travelling = self.specs
+        if self.quantisers:
+            pairs = zip(self.quantisers, self.specs, strict=True)
+            self.travelling = tuple(replace(spec, shape=(q.words,), dtype=torch.int32) if q else spec for q, spec in pairs)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
         """The tensors inside `buffer`, batch first."""
         if len(self.names) == 1:
             return [buffer]
         out, at = [], 0
-        for spec in self.specs:
+        for spec in self.travelling:
             shape = (samples, *spec.shape)
             size = _num_bytes(shape, spec.dtype)
             out.append(buffer[at : at + size].view(spec.dtype).view(shape))
@@ -53,7 +69,7 @@ class Layout:
         """Bytes of a message."""
         if not self.names:
             return 1
-        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.specs]
+        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.travelling]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def form(self, samples: int, device: torch.device) -> Form:
@@ -61,11 +77,23 @@ class Layout:
         found = self.forms.get((samples, device))
         if found is None:
             if len(self.names) == 1:
-                found = Form((samples, *self.specs[0].shape), self.specs[0].dtype, device)
+                found = Form((samples, *self.travelling[0].shape), self.travelling[0].dtype, device)
             else:
                 found = Form((self.num_bytes(samples),), torch.uint8, device)
             self.forms[samples, device] = found
         return found
+
+    def encoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Batch-first tensors of a stage as they travel."""
+        if not self.quantisers:
+            return tensors
+        return [q.encode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
+
+    def decoded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What travelled, as tensors of a stage, batch first."""
+        if not self.quantisers:
+            return tensors
+        return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
 
     def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
         """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
@@ -84,6 +112,21 @@ def layout(specs: list[tuple[str, TensorSpec]], *, gradients: bool) -> Layout:
     """The layout of an edge's messages: forwards all tensors, backwards those with a gradient."""
     kept = [(name, spec) for name, spec in specs if spec.differentiable or not gradients]
     return Layout(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
+
+
+def quantised(lay: Layout, tensors: Sequence[Tensor], bits: int, *, clip: bool) -> Layout:
+    """The layout of an edge's forward messages whose floating-point values have so many bits.
+
+    Args:
+        tensors: of the graph, as `lay` has them.
+    """
+    found = tuple(
+        Quantiser(bits=bits, clip=clip, gelu=tensor.values == "gelu", dtype=spec.dtype, shape=tuple(spec.shape))
+        if coded(tensor)
+        else None
+        for tensor, spec in zip(tensors, lay.specs, strict=True)
+    )
+    return Layout(lay.names, lay.specs, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +168,8 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
+            if bits := plan.bits_of((s, t)):
+                forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
     return out
 
 
