@@ -46,6 +46,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"op_graph"},
         {"transients"},
         {"captured", "profiles", "random_graphs", "series_parallel", "sums"},
+        {"inference"},
         {"sharding"},
         {"coarsen"},
     ],
