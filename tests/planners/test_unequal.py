@@ -10,15 +10,17 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
+from gpp.planners.common.average import average
 from gpp.planners.common.candidates import Assessor, Candidate
+from gpp.planners.common.heterogeneous_chain import HeterogeneousChain
+from gpp.planners.common.linear_orders import intervals
 from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.complete import everywhere
 from gpp.planners.graphpipe.graphpipe import GraphPipe
-from gpp.planners.graphpipe.heterogeneous_chain import HeterogeneousChain
-from gpp.planners.graphpipe.unequal import average
+from tests.oracle.all_placements import optimum_s
 from tests.support.graphs import chain
-from tests.support.mixed import mixed_problem, optimum_s
+from tests.support.mixed import mixed_problem
 from tests.support.problems import cluster, run, towers
 
 
@@ -97,7 +99,7 @@ def test_lines_are_laid_out_by_device_type():
     """The limit is the least: ten operators on speeds 1 and 1/4 take as long as eight on the first."""
     problem = Problem(graph=chain(10), cluster=with_devices(cluster(2), FAST, SLOW), cost=Constant(), minibatch_size=64)
     costs, placer = StageCosts(average(problem)[0]), Placer(problem.cluster)
-    layouts = HeterogeneousChain(costs, problem, placer, tuple(range(10)), depth_scale=1.0).layouts()
+    layouts = HeterogeneousChain(costs, problem, placer, intervals(costs, tuple(range(10))), range(11), depth_scale=1.0).layouts()
     least = min(layouts)
     sizes = {
         mask.bit_count(): placer.cluster.devices[placer.types[types[0]]].speed_factor
