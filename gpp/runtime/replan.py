@@ -1,8 +1,8 @@
 """A new plan while a model serves: when one is due, and on which devices.
 
-A stage is off its time when its passes have taken another time than the plan says, on the mean of a window. A device that is lost,
-or off its time, leaves the requests that are not answered yet to a plan for the devices that are left, at the speeds that they
-have shown.
+A device is off its time where its passes, on the mean of a window, take longer against the plan than those of the device that keeps
+it best: what all of them lose alike is no reason for another cut. A device that is lost, or off its time, leaves the requests that are
+not answered yet to a plan for the devices that are left, at the speeds that they have shown.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Replan:
 
     Args:
         most: new plans in a run; 0: a lost device ends the run, and a slow one is left as it is.
-        off: share by which the mean of a window may be off the plan's time.
+        slower: share by which the mean of a window may be above the plan's time.
         window: passes of a stage that are measured at a time.
     """
 
     most: Natural = 0
-    off: Positive = 0.2
+    slower: Positive = 0.2
     window: Count = 32
 
 
@@ -38,7 +38,7 @@ class Pace:
     """Seconds of the passes of every device against the plan's.
 
     Args:
-        planned_s: device -> seconds of a pass.
+        planned_s: device -> seconds of a pass, above 0.
     """
 
     def __init__(self, planned_s: Mapping[int, float], settings: Replan) -> None:
@@ -50,16 +50,22 @@ class Pace:
         self._seen[device].append(seconds)
 
     def factors(self) -> dict[int, float]:
-        """Measured over planned seconds, of each device with a whole window."""
-        return {
-            device: sum(seen) / len(seen) / self.planned_s[device]
-            for device, seen in self._seen.items()
-            if len(seen) == self.settings.window and self.planned_s[device] > 0
-        }
+        """How many times as long as planned every device takes, of what the best one does; empty until all have a whole window."""
+        if any(len(seen) < self.settings.window for seen in self._seen.values()):
+            return {}
+        found = {device: sum(seen) / len(seen) / self.planned_s[device] for device, seen in self._seen.items()}
+        best = min(found.values())
+        return {device: factor / best for device, factor in found.items()}
 
     def off(self) -> dict[int, float]:
         """Those of the devices that are off their time."""
-        return {device: factor for device, factor in self.factors().items() if abs(factor - 1.0) > self.settings.off}
+        return {device: factor for device, factor in self.factors().items() if factor > 1.0 + self.settings.slower}
+
+    def expect(self, factors: Mapping[int, float]) -> None:
+        """Take what was measured for the plan's times, and measure anew."""
+        self.planned_s = {device: seconds * factors.get(device, 1.0) for device, seconds in self.planned_s.items()}
+        for seen in self._seen.values():
+            seen.clear()
 
 
 def at_speeds(cluster: Cluster, factors: Mapping[int, float]) -> Cluster:

@@ -1,0 +1,161 @@
+"""A stream of requests on devices that may be lost, or slow: a new plan between two micro-batches, and the stream goes on.
+
+Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device is
+lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the first
+request that is not answered. A request counts as answered once every worker has said that its part is done; what some worker has
+written of later ones is written again to the same place. So no answer is lost, doubled, or out of order.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpp.errors import Infeasible, OffPace, WorkerFailed
+from gpp.runtime.replan import Pace, Replan, at_speeds, without
+
+if TYPE_CHECKING:
+    from gpp.app.experiment import Experiment
+    from gpp.cluster import Cluster
+    from gpp.cost.problem import Problem
+    from gpp.graph.captured import Captured
+    from gpp.plan.plan import Plan
+    from gpp.runtime.engine import Outcome, Progress
+    from gpp.runtime.job import Job
+
+REPLACED = "replaced"
+"""Folder of the plans that were replaced, by number, each with what its workers wrote."""
+
+
+def execute(
+    experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, run_dir: Path, progress: Progress
+) -> Outcome:
+    """Run a job saved below `run_dir`; one that serves goes on with new plans, as often as `engine.replan` has it.
+
+    Raises:
+        WorkerFailed: a worker failed of itself, or once too often.
+        Infeasible: nothing fits on the devices that are left.
+    """
+    settings = experiment.engine.replan
+    if job.settings.serving is None or not settings.most:
+        return experiment.engine.execute(job, run_dir, progress)
+    stream = _Stream(experiment, captured, problem, plan, job, progress)
+    for number in range(settings.most):
+        try:
+            return stream.run(run_dir, settings)
+        except (WorkerFailed, OffPace) as error:
+            stream.replace_plan(error)
+        _set_aside(run_dir, number)
+        stream.job.save(run_dir)
+    return stream.run(run_dir, replace(settings, most=0))
+
+
+class _Stream:
+    """The state of a stream: what is answered, and under which plan it goes on."""
+
+    def __init__(
+        self, experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, progress: Progress
+    ) -> None:
+        self._experiment, self._captured, self._progress = experiment, captured, progress
+        # Requests stay cut as they are: answers are then equal to the bit, whatever the plan.
+        self._problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
+        self._plan, self.job = plan, job
+        self._answered = job.settings.first_step
+        self._pending: tuple[Problem, Plan] | None = None
+        self._number_of = tuple(range(problem.cluster.num_devices))
+        """What the user calls the devices that are left."""
+
+    def run(self, run_dir: Path, settings: Replan) -> Outcome:
+        """Answer what is left.
+
+        Raises:
+            OffPace: a device is off its time, and another plan is better then.
+            WorkerFailed: as the engine has it.
+        """
+        on_pass = self._watched(settings) if settings.most else self._progress.on_pass
+        return self._experiment.engine.execute(self.job, run_dir, replace(self._progress, on_step=self._on_step, on_pass=on_pass))
+
+    def _on_step(self, step: int, loss: float | None, rate: float | None) -> None:
+        if step > self._answered:
+            self._answered = step
+            self._progress.on_step(step, loss, rate)
+
+    def _watched(self, settings: Replan) -> Callable[[int, float], None]:
+        """A function that is told of every pass, by the worker's rank."""
+        pace = Pace(dict(enumerate(self._planned_s())), settings)
+
+        def on_pass(rank: int, seconds: float) -> None:
+            pace.note(rank, seconds)
+            if off := pace.off():
+                factors, slower = pace.factors(), self._problem.cluster
+                if self._prepare(at_speeds(slower, {self._devices[r]: factor for r, factor in factors.items()})):
+                    raise OffPace(off)
+                pace.expect(factors)
+
+        return on_pass
+
+    @property
+    def _devices(self) -> list[int]:
+        """The device of each rank."""
+        return sorted(self._plan.stages_of_device)
+
+    def _planned_s(self) -> list[float]:
+        """Seconds of a pass of each rank, as workers measure it: without what messages take."""
+        bills, beside = self._plan.bills(self._problem), self._plan.beside_s(self._problem)
+        stage_of = self._plan.stage_of_device
+        return [bills[stage_of[device]].forward_s - beside[stage_of[device]][0] for device in self._devices]
+
+    def _prepare(self, cluster: Cluster) -> bool:
+        """Plan for other devices, or other speeds; returns whether the plan is another one."""
+        problem = replace(self._problem, cluster=cluster)
+        plan = self._experiment.strategy.plan(problem)
+        self._pending = problem, plan
+        return (plan.stages, plan.edges) != (self._plan.stages, self._plan.edges)
+
+    def replace_plan(self, error: WorkerFailed | OffPace) -> None:
+        """Take the plan for what is left.
+
+        Raises:
+            WorkerFailed: no device is gone, so that the same would happen again.
+            Infeasible: nothing fits any more.
+        """
+        if isinstance(error, WorkerFailed):
+            if not error.gone:
+                raise error
+            lost = {self._devices[rank] for rank in error.gone}
+            names = ", ".join(str(self._number_of[device]) for device in sorted(lost))
+            if len(lost) == len(self._number_of):
+                raise error
+            cluster, kept = without(self._problem.cluster, lost)
+            self._number_of = tuple(self._number_of[device] for device in kept)
+            try:
+                self._prepare(cluster)
+            except Infeasible as why:
+                raise Infeasible(f"without device {names}, which is lost: {why.constraint}", why.remedy) from error
+            what = f"device {names} is lost ({error.reason.splitlines()[0]})"
+        else:
+            what = "; ".join(
+                f"device {self._number_of[self._devices[rank]]} takes {factor:.2f} times as long as others, against the plan"
+                for rank, factor in sorted(error.factors.items())
+            )
+        assert self._pending is not None  # just planned
+        self._problem, self._plan = self._pending
+        job = self._experiment.job(self._captured, self._problem, self._plan)
+        # Where all is answered, the last request is asked once more, for the workers' own end.
+        first = min(self._answered, job.settings.steps - 1)
+        self.job = replace(job, settings=replace(job.settings, first_step=first))
+        left = ", ".join(map(str, self._number_of))
+        self._progress.warn(
+            f"{what}; a new plan goes on with request {first + 1} on devices {left}: {len(self._plan.stages)} stages"
+        )
+
+
+def _set_aside(run_dir: Path, number: int) -> None:
+    """Keep the plan that is replaced, and what its workers wrote."""
+    folder = run_dir / REPLACED / str(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(run_dir / "job" / "plan.json", folder / "plan.json")
+    shutil.copytree(run_dir / "ranks", folder / "ranks", dirs_exist_ok=True)
