@@ -18,8 +18,8 @@ def check_edges(edges: Edges, problem: Problem) -> None:
     Raises:
         InvalidConfig: names the setting.
     """
-    if edges.bits is not None and problem.graph.differentiated:
-        rule = "is for inference: no gradient passes a message whose values were rounded"
+    if edges.bits is not None and not problem.regime.serves:
+        rule = "is for mode=inference: no gradient passes a message whose values were rounded"
         raise InvalidConfig("strategy.edges.bits", edges.bits, rule, "set mode=inference, or strategy.edges.bits=null")
 
 
