@@ -1,9 +1,9 @@
 """A stream of requests on devices that may be lost, or slow: a new plan between two micro-batches, and the stream goes on.
 
-Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device is
-lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the first
-request that is not answered. A request counts as answered once every worker has said that its part is done; what some worker has
-written of later ones is written again to the same place. So no answer is lost, doubled, or out of order.
+Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device
+is lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the
+first request that is not answered. A request counts as answered once every worker has said that its part is done; what some worker
+has written of later ones is written again to the same place. So no answer is lost, doubled, or out of order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpp.errors import Infeasible, OffPace, WorkerFailed
+from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.replan import Pace, Replan, at_speeds, without
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def execute(
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
-    settings = experiment.engine.replan
+    engine = experiment.engine
+    settings = engine.replan if isinstance(engine, Distributed) else Replan()
     if job.settings.serving is None or not settings.most:
-        return experiment.engine.execute(job, run_dir, progress)
+        return engine.execute(job, run_dir, progress)
     stream = _Stream(experiment, captured, problem, plan, job, progress)
     for number in range(settings.most):
         try:

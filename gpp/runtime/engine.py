@@ -58,6 +58,7 @@ class Progress:
 
     Args:
         on_terms: `loss:NAME` -> value of a step, right before `on_step` of that step; empty for a loss of one term.
+        on_pass: (rank, seconds) of the passes of a worker that serves, the mean of a request; may raise, which ends the workers.
         say: gives the user an instruction.
         warn: warns the user of what the workers have found.
     """
@@ -65,6 +66,7 @@ class Progress:
     on_terms: Callable[[Mapping[str, float]], None] = field(default=lambda terms: None)
     on_step: OnStep = field(default=lambda step, loss, rate: None)
     on_evaluation: Callable[[dict[str, Any]], None] = field(default=lambda values: None)
+    on_pass: Callable[[int, float], None] = field(default=lambda rank, seconds: None)
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = field(default=lambda words: print(f"warning: {words}"))
 

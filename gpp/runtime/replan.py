@@ -1,8 +1,8 @@
 """A new plan while a model serves: when one is due, and on which devices.
 
-A device is off its time where its passes, on the mean of a window, take longer against the plan than those of the device that keeps
-it best: what all of them lose alike is no reason for another cut. A device that is lost, or off its time, leaves the requests that are
-not answered yet to a plan for the devices that are left, at the speeds that they have shown.
+A device is off its time where its passes, on the mean of a window, take longer against the plan than those of the device that
+keeps it best: what all of them lose alike is no reason for another cut. A device that is lost, or off its time, leaves the requests
+that are not answered yet to a plan for the devices that are left, at the speeds that they have shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Replan:
     Args:
         most: new plans in a run; 0: a lost device ends the run, and a slow one is left as it is.
         slower: share by which the mean of a window may be above the plan's time.
-        window: passes of a stage that are measured at a time.
+        window: requests over whose passes a device is measured.
     """
 
     most: Natural = 0

@@ -194,6 +194,8 @@ class Follower:
             self._offsets[rank] = _clock_offset_s(self.folder, rank)
         start, end = (record[name] + self._offsets[rank] for name in ("start", "end"))
         self._done[rank] = step + 1
+        if "pass_s" in record:
+            self.progress.on_pass(rank, record["pass_s"])
         self.starts[step] = min(self.starts.get(step, start), start)
         self.ends[step] = max(self.ends.get(step, end), end)
         if losses := {name: value for name, value in record.items() if is_loss(name)}:

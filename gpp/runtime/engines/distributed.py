@@ -19,6 +19,7 @@ from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
 from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
+from gpp.runtime.replan import Replan
 from gpp.runtime.transport.interfaces import check_interface
 from gpp.settings import Count, Seconds, settings
 
@@ -46,6 +47,7 @@ class Distributed(AbstractServer):
         shared_memory: whether messages between workers of one machine go through shared memory; else through gloo.
         enforce_memory: whether a worker on a processor may hold no more than its device's memory: the run ends where an allocation
             is beyond it, as on a card.
+        replan: when a plan is replaced while it serves.
         compile: torch.compile every stage with this backend (inductor, aot_eager); None: as captured.
     """
 
@@ -67,6 +69,7 @@ class Distributed(AbstractServer):
     shared_memory: bool = True
     workers_per_card: Count = 1
     enforce_memory: bool = False
+    replan: Replan = field(default_factory=Replan)
 
     @property
     def worker_settings(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def bounded_rings(sizes: Mapping[Channel, RingSize], buffers: int) -> dict[Chann
 
 
 def stream_of(
-    actions: tuple[Action, ...], ahead: int, counts: Mapping[int, int], samples: int, requests: int
+    actions: tuple[Action, ...], ahead: int, counts: Mapping[int, int], samples: int, first: int, requests: int
 ) -> Iterator[list[Action]]:
     """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
 
@@ -74,6 +74,7 @@ def stream_of(
         ahead: passes before the one that needs a message at which its receive is posted.
         counts: micro-batches of a request, by stage.
         samples: of a request.
+        first, requests: number of the first one, and behind the last one.
     """
     passes = [action for action in actions if action.kind in COMPUTE]
     receives = {(a.stage, a.microbatch): [b for b in actions if b.kind in RECEIVES and b[1:3] == a[1:3]] for a in passes}
@@ -83,8 +84,9 @@ def stream_of(
         request, place = divmod(number, len(passes))
         return [moved(a, counts, samples, request) for a in receives[passes[place][1:3]]] if request < requests else []
 
-    for request in range(requests):
-        own = [a for number in range(ahead) for a in posts(number)] if request == 0 else []
+    begin = first * len(passes)
+    for request in range(first, requests):
+        own = [a for number in range(begin, begin + ahead) for a in posts(number)] if request == first else []
         for place, one in enumerate(passes):
             own += posts(request * len(passes) + place + ahead)
             own.append(moved(one, counts, samples, request))
@@ -187,14 +189,14 @@ class Server:
             runner.answered = answered
             runner.begin(self._rows, lambda microbatch: 0, 0)
 
-    def _requests(self, count: int) -> Iterator[list[Action]]:
-        return stream_of(self.actions, self.serving.buffers, self.counts, self.job.plan.minibatch_size, count)
+    def _requests(self, first: int, end: int) -> Iterator[list[Action]]:
+        return stream_of(self.actions, self.serving.buffers, self.counts, self.job.plan.minibatch_size, first, end)
 
     def warm_up(self) -> int:
         """Let some requests through that nobody asked for; returns the peak of this device's memory."""
         self._begin(None)
         self.memory.begin(held_by(self.modules.values(), (), ()))
-        for actions in self._requests(WARM):
+        for actions in self._requests(0, WARM):
             self.interpreter.run(actions, ends=False)
             self.interpreter.take()
         self.transport.flush()
@@ -217,17 +219,21 @@ class Server:
         self.transport.idle = lines.flush
         epoch = _agreed(time.perf_counter()) + SETTLE_S
         self.status.begin(EVALUATION, 1)
-        for number, actions in enumerate(self._requests(self.job.settings.steps)):
+        settings = self.job.settings
+        for number, actions in enumerate(self._requests(settings.first_step, settings.steps), start=settings.first_step):
             came = None
             if arrivals is not None:
-                came = epoch + arrivals[number]
+                # The source's clock stands still between two plans.
+                came = epoch + arrivals[number] - arrivals[settings.first_step]
                 self._wait(came)
             self.interpreter.run(actions, ends=False)
             end = time.perf_counter()
             events, waited_s = self.interpreter.take()
-            begun = min((event.start_s for event in events if event.kind in COMPUTE), default=end)
+            passes = [event for event in events if event.kind in COMPUTE]
+            begun = min((event.start_s for event in passes), default=end)
+            pass_s = sum(event.end_s - event.start_s for event in passes) / max(len(passes), 1)
             kept.append({"step": number, "start": begun, "end": end, "waited_s": waited_s, "events": events})
-            lines.step({"step": number, "start": begun if came is None else came, "end": end})
+            lines.step({"step": number, "start": begun if came is None else came, "end": end, "pass_s": pass_s})
         lines.flush()
         self.transport.flush()
         if self.answers:
