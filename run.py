@@ -59,7 +59,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     recorder.begin()
     job.save(recorder.run_dir, weights)
     if experiment.runs:
-        recorder.outcome = execute(experiment, captured, problem, plan, job, recorder.run_dir, recorder.progress())
+        recorder.outcome = execute(experiment, captured, problem, plan, job, recorder)
         recorder.answered(experiment.judged(job, recorder.run_dir))
 
 

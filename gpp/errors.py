@@ -215,16 +215,17 @@ class NonFinite(GppError):
 
 
 class OffPace(GppError):
-    """Devices that serve take another time than the plan says; carries by how much.
+    """Workers that serve take longer than the plan says, against the one that keeps it best.
 
     Args:
-        factors: rank -> its measured seconds over the planned ones.
+        off: rank -> how many times as long, of those that are off their time.
+        factors: of all ranks.
     """
 
-    def __init__(self, factors: dict[int, float]) -> None:
-        which = ", ".join(f"worker {rank} takes {factor:.2f} times as long" for rank, factor in sorted(factors.items()))
+    def __init__(self, off: dict[int, float], factors: dict[int, float]) -> None:
+        which = ", ".join(f"worker {rank} takes {factor:.2f} times as long" for rank, factor in sorted(off.items()))
         super().__init__(f"{which} as planned")
-        self.factors = factors
+        self.off, self.factors = off, factors
 
 
 class WorkerFailed(GppError):

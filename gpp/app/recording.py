@@ -260,6 +260,10 @@ class Recorder:
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
+    def replaced(self, plan: Plan, predicted: Timeline) -> None:
+        """Take the plan with which a stream went on: what is measured is measured of it."""
+        self.plan, self.predicted = plan, predicted
+
     def answered(self, values: dict[str, float]) -> None:
         """Keep what the answers to all requests are worth."""
         if values:
@@ -346,6 +350,7 @@ class Recorder:
             idle_s=self.explanation.idle_s if self.explanation else None,
             emulation=self.outcome.emulation,
             versions=self.outcome.versions,
+            replaced=self.outcome.replaced,
         )
 
     def _run(self) -> RunRecord:

@@ -1,7 +1,7 @@
 """A stream of requests on devices that may be lost, or slow: a new plan between two micro-batches, and the stream goes on.
 
-Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device
-is lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the
+Requests are numbered, and each can be made again from its number, so a request is kept until its answer is there. Where a device is
+lost, or off its time (`gpp.runtime.replan`), the workers end, the strategy plans for what is left, and new workers begin with the
 first request that is not answered. A request counts as answered once every worker has said that its part is done; what some worker
 has written of later ones is written again to the same place. So no answer is lost, doubled, or out of order.
 """
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from gpp.errors import Infeasible, OffPace, WorkerFailed
 from gpp.runtime.engines.distributed import Distributed
-from gpp.runtime.replan import Pace, Replan, at_speeds, without
+from gpp.runtime.replan import Pace, Replaced, Replan, at_speeds, without
 
 if TYPE_CHECKING:
     from gpp.app.experiment import Experiment
+    from gpp.app.recording import Recorder
     from gpp.cluster import Cluster
     from gpp.cost.problem import Problem
     from gpp.graph.captured import Captured
@@ -31,16 +32,14 @@ REPLACED = "replaced"
 """Folder of the plans that were replaced, by number, each with what its workers wrote."""
 
 
-def execute(
-    experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, run_dir: Path, progress: Progress
-) -> Outcome:
-    """Run a job saved below `run_dir`; one that serves goes on with new plans, as often as `engine.replan` has it.
+def execute(experiment: Experiment, captured: Captured, problem: Problem, plan: Plan, job: Job, recorder: Recorder) -> Outcome:
+    """Run a job saved in the recorder's directory; one that serves goes on with new plans, as often as `engine.replan` has it.
 
     Raises:
         WorkerFailed: a worker failed of itself, or once too often.
         Infeasible: nothing fits on the devices that are left.
     """
-    engine = experiment.engine
+    engine, progress, run_dir = experiment.engine, recorder.progress(), recorder.run_dir
     settings = engine.replan if isinstance(engine, Distributed) else Replan()
     if job.settings.serving is None or not settings.most:
         return engine.execute(job, run_dir, progress)
@@ -52,6 +51,7 @@ def execute(
             stream.replace_plan(error)
         _set_aside(run_dir, number)
         stream.job.save(run_dir)
+        recorder.replaced(stream.plan, experiment.strategy.predict(stream.plan, stream.problem))
     return stream.run(run_dir, replace(settings, most=0))
 
 
@@ -63,22 +63,23 @@ class _Stream:
     ) -> None:
         self._experiment, self._captured, self._progress = experiment, captured, progress
         # Requests stay cut as they are: answers are then equal to the bit, whatever the plan.
-        self._problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
-        self._plan, self.job = plan, job
+        self.problem = replace(problem, microbatch_size=plan.stages[0].microbatch_size)
+        self.plan, self.job = plan, job
+        self.replaced: list[Replaced] = []
         self._answered = job.settings.first_step
-        self._pending: tuple[Problem, Plan] | None = None
-        self._number_of = tuple(range(problem.cluster.num_devices))
+        self._names = tuple(range(problem.cluster.num_devices))
         """What the user calls the devices that are left."""
 
     def run(self, run_dir: Path, settings: Replan) -> Outcome:
         """Answer what is left.
 
         Raises:
-            OffPace: a device is off its time, and another plan is better then.
+            OffPace: devices are off their time, and another plan is better then.
             WorkerFailed: as the engine has it.
         """
         on_pass = self._watched(settings) if settings.most else self._progress.on_pass
-        return self._experiment.engine.execute(self.job, run_dir, replace(self._progress, on_step=self._on_step, on_pass=on_pass))
+        progress = replace(self._progress, on_step=self._on_step, on_pass=on_pass)
+        return replace(self._experiment.engine.execute(self.job, run_dir, progress), replaced=tuple(self.replaced))
 
     def _on_step(self, step: int, loss: float | None, rate: float | None) -> None:
         if step > self._answered:
@@ -92,9 +93,8 @@ class _Stream:
         def on_pass(rank: int, seconds: float) -> None:
             pace.note(rank, seconds)
             if off := pace.off():
-                factors, slower = pace.factors(), self._problem.cluster
-                if self._prepare(at_speeds(slower, {self._devices[r]: factor for r, factor in factors.items()})):
-                    raise OffPace(off)
+                if self._plan_for(self._slowed(factors := pace.factors()))[1].stages != self.plan.stages:
+                    raise OffPace(off, factors)
                 pace.expect(factors)
 
         return on_pass
@@ -102,57 +102,59 @@ class _Stream:
     @property
     def _devices(self) -> list[int]:
         """The device of each rank."""
-        return sorted(self._plan.stages_of_device)
+        return sorted(self.plan.stages_of_device)
 
     def _planned_s(self) -> list[float]:
         """Seconds of a pass of each rank, as workers measure it: without what messages take."""
-        bills, beside = self._plan.bills(self._problem), self._plan.beside_s(self._problem)
-        stage_of = self._plan.stage_of_device
+        bills, beside = self.plan.bills(self.problem), self.plan.beside_s(self.problem)
+        stage_of = self.plan.stage_of_device
         return [bills[stage_of[device]].forward_s - beside[stage_of[device]][0] for device in self._devices]
 
-    def _prepare(self, cluster: Cluster) -> bool:
-        """Plan for other devices, or other speeds; returns whether the plan is another one."""
-        problem = replace(self._problem, cluster=cluster)
-        plan = self._experiment.strategy.plan(problem)
-        self._pending = problem, plan
-        return (plan.stages, plan.edges) != (self._plan.stages, self._plan.edges)
+    def _slowed(self, factors: dict[int, float]) -> Cluster:
+        """The devices at the speeds that they have shown, by rank."""
+        return at_speeds(self.problem.cluster, {self._devices[rank]: factor for rank, factor in factors.items()})
+
+    def _plan_for(self, cluster: Cluster) -> tuple[Problem, Plan]:
+        problem = replace(self.problem, cluster=cluster)
+        return problem, self._experiment.strategy.plan(problem)
 
     def replace_plan(self, error: WorkerFailed | OffPace) -> None:
         """Take the plan for what is left.
 
         Raises:
-            WorkerFailed: no device is gone, so that the same would happen again.
+            WorkerFailed: no device is gone, so that the same would happen again; or none is left.
             Infeasible: nothing fits any more.
         """
-        if isinstance(error, WorkerFailed):
-            if not error.gone:
-                raise error
-            lost = {self._devices[rank] for rank in error.gone}
-            names = ", ".join(str(self._number_of[device]) for device in sorted(lost))
-            if len(lost) == len(self._number_of):
-                raise error
-            cluster, kept = without(self._problem.cluster, lost)
-            self._number_of = tuple(self._number_of[device] for device in kept)
-            try:
-                self._prepare(cluster)
-            except Infeasible as why:
-                raise Infeasible(f"without device {names}, which is lost: {why.constraint}", why.remedy) from error
-            what = f"device {names} is lost ({error.reason.splitlines()[0]})"
+        lost, slow, names = set[int](), dict[int, float](), self._names
+        if isinstance(error, OffPace):
+            slow = {names[self._devices[rank]]: factor for rank, factor in error.off.items()}
+            self.problem, self.plan = self._plan_for(self._slowed(error.factors))
         else:
-            what = "; ".join(
-                f"device {self._number_of[self._devices[rank]]} takes {factor:.2f} times as long as others, against the plan"
-                for rank, factor in sorted(error.factors.items())
-            )
-        assert self._pending is not None  # just planned
-        self._problem, self._plan = self._pending
-        job = self._experiment.job(self._captured, self._problem, self._plan)
+            gone = {self._devices[rank] for rank in error.gone}
+            if not gone or len(gone) == len(names):
+                raise error
+            lost = {names[device] for device in gone}
+            cluster, kept = without(self.problem.cluster, gone)
+            try:
+                self.problem, self.plan = self._plan_for(cluster)
+            except Infeasible as why:
+                words = f"without device {', '.join(map(str, sorted(lost)))}, which is lost: {why.constraint}"
+                raise Infeasible(words, why.remedy) from error
+            self._names = tuple(names[device] for device in kept)
+        job = self._experiment.job(self._captured, self.problem, self.plan)
         # Where all is answered, the last request is asked once more, for the workers' own end.
         first = min(self._answered, job.settings.steps - 1)
         self.job = replace(job, settings=replace(job.settings, first_step=first))
-        left = ", ".join(map(str, self._number_of))
-        self._progress.warn(
-            f"{what}; a new plan goes on with request {first + 1} on devices {left}: {len(self._plan.stages)} stages"
+        found = Replaced(
+            request=first + 1,
+            lost=tuple(sorted(lost)),
+            slow=slow,
+            reason="" if isinstance(error, OffPace) else error.reason.splitlines()[0],
+            stages=len(self.plan.stages),
+            devices=self._names,
         )
+        self.replaced.append(found)
+        self._progress.warn(str(found))
 
 
 def _set_aside(run_dir: Path, number: int) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpp.plan.plan import Plan
     from gpp.planners.base import AbstractPlanner
     from gpp.runtime.job import Job
+    from gpp.runtime.replan import Replaced
     from gpp.schedules.base import AbstractSchedule
     from gpp.timeline import Emulation, Timeline, Versions
     from gpp.weights.base import AbstractWeights
@@ -42,6 +43,7 @@ class Outcome:
         evaluations: one {"step": steps done, name: value} for each evaluation.
         emulation: the pace of emulated devices.
         versions: weight versions that an engine without a timeline counted.
+        replaced: plans that were replaced while they served; `measured` is of the last one.
     """
 
     measured: Timeline | None = None
@@ -50,6 +52,7 @@ class Outcome:
     evaluations: tuple[dict[str, Any], ...] = ()
     emulation: Emulation | None = None
     versions: Versions | None = None
+    replaced: tuple[Replaced, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from gpp.cluster import Cluster
@@ -31,6 +31,32 @@ class Replan:
     most: Natural = 0
     slower: Positive = 0.2
     window: Count = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """A plan that was replaced.
+
+    Args:
+        request: the first one under the new plan, from 1 on.
+        lost: devices that are no more; slow: how many times as long others took as the plan said, against the best. By the numbers
+            of the cluster that the run began with.
+        reason: what happened to a lost one.
+        stages: of the new plan; devices: those that are left.
+    """
+
+    request: int
+    lost: tuple[int, ...]
+    slow: dict[int, float]
+    reason: str
+    stages: int
+    devices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        what = [f"device {device} is lost ({self.reason})" for device in self.lost]
+        what += [f"device {device} takes {factor:.2f} times as long as planned" for device, factor in sorted(self.slow.items())]
+        left = ", ".join(map(str, self.devices))
+        return f"{'; '.join(what)}; from request {self.request} on another plan runs, with {self.stages} stages on devices {left}"
 
 
 @final
