@@ -59,6 +59,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"checkpoint"},
         {"memory"},
         {"worker"},
+        {"serve"},
         {"emulator"},
         {"rehearsal"},
         {"reference"},
