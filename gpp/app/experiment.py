@@ -167,7 +167,7 @@ class Experiment:
     @property
     def num_steps(self) -> int:
         """Steps that the engine runs."""
-        most = self.engine.max_steps
+        most = None if self.serves else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property

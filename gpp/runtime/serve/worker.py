@@ -20,10 +20,10 @@ import torch.distributed as dist
 from gpp.graph.inference import ANSWER
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
-from gpp.program.steady_state import moved
+from gpp.program.stream import stream_of
 from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.serve.answers import NAME, Answers, Form
+from gpp.runtime.serve.answers import Answers, answers_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
@@ -63,34 +63,6 @@ def bounded_rings(sizes: Mapping[Channel, RingSize], buffers: int) -> dict[Chann
     With one buffer a message is copied out when it is taken, as the transport lends only where slots are left.
     """
     return {channel: RingSize(size.message_bytes, buffers + 1 if buffers > 1 else 1) for channel, size in sizes.items()}
-
-
-def stream_of(
-    actions: tuple[Action, ...], ahead: int, counts: Mapping[int, int], samples: int, requests: int
-) -> Iterator[list[Action]]:
-    """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
-
-    Args:
-        actions: of one request.
-        ahead: passes before the one that needs a message at which its receive is posted.
-        counts: micro-batches of a request, by stage.
-        samples: of a request.
-    """
-    passes = [action for action in actions if action.kind in COMPUTE]
-    receives = {(a.stage, a.microbatch): [b for b in actions if b.kind in RECEIVES and b[1:3] == a[1:3]] for a in passes}
-    sends = {(a.stage, a.microbatch): [b for b in actions if b.kind in SENDS and b[1:3] == a[1:3]] for a in passes}
-
-    def posts(number: int) -> list[Action]:
-        request, place = divmod(number, len(passes))
-        return [moved(a, counts, samples, request) for a in receives[passes[place][1:3]]] if request < requests else []
-
-    for request in range(requests):
-        own = [a for number in range(ahead) for a in posts(number)] if request == 0 else []
-        for place, one in enumerate(passes):
-            own += posts(request * len(passes) + place + ahead)
-            own.append(moved(one, counts, samples, request))
-            own += [moved(a, counts, samples, request) for a in sends[one[1:3]]]
-        yield own
 
 
 class Server:
@@ -162,13 +134,7 @@ class Server:
         own = [name for runner in self.runners.values() for name in runner.module.results]
         if not own:
             return None
-        captured = self.job.captured
-        forms = dict[str, Form]()
-        for name, node in captured.results.items():
-            holder = captured.node_of[node]
-            shape = tuple(int(extent) for i, extent in enumerate(holder.shape or ()) if i != holder.batch_dim)
-            forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, holder.dtype or "float32"))
-        return Answers(run_dir / NAME, forms, self.job.settings.steps * self.job.plan.minibatch_size)
+        return answers_of(self.job, run_dir)
 
     def _reader(self) -> Callable[[int, int], dict[str, torch.Tensor]]:
         """Function (lo, hi) -> the user inputs of those samples of the stream: of a micro-batch, which nothing keeps."""
