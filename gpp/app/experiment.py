@@ -167,7 +167,7 @@ class Experiment:
     @property
     def num_steps(self) -> int:
         """Steps that the engine runs."""
-        most = self.engine.max_steps
+        most = None if self.serves else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
@@ -203,6 +203,8 @@ class Experiment:
         if isinstance(self.cost, Profiled):
             check_measurable(self.cluster)
         self.data.check(self.model)
+        if self.computes:
+            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
@@ -212,7 +214,6 @@ class Experiment:
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
 
     @cached_property
     def resumed(self) -> Found | None:
@@ -320,8 +321,8 @@ class Experiment:
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> tuple[Problem, Plan]:
-        """The problem and the plan by times that were measured in place, where this run trains (`gpp.app.in_place.settle`)."""
-        if not self.trains:
+        """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
+        if not self.computes:
             return problem, plan
         return settle(
             problem,
