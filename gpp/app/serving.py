@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpp.cost.arrivals import Arrivals
+from gpp.cost.edges import Kept
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import InvalidConfig, InvalidPlan
@@ -108,13 +109,18 @@ def model_of(e: Experiment, captured: Captured) -> Captured:
     return served(captured) if e.mode == INFERENCE and captured.nodes else captured
 
 
-def serve_settings(e: Experiment, engine: AbstractEngine, sizes: dict[str, int]) -> ServeSettings | None:
+def serve_settings(e: Experiment, engine: AbstractEngine, sizes: dict[str, int], kept: Kept | None) -> ServeSettings | None:
     """What the job adds; None where it trains."""
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return None
     split = "test" if sizes["test"] else "train"
     return ServeSettings(
-        buffers=engine.buffers, arrivals=arrivals_of(e, engine), split=split, samples=sizes[split], answers=engine.answers
+        buffers=engine.buffers,
+        arrivals=arrivals_of(e, engine),
+        split=split,
+        samples=sizes[split],
+        answers=engine.answers,
+        kept=kept,
     )
 
 

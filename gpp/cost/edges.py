@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal, NamedTuple, final
 
@@ -76,6 +77,22 @@ class Edges:
 
 
 PLAIN = Edges()
+
+ANNOUNCE_BYTES = 16
+"""Before a message whose bits may change: the bits of a later one; all that follows stays aligned for any type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What senders keep under `auto`.
+
+    Args:
+        sample_s: seconds in which every link carries a sample.
+        window: messages over which a link is measured.
+    """
+
+    sample_s: Positive
+    window: Count
 
 
 def coded(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from gpp.cost.edges import Edges, most_bits, sent_bytes
+from gpp.cost.edges import Edges, Kept, most_bits, sent_bytes
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
 from gpp.plan.plan import Plan
@@ -31,17 +31,19 @@ def with_edges(plan: Plan, problem: Problem) -> Plan:
     """
     edges = problem.regime.edges
     if edges.bits is None:
-        return replace(plan, edge_bits=(), edge_clip=False) if plan.edge_bits else plan
+        return replace(plan, edge_bits=(), edge_clip=False, edge_auto=False) if plan.edge_bits else plan
     tensors = plan.edge_tensors(problem.graph)
     bits = {edge: edges.bits_of(own) for edge, own in tensors.items()}
     if edges.bits == "auto":
-        plain = replace(plan, edge_bits=(), edge_clip=False)
-        sample_s = 1.0 / edges.target_rate if edges.target_rate else slowest_stage_s(plain, problem)
+        plan = replace(plan, edge_auto=True)
+        asked = kept(plan, problem)
+        assert asked is not None, "the bits change"
         for edge, own in tensors.items():
             if bits[edge]:
-                dtype, room = problem.graph.dtype, bytes_within(plan, problem, edge, sample_s)
+                dtype, room = problem.graph.dtype, bytes_within(plan, problem, edge, asked.sample_s)
                 bits[edge] = most_bits(lambda b, own=own, dtype=dtype: sum(sent_bytes(x, b, dtype) for x in own), room)
-    return replace(plan, edge_bits=tuple(bits[edge] for edge in plan.edges), edge_clip=edges.clip)
+    changing = edges.bits == "auto"
+    return replace(plan, edge_bits=tuple(bits[edge] for edge in plan.edges), edge_clip=edges.clip, edge_auto=changing)
 
 
 def slowest_stage_s(plan: Plan, problem: Problem) -> float:
@@ -52,20 +54,30 @@ def slowest_stage_s(plan: Plan, problem: Problem) -> float:
     )
 
 
-def bytes_within(plan: Plan, problem: Problem, edge: tuple[int, int], sample_s: float) -> float:
-    """Bytes for each sample with which every channel of an edge keeps up with a sample each `sample_s` seconds."""
+def kept(plan: Plan, problem: Problem) -> Kept | None:
+    """What the senders of a plan keep; None where bits do not change."""
+    edges = problem.regime.edges
+    if not plan.edge_auto:
+        return None
+    plain = replace(plan, edge_bits=(), edge_clip=False, edge_auto=False)
+    sample_s = 1.0 / edges.target_rate if edges.target_rate else slowest_stage_s(plain, problem)
+    return Kept(sample_s=sample_s, window=edges.window)
+
+
+def carried(plan: Plan, edge: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """Sender and receiver -> the share of all samples that goes from one to the other, for every channel of an edge."""
     s, t = edge
     first_of = [{replica[0]: replica for replica in plan.stages[end].replicas} for end in edge]
-    carried: dict[tuple[int, int], int] = defaultdict(int)
-    """Sender and receiver -> samples of a mini-batch between them."""
+    out: dict[tuple[int, int], float] = defaultdict(float)
     for route in messages(plan.stages[s].pieces(plan.minibatch_size), plan.stages[t].pieces(plan.minibatch_size)):
         for src, dst in copies(first_of[0][route.src_device], first_of[1][route.dst_device]):
             if src != dst:
-                carried[src, dst] += route.hi - route.lo
-    return min(
-        (
-            problem.cluster.link(src, dst).bandwidth_bytes_per_s * sample_s * plan.minibatch_size / samples
-            for (src, dst), samples in carried.items()
-        ),
-        default=float("inf"),
-    )
+                out[src, dst] += (route.hi - route.lo) / plan.minibatch_size
+    return out
+
+
+def bytes_within(plan: Plan, problem: Problem, edge: tuple[int, int], sample_s: float) -> float:
+    """Bytes for each sample with which every channel of an edge keeps up with a sample each `sample_s` seconds."""
+    channels = carried(plan, edge).items()
+    rates = (problem.cluster.link(src, dst).bandwidth_bytes_per_s / share for (src, dst), share in channels)
+    return min(rates, default=float("inf")) * sample_s

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpp.cost.edges import check_bits, sent_bytes
+from gpp.cost.edges import check_bits, coded, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
@@ -54,6 +54,7 @@ class Plan:
         explanation: lines for the user: what the planner did, and what it may have cost.
         edge_bits: of a floating-point value in a message, for each edge; 0 for one whose values travel as they are. Empty: all.
         edge_clip: whether values are clipped before they are quantised.
+        edge_auto: whether senders change the bits with the speed of their links; `edge_bits` are those of the first messages.
     """
 
     planner: str
@@ -67,6 +68,7 @@ class Plan:
     # Left out of files where no message is quantised: such plans read as they always did.
     edge_bits: Annotated[tuple[Natural, ...], Field(exclude_if=lambda bits: not bits)] = ()
     edge_clip: Annotated[bool, Field(exclude_if=lambda clip: not clip)] = False
+    edge_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
 
     @cached_property
     def num_devices(self) -> int:
@@ -158,6 +160,10 @@ class Plan:
             )
             for edge, tensors in self.edge_tensors(graph).items()
         }
+
+    def announces(self, graph: OpGraph) -> set[tuple[int, int]]:
+        """Edges whose messages say how many bits a later one has, because that may change."""
+        return {edge for edge, own in self.edge_tensors(graph).items() if self.edge_auto and any(map(coded, own))}
 
     @property
     def keeping(self) -> Plan:

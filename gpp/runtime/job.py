@@ -20,6 +20,7 @@ from pydantic import Field
 
 from gpp.cluster import Cluster
 from gpp.cost.arrivals import Arrivals
+from gpp.cost.edges import Kept
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
@@ -75,6 +76,7 @@ class ServeSettings:
         arrivals: when requests come.
         split, samples: of the data set whose samples the requests are made of, in order, again and again.
         answers: whether they are written.
+        kept: what senders keep whose bits follow their links; None where no bits change.
     """
 
     buffers: Count
@@ -82,6 +84,7 @@ class ServeSettings:
     split: Literal["train", "test"] = "test"
     samples: Natural = 0
     answers: bool = True
+    kept: Annotated[Kept | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpp.cost.edges import ANNOUNCE_BYTES
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import BACKWARD, FORWARD, Direction
@@ -13,8 +14,9 @@ ORDER_BYTES = 1
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
-    tensors = plan.edge_tensors(graph)
+    tensors, announces = plan.edge_tensors(graph), plan.announces(graph)
     for (s, t), (forward, backward) in plan.message_bytes(graph).items():
         fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
-        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed), (backward, fixed)
+        ahead = float(ANNOUNCE_BYTES) if (s, t) in announces else 0.0
+        out[FORWARD, s, t], out[BACKWARD, t, s] = (forward, fixed + ahead), (backward, fixed)
     return out

@@ -108,7 +108,7 @@ def build_mailboxes(
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=boundary(job.plan, job.graph, module, s, narrow),
+            boundary=boundary(job.plan, job.graph, module, s, narrow, job.settings.serving),
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpp.cost.edges import coded
+from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
 from gpp.graph.op_graph import OpGraph, Tensor
+from gpp.plan.edges import carried
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.kinds import FORWARD, KINDS, SENDS
@@ -21,11 +22,13 @@ from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
 from gpp.runtime.transport.form import Form
+from gpp.runtime.transport.kept_rate import KeptRate
 from gpp.runtime.transport.quantised import Quantiser
 from gpp.runtime.transport.shared_memory import RingSize
 
 if TYPE_CHECKING:
     from gpp.capture.stage import StageModule, TensorSpec
+    from gpp.runtime.job import ServeSettings
 
 ALIGN = 16
 """Bytes to which each tensor of a packed message is aligned, so that any dtype can view it."""
@@ -57,6 +60,10 @@ class Layout:
         """The tensors inside `buffer`, batch first."""
         if len(self.names) == 1:
             return [buffer]
+        return self.parts(buffer, samples)
+
+    def parts(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
+        """The tensors one behind the other in bytes that hold at least `num_bytes`."""
         out, at = [], 0
         for spec in self.travelling:
             shape = (samples, *spec.shape)
@@ -101,6 +108,59 @@ class Layout:
             view.copy_(tensor)
 
 
+@dataclass(slots=True)
+class Changing:
+    """The messages of an edge whose bits follow its links: each begins with the bits of a later one.
+
+    Args:
+        layouts: by bits; 0: values as they are.
+        first: bits of the first messages.
+        ahead: messages from an announcement to the one that it is about.
+        window: messages over which a sender measures a link.
+        sample_s: sender and receiver -> seconds that their link may take for each sample that it carries.
+    """
+
+    layouts: dict[int, Layout]
+    first: int
+    ahead: int
+    window: int
+    sample_s: dict[tuple[int, int], float]
+
+    def num_bytes(self, bits: int, samples: int) -> int:
+        """Bytes of a message."""
+        return ANNOUNCE_BYTES + self.layouts[bits].num_bytes(samples)
+
+    def most_bytes(self, samples: int) -> int:
+        """Of the largest one."""
+        return max(self.num_bytes(bits, samples) for bits in self.layouts)
+
+    def form(self, bits: int, samples: int, device: torch.device) -> Form:
+        return Form((self.num_bytes(bits, samples),), torch.uint8, device)
+
+    def sender(self, ends: tuple[int, int]) -> KeptRate:
+        """What a sender keeps of a channel."""
+        # Of so many samples nothing is padded.
+        sizes = {bits: layout.num_bytes(ALIGN) / ALIGN for bits, layout in self.layouts.items()}
+        return KeptRate(sizes.__getitem__, first=self.first, ahead=self.ahead, sample_s=self.sample_s[ends], window=self.window)
+
+    def write(self, buffer: torch.Tensor, bits: int, announced: int, tensors: list[torch.Tensor], samples: int) -> None:
+        """Fill a message with batch-first tensors."""
+        layout = self.layouts[bits]
+        buffer[:ANNOUNCE_BYTES].view(torch.int32)[0] = announced
+        for part, tensor in zip(layout.parts(buffer[ANNOUNCE_BYTES:], samples), layout.encoded(tensors), strict=True):
+            part.copy_(tensor)
+
+    def read(self, buffer: torch.Tensor, bits: int, samples: int) -> list[torch.Tensor]:
+        """The batch-first tensors of a message."""
+        layout = self.layouts[bits]
+        return layout.decoded(layout.parts(buffer[ANNOUNCE_BYTES:], samples))
+
+
+def announced(buffer: torch.Tensor) -> int:
+    """The bits that a message announces."""
+    return int(buffer[:ANNOUNCE_BYTES].view(torch.int32)[0])
+
+
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     size = dtype.itemsize
     for n in shape:
@@ -137,6 +197,7 @@ class Boundary:
         wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
+        changing: forward messages whose bits change, in place of their layouts.
     """
 
     incoming: dict[int, Layout]
@@ -144,6 +205,7 @@ class Boundary:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
+    changing: dict[int, Changing] = field(default_factory=dict)
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -151,12 +213,21 @@ class Boundary:
         return {name: spec for lay in lays for name, spec in zip(lay.names, lay.specs, strict=True)}
 
 
-def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow: torch.dtype | None = None) -> Boundary:
+def boundary(
+    plan: Plan,
+    graph: OpGraph,
+    module: StageModule,
+    stage: int,
+    narrow: torch.dtype | None = None,
+    serving: ServeSettings | None = None,
+) -> Boundary:
     """The boundary of `stage`, whose module is `module`.
 
     Args:
         narrow: type in which messages of float32 tensors travel; None: as captured.
+        serving: of a job that serves requests, where bits may change.
     """
+    changes = plan.announces(graph)
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
@@ -168,7 +239,18 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
-            if bits := plan.bits_of((s, t)):
+            bits = plan.bits_of((s, t))
+            if (s, t) in changes and serving is not None and serving.kept is not None:
+                lay = forward[peer]
+                out.changing[peer] = Changing(
+                    {0: lay} | {b: quantised(lay, tensors, b, clip=plan.edge_clip) for b in useful_bits()},
+                    first=bits,
+                    # As many receives are posted before the one that is waited for.
+                    ahead=serving.buffers + 1,
+                    window=serving.kept.window,
+                    sample_s={ends: serving.kept.sample_s / share for ends, share in carried(plan, (s, t)).items()},
+                )
+            elif bits:
                 forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
     return out
 
@@ -189,7 +271,8 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
             lay = (lays.outgoing if forward else lays.returning_out)[action.peer_stage]
         else:
             lay = (lays.incoming if forward else lays.returning_in)[action.peer_stage]
-        largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
+        changing, samples = lays.changing.get(action.peer_stage) if forward else None, action.hi - action.lo
+        largest[channel] = max(largest.get(channel, 1), changing.most_bytes(samples) if changing else lay.num_bytes(samples))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
 
