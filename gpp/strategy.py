@@ -423,4 +423,4 @@ class Strategy:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
         check_schedule(self.schedule, problem, self.planner)
-        check_edges(self.edges, problem)
+        check_edges(self.edges, serves=problem.regime.serves)

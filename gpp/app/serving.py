@@ -15,9 +15,11 @@ from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.captured import Captured
 from gpp.graph.inference import served
 from gpp.memory.policy import Keep
+from gpp.plan.edges import check_edges
 from gpp.plan.plan import Plan
 from gpp.program.stream import check_served
 from gpp.runtime.engine import AbstractEngine, AbstractServer
+from gpp.runtime.engines.distributed import Distributed
 from gpp.runtime.job import Job, ServeSettings
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
@@ -59,6 +61,13 @@ def check_inference(e: Experiment) -> None:
         if e.load_weights is not None:
             raise InvalidConfig(
                 "weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
+            )
+        for strategy in (e.strategy, *e.strategies):
+            check_edges(strategy.edges, serves=False)
+        if isinstance(e.engine, Distributed) and e.engine.replan.most:
+            rule = "is for mode=inference; a training goes on from its checkpoints"
+            raise InvalidConfig(
+                "engine.replan.most", e.engine.replan.most, rule, "set engine.replan.most=0, and checkpoint.every=100"
             )
         return
     if not isinstance(e.engine, AbstractServer):

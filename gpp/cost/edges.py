@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import Field
 
-from gpp.errors import InvalidPlan
+from gpp.errors import InvalidConfig, InvalidPlan, written
 from gpp.graph.op_graph import OpGraph, Tensor, dtype_bytes
 from gpp.settings import Count, Positive, settings
 
@@ -65,6 +65,13 @@ class Edges:
     clip: bool = False
     target_rate: Positive | None = None
     window: Count = 8
+
+    def __post_init__(self) -> None:
+        if self.target_rate is not None and self.bits != "auto":
+            rule = f"is a rate that bits are chosen for, and strategy.edges.bits={written(self.bits)} is a choice"
+            raise InvalidConfig(
+                "strategy.edges.target_rate", self.target_rate, rule, "set strategy.edges.bits=auto, or leave it out"
+            )
 
     def bits_of(self, tensors: Iterable[Tensor]) -> int:
         """Bits of an edge with these tensors, as planners assume them; 0: they travel as they are.

@@ -12,13 +12,16 @@ from gpp.plan.plan import Plan
 from gpp.routing import copies, messages
 
 
-def check_edges(edges: Edges, problem: Problem) -> None:
+def check_edges(edges: Edges, *, serves: bool) -> None:
     """Refuse quantised messages where gradients are made.
+
+    Args:
+        serves: whether requests are answered, and nothing is trained.
 
     Raises:
         InvalidConfig: names the setting.
     """
-    if edges.bits is not None and not problem.regime.serves:
+    if edges.bits is not None and not serves:
         rule = "is for mode=inference: no gradient passes a message whose values were rounded"
         raise InvalidConfig("strategy.edges.bits", edges.bits, rule, "set mode=inference, or strategy.edges.bits=null")
 
