@@ -75,7 +75,8 @@ def bound_s(flow: Flow, aim: Aim) -> float:
         around = min(heads[i] for i in own) if aim == "end" else 0.0
         out = max(out, around + work + idle)
     if aim == "end":
-        busy = (heads[ends.first] + ends.between_s + tails[ends.ends] for ends in cuts.ends if ends is not None)
+        known = ((lane, ends) for lane, ends in enumerate(cuts.ends) if ends is not None)
+        busy = (heads[ends.first] + ends.between_s + cuts.idle_s(lane) + tails[ends.ends] for lane, ends in known)
         return max([out, *busy, *(head + tail for head, tail in zip(heads, tails, strict=True))])
     return max(out, cuts.round_trip_s())
 
@@ -210,7 +211,7 @@ class _Cuts:
         )
 
     def idle_s(self, lane: int) -> float:
-        """Seconds that a lane idles between its first pass and its last one, whatever the order."""
+        """Seconds that a lane idles between the starts of its first forward and of its last pass backwards, whatever the order."""
         ends = self.ends[lane]
         if ends is None:
             return 0.0
@@ -220,14 +221,14 @@ class _Cuts:
         return start + stop if ends.apart else max(start, stop)
 
     def round_trip_s(self) -> float:
-        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one
-        back."""
-        out, known = 0.0, [ends for ends in self.ends if ends is not None]
-        for ends in known:
+        """The longest way of a lane's first micro-batch to another lane, through all that this one runs and the time in which it
+        idles, and of its last one back."""
+        out, known = 0.0, [(ends, self.idle_s(lane)) for lane, ends in enumerate(self.ends) if ends is not None]
+        for ends, _ in known:
             there = self.ways_s(ends.first)
-            for other in known:
+            for other, idle_s in known:
                 if other.first in there and ends.ends in (back := self.ways_s(other.ends)):
-                    out = max(out, there[other.first] + other.between_s + back[ends.ends] + ends.last_s)
+                    out = max(out, there[other.first] + other.between_s + idle_s + back[ends.ends] + ends.last_s)
         return out
 
     def way_s(self, a: int, b: int) -> float:
