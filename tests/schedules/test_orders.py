@@ -16,6 +16,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.dualpipe_v import DualPipeV
@@ -122,6 +123,35 @@ def test_the_end_of_a_step_is_proven(towers: bool) -> None:
     flow = flow_of(schedule, made, plan)
     by_lane = flow.by_lane(schedule.orders(plan, made.graph, 16, plan.bills(made), dict.fromkeys(range(9), 1e15), made.cluster))
     assert value_of(flow, by_lane, "end") == bound_s(flow, "end") == (50.0 if towers else 55.0)
+
+
+def test_no_order_is_below_the_bound_where_memory_is_tight() -> None:
+    """Stages that hold two and a half to three and a half micro-batches, some lighter late: too many passes for the oracle, so
+    list schedules stand for all orders. Where the second stage has room for three, the first one waits for it at both ends."""
+    rng = random.Random(0)
+    for _ in range(5):
+        count, ratio = rng.randint(3, 4), rng.choice([0.4, 0.5, 1.0])
+        each = [(rng.randint(3, 6), rng.randint(3, 6), rng.randint(1, 4)) for _ in range(count)]
+        edges = tuple((s, s + 1) for s in range(count - 1))
+        pipeline = Pipeline(edges, 8, tuple(each), 0.5, ((2.0, 2.0 * ratio),) * count, rng.choice([5.0, 6.0, 7.0]))
+        flow = flow_of(ZeroBubbleAuto(cap=None), *posed(pipeline))
+        for aim in ("period", "end"):
+            values = [value_of(flow, found, aim) for rule in rules(flow.distance) if (found := greedy(flow, rule))]
+            assert bound_s(flow, aim) <= min(values) * (1 + 1e-9)
+
+
+def test_planners_ask_the_draft_of_a_schedule_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for each candidate took minutes; a plan's own order is searched when it is lowered."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        "gpp.schedules.optimal.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
+    )
+    made = problem(equal(chain(4)), 2, 4, microbatch_size=1)
+    strategy = Strategy(name="test", planner=GraphPipe(), schedule=OptimalOrder(limit=0.1))
+    plan = strategy.plan(made)
+    assert not asked
+    strategy.lower(plan, made)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("depth", "k", "count"), [(4, 2, 8), (4, 2, 12), (2, 4, 6), (4, 3, 8)])
