@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.analysis.explain.order import order_gap
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
@@ -125,19 +126,15 @@ def test_the_end_of_a_step_is_proven(towers: bool) -> None:
     assert value_of(flow, by_lane, "end") == bound_s(flow, "end") == (50.0 if towers else 55.0)
 
 
-def test_no_order_is_below_the_bound_where_memory_is_tight() -> None:
-    """Stages that hold two and a half to three and a half micro-batches, some lighter late: too many passes for the oracle, so
-    list schedules stand for all orders. Where the second stage has room for three, the first one waits for it at both ends."""
-    rng = random.Random(0)
-    for _ in range(5):
-        count, ratio = rng.randint(3, 4), rng.choice([0.4, 0.5, 1.0])
-        each = [(rng.randint(3, 6), rng.randint(3, 6), rng.randint(1, 4)) for _ in range(count)]
-        edges = tuple((s, s + 1) for s in range(count - 1))
-        pipeline = Pipeline(edges, 8, tuple(each), 0.5, ((2.0, 2.0 * ratio),) * count, rng.choice([5.0, 6.0, 7.0]))
-        flow = flow_of(ZeroBubbleAuto(cap=None), *posed(pipeline))
-        for aim in ("period", "end"):
-            values = [value_of(flow, found, aim) for rule in rules(flow.distance) if (found := greedy(flow, rule))]
-            assert bound_s(flow, aim) <= min(values) * (1 + 1e-9)
+def test_a_gap_below_zero_is_seen() -> None:
+    """A bound that is wrong would show: what is said to be faster than it has a negative gap."""
+    made = problem(equal(chain(4)), 4, 8, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(4)], 1)
+    strategy = Strategy(name="test", planner=Even(), schedule=ZeroBubbleAuto())
+    found = order_gap(plan, made, strategy, strategy.predict(plan, made).metrics.iteration_s, 0.0)
+    below = order_gap(plan, made, strategy, 20.0, 0.0)
+    assert found is not None and below is not None
+    assert found.gap >= -1e-9 and below.gap == pytest.approx(20.0 / found.bound_s - 1) and below.gap < 0
 
 
 def test_planners_ask_the_draft_of_a_schedule_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
