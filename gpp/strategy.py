@@ -102,6 +102,8 @@ class Strategy:
         if self.replicas == ROUND_ROBIN:
             size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
             check_turns(problem, size)
+        if self.schedule.draft is not self.schedule:
+            return replace(self, schedule=self.schedule.draft).plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
