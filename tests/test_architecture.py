@@ -82,8 +82,8 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "helped", "in_place", "private", "several", "stopping", "streams"},
-        {"launch", "recording"},
+        {"experiment", "capturing", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
+        {"launch", "recording", "replanning"},
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
