@@ -369,7 +369,10 @@ class Assessor:
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
         links = self.cluster.wiring.between(a, b)
-        found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        found = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        if self.cluster.wiring.by_node is None and not set(a).isdisjoint(b):
+            found[1].append((0.0, 0.0))  # from a device to itself
+        self._routes[a][b] = found
         return found
 
     def _walk(
