@@ -51,11 +51,11 @@ def test_small_problems_equal_everything_on_all_devices(seed, own):
         assert lower_bound(problem).iteration_s <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [3, 9])
 def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
     """`python -m tests.check_unequal --what chains` asks more of them."""
     problem = mixed_problem(seed)
-    problem = linked(problem, seed) if seed else problem
+    problem = linked(problem, seed) if seed == 9 else problem
     ours, chains, even = (run(planner, problem) for planner in (GraphPipe(colocate="never"), Sequential(), Even()))
     for other in (chains, even):
         assert other is None or (ours is not None and ours[1] <= other[1] * (1 + 1e-9))
