@@ -1,8 +1,10 @@
 import itertools
+import operator
 import os
 import random
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 
 from gpp.cluster import Cluster, Device, Link, PairLink, local, machine_memory_bytes, mixed, uniform
@@ -108,6 +110,9 @@ def test_what_is_asked_of_groups_follows_from_pairs(seed):
         assert max(slowest) <= wiring.widest(count) <= max(link.bandwidth_bytes_per_s for link in links.values())
         if count == 2:
             assert max(slowest) == wiring.widest(count)
+        for fast, enough in ((operator.gt, False), (operator.ge, True)):
+            joined = nx.Graph([pair for pair, link in links.items() if fast(link.bandwidth_bytes_per_s, wiring.widest(count))])
+            assert wiring.by_node or (max(map(len, nx.connected_components(joined)), default=1) >= count) == enough
     even = cluster.evened()
     assert even.wiring.by_node is not None and (even == cluster or cluster.wiring.by_node is None)
     inside = [links[0, 1].bandwidth_bytes_per_s, links[2, 3].bandwidth_bytes_per_s]
