@@ -60,6 +60,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"checkpoint"},
         {"memory"},
         {"worker"},
+        {"serve"},
         {"emulator"},
         {"rehearsal"},
         {"reference"},
