@@ -228,7 +228,7 @@ class _ChainSearch:
         for r in costs.replicas[self.b]:
             samples = self.b // r
             prefix = table.prefix_s[costs.row(samples)]
-            boundary_s = table.grads[i, j] * samples / link.bandwidth_bytes_per_s
+            boundary_s = table.moved[i, j] * samples / link.bandwidth_bytes_per_s
             stage_s = np.maximum(prefix[j] - prefix[i], boundary_s)
             move = np.where(j < n, 2 * link.latency_s + table.link_out_bytes[j] * samples / link.bandwidth_bytes_per_s, 0.0)
             depth = table.held((i, j), samples).depth(costs.limit_bytes, m)

@@ -144,8 +144,8 @@ class HeterogeneousChain:
         if key not in self._seconds:
             costs, table, box = self.costs, self.table, np.ix_(self.at, self.at)
             samples, most = b // r, self.problem.minibatch_size // b
-            prefix, grads = self._compute(device_type, samples), table.grads[box]
-            seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / self.placer.mean_rates[device_type]))
+            prefix, moved = self._compute(device_type, samples), table.moved[box]
+            seconds = np.maximum(prefix[None, :] - prefix[:, None], moved * (samples / self.placer.mean_rates[device_type]))
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
             fits = table.held(box, samples).depth(self.placer.memory_bytes[device_type], most)
