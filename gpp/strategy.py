@@ -100,8 +100,8 @@ class Strategy:
         """
         self._check_problem(problem)
         if self.replicas == ROUND_ROBIN:
-            size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
-            check_turns(problem, size)
+            own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
+            check_turns(problem, problem.microbatch_size or own)
         if self.schedule.draft is not self.schedule:
             return replace(self, schedule=self.schedule.draft).plan(problem)
         start = time.perf_counter()
@@ -365,19 +365,11 @@ class Strategy:
             replace(
                 posed,
                 minibatch_size=posed.minibatch_size * ahead,
-                microbatch_size=posed.microbatch_size or self._microbatch_size(posed.minibatch_size),
+                microbatch_size=posed.microbatch_size or self.weights.microbatch_size(posed.minibatch_size),
                 regime=replace(posed.regime, minibatches=ahead, assumed_copies=count),
             )
             for count in copies
         ]
-
-    def _microbatch_size(self, minibatch_size: int) -> int | None:
-        """As the weight policy has it, where the user has not said otherwise."""
-        count = self.weights.accumulation
-        if count is not None and minibatch_size % count:
-            rule = f"must divide minibatch_size={minibatch_size}"
-            raise InvalidConfig("strategy.weights.accumulation", count, rule, "set strategy.weights.accumulation=1")
-        return None if count is None else minibatch_size // count
 
     def _as_run(self, plan: Plan, problem: Problem) -> Plan:
         """A planner's plan with the run's mini-batch, its stages on the run's devices, and the loss apart where it must be.

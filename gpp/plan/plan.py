@@ -16,7 +16,7 @@ from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.errors import Infeasible, InvalidPlan
 from gpp.graph.op_graph import OpGraph, Tensor, mask_of
-from gpp.plan.handling import handling_s
+from gpp.plan.handling import Edge, handling_s
 from gpp.plan.helpers import check_helpers, helping_bytes, refuse_drained
 from gpp.plan.marks import check_marks
 from gpp.plan.stage import Stage
@@ -281,13 +281,13 @@ class Plan:
                 )
             check_marks(s, stage, backward=self.runs_backward(s, graph))
             self._check_sizes(s)
-        check_bits(self.edge_bits, self.edges, self.edge_tensors(graph), graph)
         owner, edges = {op: s for s, stage in enumerate(self.stages) for op in stage.ops}, set(self.edges)
         for tensor in graph.tensors:
             for consumer in tensor.consumers:
                 a, b = owner[tensor.producer], owner[consumer]
                 if a != b and (a, b) not in edges:
                     raise InvalidPlan(f"tensor {tensor.name} goes from stage {a} to {b}, but the plan has no such edge")
+        check_bits(self.edge_bits, self.edges, self.edge_tensors(graph), graph)
         check_helpers(self.stages, self.edges, num_devices)
 
     def _check_partition(self, graph: OpGraph, num_devices: int) -> None:
@@ -372,7 +372,13 @@ class Plan:
         # A prediction asks several times, and walks over all messages.
         key = "handling", self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
         if key not in problem.bills:
-            problem.bills[key] = handling_s(self, problem)
+            graph, returning = problem.graph, self.returning(problem.graph)
+            sizes = self.message_bytes(graph)
+            edges = [
+                Edge(ends, tensors, sizes[ends], self.bits_of(ends), self.edge_clip, ends in returning)
+                for ends, tensors in self.edge_tensors(graph).items()
+            ]
+            problem.bills[key] = handling_s(self.stages, edges, self.minibatch_size, problem)
         return problem.bills[key]
 
     def device_memory(self, problem: Problem, in_flight: Mapping[int, int]) -> dict[int, float]:
