@@ -53,7 +53,6 @@ PLANNED_AHEAD = 4
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
 
-
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
 
@@ -66,8 +65,7 @@ class Strategy:
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
-        objective: what planners minimise while serving: seconds of a request at saturation, or its mean latency at the arrival rate
-            (alone, without a rate).
+        objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
         edges: what messages between stages are; plans of planners have its bits (`gpp.plan.edges`).
     """
 
@@ -409,8 +407,8 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        fresher = 0.0 if asked.regime.serves else FRESHER
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + fresher * candidate.depth)
+        fresher = 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
+        seconds = found.metrics.iteration_s * asked.regime.minibatches * fresher
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:
