@@ -134,7 +134,7 @@ def test_auto_keeps_the_target_rate_where_any_bits_do(rate: float, target: float
 def test_bits_are_refused_where_they_cannot_be() -> None:
     of = line(1e3)
     strategy = Strategy(name="even", planner=Even(), schedule=OneFOneB(), edges=Edges(bits=4))
-    with pytest.raises(InvalidConfig, match=r"strategy.edges.bits=4: is for inference.*Fix: "):
+    with pytest.raises(InvalidConfig, match=r"strategy.edges.bits=4: is for mode=inference.*Fix: "):
         strategy.plan(replace(of, graph=chain(2)))
     for bits in (1, 17, True, 4.0, "many"):
         with pytest.raises(InvalidConfig, match=r"strategy.edges.bits=.*Fix: "):
