@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import torch
 
@@ -66,6 +66,8 @@ class Worker:
         clock: says when actions begin and end; None for the device's own.
     """
 
+    rows_type: ClassVar[type[Rows]] = Rows
+
     def __init__(
         self,
         job: Job,
@@ -95,7 +97,7 @@ class Worker:
         self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
         self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
         self.weights = self._weights()
-        self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.rows, self.num_train = self.rows_type(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
@@ -404,6 +406,10 @@ class Worker:
                 self.memory.end()
                 self.status.enter(CHECKPOINT)
                 self.checkpoints.save(done)
+        self.finish()
+
+    def finish(self) -> None:
+        """What is written at the end: the last steps' events, the most memory held, the final weights."""
         self.memory.end()
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
