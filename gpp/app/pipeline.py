@@ -25,6 +25,7 @@ from gpp.errors import GppError, InvalidConfig
 from gpp.graph.captured import LOSS, with_total
 from gpp.graph.series_parallel import branches
 from gpp.optimizers import AbstractOptimizer, Adam
+from gpp.plan.loss_stage import LossScope
 from gpp.plan.plan import Plan
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.report.run.page import run_report
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
     Targets: TypeAlias = Tensor | Mapping[str, Tensor] | None
 
+FIX_IGNORED = 'give the labels as targets and say loss=..., with loss_scope="minibatch"'
+
 ENDLESS = 1_000_000_000
 """Steps of a training whose end is not said."""
 
@@ -62,6 +65,7 @@ def parallelize(
     strategy: Strategy | None = None,
     plan: Plan | None = None,
     microbatch_size: int | None = None,
+    loss_scope: LossScope = "microbatch",
     metrics: Mapping[str, Callable[..., Tensor]] | None = None,
     cost: AbstractCostModel | None = None,
     steps: int | None = None,
@@ -81,6 +85,8 @@ def parallelize(
         optimizer: Adam(lr=1e-3) if None.
         strategy: graphpipe with 1F1B if None; it must drain after every mini-batch, since the next one is not known.
         plan: one that was made before, in place of the strategy's.
+        loss_scope: `minibatch` computes the loss on the whole mini-batch at once: for one that is no mean over samples, such as a
+            contrastive one, or a mean over tokens of which some samples have more.
         metrics: what `evaluate` tells beside the loss: name -> function like `loss`.
         cost: what operators take; measured on this machine if None.
         steps: all steps of the training, for a learning rate that follows them.
@@ -114,6 +120,7 @@ def parallelize(
         optimizer=optimizer,
         microbatch_size=microbatch_size,
         cost=cost or Profiled(),
+        loss_scope=loss_scope,
     )
     if plan is None:
         plan = strategy.plan(made)
@@ -149,6 +156,7 @@ class Pipeline:
     """
 
     def __init__(self, model: nn.Module, problem: Problem, strategy: Strategy, job: Any, run_dir: Path) -> None:
+        from gpp.capture.coupling import ignored_label
         from gpp.capture.stage import initial_state
         from gpp.runtime.live.crew import Crew
 
@@ -157,6 +165,7 @@ class Pipeline:
         self.predicted = strategy.predict(self.plan, problem)
         self.losses: list[float] = []
         self._job, self._outcome = job, Outcome()
+        self._ignored = ignored_label(job.captured)
         self._directory = RunDir(run_dir, field="run_dir")
         self._directory.claim()
         self._crew: Crew | None = None
@@ -284,7 +293,28 @@ class Pipeline:
                 rule = f"{name.removeprefix(TARGET)!r} must be of shape {form}, as in the examples"
                 fix = "drop the last batch of a loader that does not divide (drop_last=True), or call gpp.parallelize for this size"
                 raise InvalidConfig("batch", list(rows[name].shape), rule, fix)
+        self._check_ignored(rows)
         return {name: rows[name] for name in known}
+
+    def _check_ignored(self, rows: Mapping[str, Tensor]) -> None:
+        """Refuse labels with which the mean over tokens is not the mean over micro-batches: some ignore more of them.
+
+        Raises:
+            InvalidConfig: names the tensor.
+        """
+        plan, graph = self.plan, self._job.graph
+        sizes = {stage.microbatch_size for s, stage in enumerate(plan.stages) if plan.runs_backward(s, graph)}
+        if self.problem.minibatch_ops or sizes == {plan.minibatch_size} or self._ignored is None:
+            return
+        for name, tensor in rows.items():
+            if not tensor.is_floating_point() and (ignored := tensor == self._ignored).any():
+                counts = {int(part.sum()) for part in ignored.split(min(sizes))}
+                if len(counts) > 1:
+                    rule = (
+                        f"micro-batches of {min(sizes)} samples have {min(counts)} to {max(counts)} labels that the loss ignores, "
+                    )
+                    rule += "so that the mean over labels is not the mean over micro-batches"
+                    raise InvalidConfig(name.removeprefix(TARGET), self._ignored, rule, FIX_IGNORED)
 
 
 def _named(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
