@@ -9,6 +9,7 @@ pipeline.close()
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -119,7 +120,7 @@ def parallelize(
         minibatch_size=size,
         optimizer=optimizer,
         microbatch_size=microbatch_size,
-        cost=cost or Profiled(),
+        cost=cost or Profiled(cache_dir=os.environ.get("GPP_CACHE", "~/.cache/gpp")),
         loss_scope=loss_scope,
     )
     if plan is None:
@@ -321,7 +322,9 @@ def _named(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """Inputs by the names of the model's forward."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    values = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    from torch import Tensor
+
+    values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     names = [
         name
         for name, p in inspect.signature(model.forward).parameters.items()
