@@ -153,10 +153,10 @@ class Cut:
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
 
-    def split(self, whole: frozenset[str], formulas: bool) -> tuple[Halves, Late]:
+    def split(self, whole: frozenset[str], formulas: bool, elsewhere: bool) -> tuple[Halves, Late]:
         """Let the code that is compiled from now on split its backward; arguments as `halves` has them."""
         outputs = [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
-        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas)
+        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
         self.late = Late(self.device)
         return self.halves, self.late
 
@@ -170,7 +170,7 @@ class Cut:
     def _through(self, node: Node) -> Callable[..., Any] | None:
         """What calls an operator in a split backward's forward, if it is another."""
         late = self.halves.split.get(node.name) if self.halves else None
-        return self.late.of(node.target, late, operator_of(node.target)) if late and self.late else None
+        return self.late.of(node.name, node.target, late, operator_of(node.target)) if late and self.late else None
 
     def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
         """Call a node, and tell the watcher of it."""

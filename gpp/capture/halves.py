@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
 from gpp.capture.late import FORMULAS
+from gpp.capture.operands import proportional
 from gpp.graph.captured import Node, evaluate, node_references, references
 
 _PRODUCTS = re.compile(r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*)\.")
@@ -53,6 +54,7 @@ def halves(
     *,
     whole: frozenset[str] = frozenset(),
     formulas: bool = False,
+    elsewhere: bool = False,
 ) -> Halves:
     """How the backward of a stage is split.
 
@@ -63,14 +65,16 @@ def halves(
         whole: nodes that are to stay whole.
         formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
+        elsewhere: whether another device makes the second half, out of what it is sent (`gpp.capture.operands`): operators of which
+            it could not know enough stay whole.
     """
-    return _Search(node_of, calls, whole, formulas).run(set(outputs))
+    return _Search(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
 
 
 class _Search:
-    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
+    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool, elsewhere: bool) -> None:
         self.node_of, self.calls = node_of, calls
-        self.own, self.asked, self.formulas = set(calls), whole, formulas
+        self.own, self.asked, self.formulas, self.elsewhere = set(calls), whole, formulas, elsewhere
         self.order = {name: place for place, name in enumerate(calls)}
         self.roots: dict[str, frozenset[str]] = {}
         """Weights, and nodes that follow from weights alone -> the trained parameters behind them."""
@@ -148,11 +152,17 @@ class _Search:
             weights = [name for key in ("weight", "bias") for name in references(given.get(key))]
             rest = [name for key, value in given.items() if key not in ("weight", "bias") for name in references(value)]
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
-                return None
+                return self._kept_here(node, weights) if self.elsewhere else None
             return "it computes with weights in place of data"
         if not self.formulas and _reads_twice(node, self.node_of, self.data):
             return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
+
+    def _kept_here(self, node: Node, weights: Sequence[str]) -> str | None:
+        """Why another device could not make the gradients of an operator's weights; None if it can."""
+        if any(name in self.own for name in weights):
+            return "it reads what is computed from weights, which its helper does not have"
+        return None if proportional(node, self.node_of) else "its tensors are not so many bytes a sample"
 
     def _uses(self, param: str) -> list[tuple[int, bool]]:
         """(place, whether it is a reader) of the calls that read a parameter itself."""

@@ -124,18 +124,50 @@ def refuse_drained(stages: Sequence[Stage]) -> None:
             )
 
 
-def refuse_helpers(stages: Sequence[Stage]) -> None:
-    """Refuse a plan with helpers where a program is to be made, or run.
+def check_runnable(stages: Sequence[Stage]) -> None:
+    """Refuse a plan with helpers of a form that is predicted only, where a program is to be made, or run.
+
+    Helpers for W run. Parts of I do not: the gradients of a stage's inputs come from its own device.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
+    if not any(stage.helpers for stage in stages):
+        return
+    size = stages[0].microbatch_size
     for s, stage in enumerate(stages):
-        if stage.helpers:
-            raise UnsupportedPlan(
-                f"stage {s}: {_named(stage)}: engines run both halves of a backward on the devices of their stage, so a plan with "
-                "helpers is predicted only. Fix: mode=plan or mode=compare, or a strategy without helpers (strategy=pipedream)"
-            )
+        for field, value, fits, rule, fix in (
+            (
+                "input_share",
+                [list(pair) for pair in stage.input_share],
+                not stage.input_share,
+                "is predicted only: engines make the gradients of a stage's inputs on its own device",
+                "plan with strategy.planner.divide=false, or use mode=plan or mode=compare",
+            ),
+            (
+                "devices",
+                list(stage.devices),
+                len(stage.devices) == 1,
+                "are several, beside a stage with helpers, whose devices go from period to period",
+                "one device a stage",
+            ),
+            (
+                "microbatch_size",
+                stage.microbatch_size,
+                stage.microbatch_size == size,
+                f"is not {size}, as of stage 0: in a plan with helpers a period is one micro-batch of every stage",
+                "one micro-batch size",
+            ),
+            (
+                "offload",
+                list(stage.offload[:8]),
+                not stage.offload,
+                "stands beside a stage with helpers, in whose order of passes copies to the host have no place",
+                "strategy/memory=keep",
+            ),
+        ):
+            if not fits:
+                raise UnsupportedPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
 
 
 def _named(stage: Stage) -> str:

@@ -13,6 +13,9 @@
     s2.U0@d1                 optimizer step of mini-batch 0
     s2.O0@d1                 copy of what micro-batch 0 keeps on the host: there, after its forward
     s2.P0@d1                 and back, before its backward
+    s2.SW0>s2.d4[0:4]@d1     send a helper what the gradients of the weights are made of (`gpp.plan.helpers`)
+    s2.RW0<s2.d1[0:4]@d4     receive it
+    s2.HW0@d4                a helper's W: of a stage that its device does not have
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
 of waits (`gpp.program.waits`) is derived from what a row occupies and needs.
@@ -28,10 +31,14 @@ from typing import Final, NamedTuple
 from gpp.errors import MalformedProgram
 
 Direction = str
-"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither."""
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
+
+`HELPING` is that of a helper's pass, and of the messages that it needs, which the stage's own device makes.
+"""
 
 FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
+HELPING: Final[Direction] = "W"
 
 
 class Resource(Enum):
@@ -88,13 +95,15 @@ class Kind:
         meaning: what it does, for readers of traces and reports.
         role: how it is carried out.
         occupies: what it occupies.
-        needs: what it waits for, beside what its role says of messages.
+        needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
+            not the one of its direction.
         direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
         holds: whether a micro-batch's activations are held from its end on.
         frees: whether they are freed at its end.
         returns: whether it makes the gradients of a stage's inputs.
         finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
+        helps: whether it is a helper's pass: its device does not have the stage.
     """
 
     text: str
@@ -108,6 +117,7 @@ class Kind:
     returns: bool = False
     finishes: bool = False
     everyone: bool = False
+    helps: bool = False
 
     @property
     def computes(self) -> bool:
@@ -171,10 +181,28 @@ KINDS: Final = _Table(
             frees=True,
             finishes=True,
         ),
+        Kind(
+            text="HW",
+            meaning="weight gradients for another device",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            direction=HELPING,
+            finishes=True,
+            helps=True,
+        ),
         Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
         Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
+        Kind(
+            text="SW",
+            meaning="send to a helper",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("I"),),
+            direction=HELPING,
+        ),
         Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
         Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
+        Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
         Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
         Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
         Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
@@ -194,9 +222,9 @@ def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> s
     return found
 
 
-def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False) -> str:
-    passes = (kind for kind in KINDS.values() if kind.computes)
-    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes) == (holds, returns, finishes)]
+def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False, helps: bool = False) -> str:
+    passes, wanted = (kind for kind in KINDS.values() if kind.computes), (holds, returns, finishes, helps)
+    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes, kind.helps) == wanted]
     return found
 
 
@@ -222,8 +250,10 @@ INPUT_GRADIENTS: Final = _pass(returns=True)
 WEIGHT_GRADIENTS: Final = _pass(finishes=True)
 """The two halves of a backward that is split."""
 HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
-SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD)}
-RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD)}
+HELPED_WEIGHTS: Final = _pass(finishes=True, helps=True)
+"""The second half, where a helper makes it."""
+SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD, HELPING)}
+RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD, HELPING)}
 REDUCE: Final = _only(Role.SUM)
 NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpp.cost.stage import StageCost
-from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, FORWARD, HELPED_WEIGHTS, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
 
 
 def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
@@ -18,4 +18,5 @@ def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
         PASS[BACKWARD]: backward_s,
         INPUT_GRADIENTS: backward_s - weight_s,
         WEIGHT_GRADIENTS: weight_s,
+        HELPED_WEIGHTS: weight_s,
     }

@@ -19,7 +19,7 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.held import device_peaks
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, WEIGHT_GRADIENTS, Role
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
@@ -62,7 +62,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
-    memory = {device: round(need) for device, need in device_peaks(program, plan.bills(problem)).items()}
+    peaks = plan.device_memory(problem, held) if plan.helped else device_peaks(program, plan.bills(problem))
+    memory = {device: round(need) for device, need in peaks.items()}
     busy = _computing_s(program, plan, problem, costs)
     sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
@@ -217,6 +218,8 @@ class Costs(NamedTuple):
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
                 took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
+                # A helper has all of it.
+                took *= action.kind != WEIGHT_GRADIENTS or plan.stages[s].weight_device is None
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
                 per_sample, fixed = rates[row.direction, s, action.peer_stage]
@@ -226,7 +229,7 @@ class Costs(NamedTuple):
                 size, members = _summed(program, groups, problem, device, action)
                 took, share = problem.cluster.allreduce_s(size, members), 2 * (len(members) - 1) / len(members)
             elif row.role is Role.UPDATE:
-                took = bills[s].update_s
+                took = bills[s].update_s if device in plan.stages[s].devices else 0.0
             elif row.role is Role.COPY and (action.kind, s) in copies:
                 b = plan.stages[s].microbatch_size
                 took, size = copies[action.kind, s].of(last=(action.microbatch + 1) * b > program.num_samples)

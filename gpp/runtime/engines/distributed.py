@@ -50,6 +50,7 @@ class Distributed(AbstractEngine):
     """
 
     own_runtime: ClassVar[bool] = True
+    helps: ClassVar[bool] = True
     bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None

@@ -132,8 +132,7 @@ class Mailbox(AbstractMailbox):
     ) -> None:
         super().__init__(stage=stage, device_id=device_id, transport=transport)
         self.device, self.boundary, self.handover, self._sends = device, boundary, handover, sends
-        self._layouts_in = {FORWARD: boundary.incoming, BACKWARD: boundary.returning_in}
-        self._layouts_out = {FORWARD: boundary.outgoing, BACKWARD: boundary.returning_out}
+        self._layouts_in, self._layouts_out = boundary.received, boundary.sent
         self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
         self._arrived: dict[tuple[str, int], list[Posted]] = {}
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}

@@ -15,7 +15,7 @@ import torch
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import FORWARD, KINDS, SENDS
+from gpp.program.kinds import BACKWARD, FORWARD, HELPING, KINDS, SENDS, Direction
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
@@ -94,6 +94,7 @@ class Boundary:
         wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
+        helping_in, helping_out: layouts of what a helper of the stage needs, at the helper and at the stage's own device.
     """
 
     incoming: dict[int, Layout]
@@ -101,6 +102,18 @@ class Boundary:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
+    helping_in: dict[int, Layout] = field(default_factory=dict)
+    helping_out: dict[int, Layout] = field(default_factory=dict)
+
+    @property
+    def received(self) -> dict[Direction, dict[int, Layout]]:
+        """Layouts of what the stage receives, by direction and neighbour."""
+        return {FORWARD: self.incoming, BACKWARD: self.returning_in, HELPING: self.helping_in}
+
+    @property
+    def sent(self) -> dict[Direction, dict[int, Layout]]:
+        """The same of what it sends."""
+        return {FORWARD: self.outgoing, BACKWARD: self.returning_out, HELPING: self.helping_out}
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -139,11 +152,9 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     for action in actions:
         if action.peer_device in (-1, device):
             continue
-        forward, lays, channel = KINDS[action.kind].direction == FORWARD, boundaries[action.stage], channel_of(action, device)
-        if action.kind in SENDS:
-            lay = (lays.outgoing if forward else lays.returning_out)[action.peer_stage]
-        else:
-            lay = (lays.incoming if forward else lays.returning_in)[action.peer_stage]
+        lays, channel = boundaries[action.stage], channel_of(action, device)
+        ways = lays.sent if action.kind in SENDS else lays.received
+        lay = ways[KINDS[action.kind].direction][action.peer_stage]
         largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}

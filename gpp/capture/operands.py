@@ -1,0 +1,114 @@
+"""What a helper is sent of a micro-batch, and what it makes of it: the gradients of the weights of another device's stage.
+
+The stage's own device hands on what `gpp.capture.late` has queued: for each operator of `FORMULAS` the gradient of its output and
+the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are, and of which
+sizes; a helper needs no weights, only their sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
+from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
+from gpp.graph.captured import Node, evaluate, references
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """Of one operator and one number of samples.
+
+    Args:
+        node: its name in the captured model.
+        params: full names of the trained weights that it reads.
+        forms: of the tensors that the gradients are made of; the first is the gradient of the output.
+        make: (those tensors, empty tensors of the sizes of `params`) -> the gradients of `params`.
+    """
+
+    node: str
+    params: tuple[str, ...]
+    forms: tuple[Form, ...]
+    make: Callable[[Sequence[Tensor], Sequence[Tensor]], Gradients]
+
+
+def operands_of(names: Sequence[str], node_of: Mapping[str, Node], samples: int) -> tuple[Operands, ...]:
+    """What is sent of the operators that `gpp.capture.halves.halves` splits for a helper.
+
+    Args:
+        names: in the order of the forward.
+        samples: of a micro-batch.
+    """
+    return tuple(_operands(node_of[name], node_of, samples) for name in names)
+
+
+def proportional(node: Node, node_of: Mapping[str, Node]) -> bool:
+    """Whether as many elements of each tensor belong to every sample."""
+    sizes = ([math.prod(shape) for shape, _ in _operands(node, node_of, samples).forms] for samples in (2, 3, 5))
+    two, three, five = sizes
+    return all(a * 3 == b * 2 and a * 5 == c * 2 and not a % 2 for a, b, c in zip(two, three, five, strict=True))
+
+
+def _operands(node: Node, node_of: Mapping[str, Node], samples: int) -> Operands:
+    target = operator_of(node.target)
+    given = bound_arguments(target, node.args, node.kwargs)
+
+    def trained(key: str) -> list[str]:
+        return [name for name in references(given.get(key)) if node_of[name].requires_grad]
+
+    def form(of: Node) -> Form:
+        return tuple(int(evaluate(size, samples)) for size in of.shape or ()), dtype_of(of.dtype or "float32")
+
+    def argument(key: str) -> Any:
+        value = given.get(key)
+        return decode(value, ref=lambda name: name, number=lambda tree: evaluate(tree, samples), device=torch.device("cpu"))
+
+    needs = bool(trained("weight")), bool(trained("bias"))
+    params = tuple(node_of[name].target for key in ("weight", "bias") for name in trained(key))
+    (out, dtype), (data,) = form(node), references(given["indices" if "indices" in given else "input"])
+    kind = node.target.split(".")[1]
+    if kind == "linear":
+        (*batch, wide), of_rows = out, form(node_of[data])
+        rows = math.prod(batch)
+        forms = [((rows, wide), dtype), ((rows, of_rows[0][-1]), of_rows[1])][: 2 if needs[0] else 1]
+        make = partial(_linear, needs_bias=needs[1])
+    elif kind == "embedding":
+        (weight,) = references(given["weight"])
+        options = [argument(key) for key in ("padding_idx", "scale_grad_by_freq", "sparse")]
+        forms = [(out, dtype), form(node_of[data])]
+        make = partial(_embedding, rows=int((node_of[weight].shape or (0,))[0]), options=options)
+    else:
+        several = [_several(argument(key), len(out) - 2) for key in ("stride", "padding", "dilation")]
+        forms = [(out, dtype), form(node_of[data])]
+        make = partial(_convolution, needs=needs, several=several, groups=argument("groups"))
+    return Operands(node=node.name, params=params, forms=tuple(forms), make=make)
+
+
+def _several(value: Any, dims: int) -> list[int]:
+    return list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
+
+
+def _linear(tensors: Sequence[Tensor], params: Sequence[Tensor], *, needs_bias: bool) -> Gradients:
+    # Weights of captured models lie by rows, so autograd takes their transposes for ones that lie by columns.
+    return linear_gradients(tensors[0], tensors[1] if len(tensors) > 1 else None, needs_bias, by_columns=True)
+
+
+def _embedding(tensors: Sequence[Tensor], params: Sequence[Tensor], *, rows: int, options: list[Any]) -> Gradients:
+    return embedding_gradients(tensors[0], (True, False), tensors[1], rows, *options)[:1]
+
+
+def _convolution(
+    tensors: Sequence[Tensor], params: Sequence[Tensor], *, needs: tuple[bool, bool], several: list[list[int]], groups: int
+) -> Gradients:
+    gradient, data = tensors
+    made = convolution_gradients(gradient, needs, data, params[0], several, [0] * len(several[0]), groups)
+    return [found for found in made if found is not None]
