@@ -75,7 +75,7 @@ class LateGradients:
         self._entries.reverse()
         with torch.no_grad():
             while self._entries:
-                targets, make, fresh = self._entries.pop()
+                targets, make, fresh, *_ = self._entries.pop()
                 for target, gradient in zip(targets, make(), strict=True):
                     key = _key(target)
                     uses[key] -= 1
