@@ -49,7 +49,7 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.explains:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
-    if plan.helped:
+    if plan.divided:
         recorder.predicted_only(plan)
         return
 

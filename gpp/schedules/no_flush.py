@@ -42,7 +42,7 @@ class NoFlush(StageSchedule):
         if plan.helped:
             # Devices run side by side, from period to period.
             return helped.orders(plan, graph, num_samples)
-        return super().orders(plan, graph, num_samples, bills, limits, cluster)
+        return StageSchedule.orders(self, plan, graph, num_samples, bills, limits, cluster)
 
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int:
         s = plan.stages[stage]
