@@ -72,7 +72,9 @@ def halves(
 
 
 class _Search:
-    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool, elsewhere: bool) -> None:
+    def __init__(
+        self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool, elsewhere: bool
+    ) -> None:
         self.node_of, self.calls = node_of, calls
         self.own, self.asked, self.formulas, self.elsewhere = set(calls), whole, formulas, elsewhere
         self.order = {name: place for place, name in enumerate(calls)}

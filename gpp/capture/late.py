@@ -159,9 +159,7 @@ class Site(NamedTuple):
     late: Late
     node: str
 
-    def leave(
-        self, out: Tensor, weight: Tensor | None, bias: Tensor | None, formula: Formula, data: Tensor, *saved: Any
-    ) -> Tensor:
+    def leave(self, out: Tensor, weight: Tensor | None, bias: Tensor | None, formula: Formula, data: Tensor, *saved: Any) -> Tensor:
         """`out`, whose backward queues the gradients of the weights.
 
         Args:
@@ -257,6 +255,13 @@ def _linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 
 def linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, by_columns: bool) -> list[Tensor]:
+    """Of a linear operator.
+
+    Args:
+        gradient: of its output, by rows, [N, M].
+        rows: its input, [N, K]; None where the weight is not trained.
+        by_columns: whether the weight's transpose lies by columns.
+    """
     made = []
     if rows is not None:
         made.append(gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t())
@@ -291,6 +296,13 @@ def convolution_gradients(
     none: list[int],
     groups: int,
 ) -> Gradients:
+    """Of a convolution.
+
+    Args:
+        gradient: of its output.
+        weight: of which the form alone counts.
+        several: stride, padding and dilation, a number for each dimension; `none` has as many zeros.
+    """
     sizes = [weight.shape[0]] if needs[1] else None
     backward = torch.ops.aten.convolution_backward.default
     return backward(gradient, input, weight, sizes, *several, False, none, groups, [False, *needs])[1:]
@@ -304,6 +316,7 @@ def _embedding(
 
 
 def embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+    """Of an embedding; `saved` are its indices, the rows of its table, and its options."""
     return torch.ops.aten.embedding_backward.default(gradient, *saved), None
 
 

@@ -70,7 +70,9 @@ def operand_messages(plan: Plan, num_samples: int) -> list[tuple[tuple[int, Acti
     out = []
     for s, stage in enumerate(plan.stages):
         own, helper = stage.devices[0], stage.weight_device
-        for _, microbatch, lo, hi in stage.pieces(num_samples) if helper is not None else ():
+        if helper is None:
+            continue
+        for _, microbatch, lo, hi in stage.pieces(num_samples):
             send = Action(SEND[HELPING], s, microbatch, s, helper, lo, hi)
             out.append(((own, send), (helper, Action(RECEIVE[HELPING], s, microbatch, s, own, lo, hi))))
     return out

@@ -153,6 +153,8 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
             "a device holds several stages, whose updates a pipeline without drains would have to interleave. "
             "Fix: one stage a device, or strategy/weights=flush"
         )
+    if plan.helped:
+        _check_helped(plan, graph, weights)
     most = DEEPEST * len(plan.stages) * max(stage.microbatch_size * stage.round_robin_degree for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
         if stage.in_flight > max(most, plan.minibatch_size):
@@ -167,19 +169,41 @@ def check_stream(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
             )
         weights.check(plan.position(s))
     _check_versions(plan, weights)
-    tied = plan.shared_weights(graph) if plan.helped or not weights.in_step else []
-    if tied and weights.in_step:
-        name, stages = tied[0]
-        raise InvalidPlan(
-            f"{name} is shared by stages {' and '.join(map(str, stages))}, whose updates a plan with helpers makes in different "
-            "periods. Fix: a plan without helpers, or do not tie it"
-        )
+    tied = [] if weights.in_step else plan.shared_weights(graph)
     if tied:
         name, stages = tied[0]
         where = " and ".join(map(str, stages))
         rule = f"{name} is shared by stages {where}, which would use different versions of it for one micro-batch"
         fix = "set strategy/weights=double_buffer, vertical_sync or flush, or do not tie it"
         raise InvalidConfig("strategy.weights", weights.name, rule, fix)
+
+
+def _check_helped(plan: Plan, graph: OpGraph, weights: AbstractWeights) -> None:
+    """Refuse what helpers cannot do under a weight policy, or with shared weights.
+
+    Raises:
+        InvalidPlan: names the weights, or the stage.
+        InvalidConfig: a correction that a helper's gradients do not go through.
+    """
+    if tied := plan.shared_weights(graph):
+        name, stages = tied[0]
+        raise InvalidPlan(
+            f"{name} is shared by stages {' and '.join(map(str, stages))}, whose updates a plan with helpers makes in different "
+            "periods. Fix: a plan without helpers (strategy=pipedream), or do not tie it"
+        )
+    for s, stage in enumerate(plan.stages):
+        if stage.weight_device is not None and not plan.has_weight_gradients(s, graph):
+            raise InvalidPlan(
+                f"stage {s}: weight_device={stage.weight_device} has nothing to make, since the stage trains no weights. "
+                "Fix: leave it out"
+            )
+    if weights.backward != "same":
+        rule = "has backwards use the latest weights, and in a plan with helpers these come a period before their own update"
+        raise InvalidConfig("strategy.weights", weights.name, rule, "set strategy/weights=stash")
+    if weights.correction and weights.correction.damping:
+        rule = "damps gradients by the weights of their forwards, and helpers, who make some of them, have no weights"
+        fix = "use another correction, or a strategy without helpers"
+        raise InvalidConfig("strategy.weights.correction", weights.correction.name, rule, fix)
 
 
 def _check_versions(plan: Plan, weights: AbstractWeights) -> None:

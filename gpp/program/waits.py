@@ -315,8 +315,7 @@ class Waits:
                     label = self._label((kind, stage), device, node - base)
                 order.append((OCCUPY, node, resource, label, needs, resource))
             elif role == _SEND:
-                made = what if needed is None else (needed, stage, microbatch)
-                if made != latest and made not in passes:
+                if (made := what if needed is None else (needed, stage, microbatch)) != latest and made not in passes:
                     return node  # nothing has made it yet
                 channel = (direction, stage, peer_stage, device, peer_device)
                 ends = channels.get(channel) or self._open(channel)

@@ -15,12 +15,18 @@ from gpp.plan.helpers import delays, helping_bytes
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.layerpipe import LayerPipe
+from gpp.program.steady_state import check_stream
 from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.engines.emulate import Emulate
+from gpp.runtime.engines.reference import Reference
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
+from gpp.weights.base import AbstractWeights
+from gpp.weights.corrections.gap_aware import GapAware
 from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.naive import Naive
 from gpp.weights.stash import Stash
 from tests.simulate.test_side_by_side import layers
 from tests.support.graphs import cluster
@@ -129,11 +135,46 @@ def test_a_pipeline_that_drains_has_no_helpers() -> None:
 
 
 def test_engines_refuse_helpers_before_anything_starts() -> None:
-    message = r"stage 1: weight_device=4: engines run both halves .* Fix: mode=plan or mode=compare"
-    with pytest.raises(UnsupportedPlan, match=message):
-        STREAM.lower(helped(weight_device=4), PROBLEM)
-    with pytest.raises(UnsupportedPlan, match=r"stage 1: input_share=\[\[4, 0.5\]\]"):
-        check_helped(Distributed(), STREAM, helped(input_share=((4, 0.5),)))
-    with pytest.raises(InvalidConfig, match=r"engine=distributed: strategy=stream has other devices make parts .* mode=compare"):
+    shares = helped(input_share=((4, 0.5),))
+    message = r"stage 1: input_share=\[\[4, 0.5\]\] is predicted only: .* Fix: plan with strategy.planner.divide=false"
+    for refuses in (lambda: STREAM.lower(shares, PROBLEM), lambda: check_helped(Distributed(), STREAM, shares)):
+        with pytest.raises(UnsupportedPlan, match=message):
+            refuses()
+    with pytest.raises(
+        InvalidConfig, match=r"engine=distributed: strategy=stream divides .* Fix: set strategy.planner.divide=false"
+    ):
         check_helped(Distributed(), STREAM, None)
+    whole, weights = replace(STREAM, planner=LayerPipe(divide=False)), helped(weight_device=4)
+    for engine in (Distributed(), Reference()):
+        check_helped(engine, whole, None)
+        check_helped(engine, STREAM, weights)
+    for refuses in (lambda: check_helped(Emulate(), whole, None), lambda: check_helped(Emulate(), STREAM, weights)):
+        with pytest.raises(InvalidConfig, match=r"engine=emulate: does not have devices make .* Fix: use engine=distributed"):
+            refuses()
     check_helped(Distributed(), STREAM, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (Naive(), "strategy.weights=naive: has backwards use the latest weights"),
+        (Stash(correction=GapAware()), "strategy.weights.correction=gap_aware: damps gradients"),
+    ],
+)
+def test_policies_that_need_more_than_a_helper_has_are_refused(weights: AbstractWeights, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        replace(STREAM, weights=weights).check(helped(weight_device=4), PROBLEM)
+
+
+def test_an_unequal_plan_has_no_periods() -> None:
+    plan = helped(weight_device=4)
+    unequal = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], microbatch_size=1, in_flight=1)))
+    with pytest.raises(UnsupportedPlan, match="stage 3: microbatch_size=1 is not 2, as of stage 0"):
+        STREAM.lower(unequal, PROBLEM)
+
+
+def test_a_helper_without_work_is_refused() -> None:
+    (name,) = GRAPH.trained_by[1]
+    frozen = replace(GRAPH, params=tuple(replace(p, trainable=p.name != name) for p in GRAPH.params))
+    with pytest.raises(InvalidPlan, match="stage 1: weight_device=4 has nothing to make"):
+        check_stream(replace(helped(weight_device=4), graph_fingerprint=frozen.fingerprint), frozen, STREAM.weights)

@@ -11,7 +11,9 @@ import torch
 from gpp.capture.operands import Operands
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
+from gpp.plan.plan import Plan
 from gpp.program.program import Program
+from gpp.program.steady_state import accumulation
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
@@ -20,6 +22,7 @@ from gpp.runtime.job import Job
 from gpp.runtime.memory.copies import CardCopies, HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
+from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
@@ -65,6 +68,11 @@ def build_optimizers(
         if own:
             out[s] = specs[s].build(own)
     return out
+
+
+def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
+    """Numbers of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
+    return Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, stage))
 
 
 def build_keepers(

@@ -44,9 +44,7 @@ def split_modules(job: Job, modules: Mapping[int, StageModule]) -> tuple[str, ..
 
 def _slow(job: Job, s: int) -> frozenset[str]:
     """Nodes of a stage whose halves take too long."""
-    return frozenset(
-        node for op in set(job.plan.stages[s].ops) & set(job.settings.whole_ops) for node in job.graph.ops[op].nodes
-    )
+    return frozenset(node for op in set(job.plan.stages[s].ops) & set(job.settings.whole_ops) for node in job.graph.ops[op].nodes)
 
 
 def operands_of_stage(job: Job, s: int) -> tuple[Operands, ...]:
@@ -66,8 +64,8 @@ class LateHalves:
     Args:
         late: of the stage's module.
         weights: decides which weights a pass uses; None where there is one version.
-        operands: what another device makes the gradients of; None where nobody helps. The operators that stay whole, whose gradients
-            come in the first half, are not among them.
+        operands: what another device makes gradients of; None where nobody helps. Operators that stay whole, whose gradients come in
+            the first half, are not among them.
     """
 
     def __init__(self, late: Late, weights: AbstractStageWeights | None, operands: Sequence[Operands] | None = None) -> None:

@@ -25,7 +25,6 @@ from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
@@ -38,6 +37,7 @@ from gpp.runtime.worker.build import (
     build_mailboxes,
     build_modules,
     build_optimizers,
+    build_probes,
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
@@ -55,7 +55,7 @@ from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
-from gpp.runtime.worker.weights.make import stage_weights
+from gpp.runtime.worker.weights.make import device_weights
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
@@ -103,35 +103,18 @@ class Worker:
         self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
         self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
         self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
-        self.weights = self._weights()
+        self.weights = device_weights(
+            self._policy, plan, self.modules, self.optimizers, self._specs, rate=self._rate, saved_at=self._saved_at
+        )
         self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
         rank = plan.devices.index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        self._mailboxes = partial(
-            build_mailboxes, job, device_id=device_id, device=device, transport=transport, operands=self._operands
-        )
-        mailboxes = self._mailboxes(self.modules, job.program)
-        # Stages of one device may end a mini-batch in different periods: the last of them ends it for the device.
-        self._last = next((a.stage for a in reversed(job.program.actions[device_id]) if a.kind in UPDATES), None)
-        self.training = Interpreter(
-            job.program.actions[device_id],
-            self._runners(self.modules, mailboxes, job.program, train=True),
-            {**mailboxes, **{s: helper.mailbox for s, helper in self._helpers.items()}},
-            transport,
-            device_id=device_id,
-            gradients=self.gradients,
-            update=self._update,
-            updated=self._updated if job.streams else None,
-            pending_limit=most_sends(job.program.actions[device_id], plan),
-            status=self.status,
-            clock=self.clock,
-            arm=self.gradients.arm if overlaps else None,
-            issued=self.rows.ahead if card else None,
-            helpers=self._helpers,
-        )
+        sends = {"device_id": device_id, "device": device, "transport": transport, "operands": self._operands}
+        self._mailboxes = partial(build_mailboxes, job, **sends)
+        self.training = self._training(overlaps=overlaps)
         if card is None:
             transport.idle = self._idle
         self.search.runners = tuple(self.training.runners.values())
@@ -147,6 +130,8 @@ class Worker:
             split=self.teams.split,
             scale=self.scale,
         )
+        # Stages of one device may end a mini-batch in different periods: the last of them ends it for the device.
+        self._last = next((a.stage for a in reversed(job.program.actions[device_id]) if a.kind in UPDATES), None)
         self.checkpoints.restore()
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
@@ -161,16 +146,6 @@ class Worker:
         made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
         clip = self.spec.clip_norm if self.spec.clips_model else None
         return made(clip_norm=clip, counts=self.teams.split.counts, shares=self.shares, scale=self.scale, bucket_bytes=bucket_bytes)
-
-    def _weights(self) -> dict[int, AbstractStageWeights]:
-        """Weights under a policy other than flushing, for each stage that trains something."""
-        if (policy := self._policy) is None:
-            return {}
-        plan, settings = self.job.plan, {"rate": self._rate, "saved_at": self._saved_at}
-        return {
-            s: stage_weights(policy, plan.position(s), self.modules[s], optimizer=optimizer, spec=self._specs[s], **settings)
-            for s, optimizer in self.optimizers.items()
-        }
 
     def _rate(self, update: int) -> float:
         """The learning rate of an update."""
@@ -200,20 +175,34 @@ class Worker:
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
-                probes=self._probes(s, module) if train else None,
+                # Where sums are under way when a backward ends there are no numbers of it.
+                probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
                 scale=self.scale if train else None,
                 keeper=keepers.get(s),
                 operands=self._operands.get(s) if train else None,
             )
         return out
 
-    def _probes(self, stage: int, module: StageModule) -> Probes | None:
-        """Numbers of the stage's last backwards; none where sums are under way when a backward ends."""
-        if self.gradients.overlaps:
-            return None
-        # Those of two steps, and more where the pipeline does not drain.
-        last = 4 * accumulation(self.job.plan, stage)
-        return Probes([p for p in module.parameters() if p.requires_grad], last=last)
+    def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
+        """Args: overlaps: whether sums begin within the last backward."""
+        job, actions = self.job, self.job.program.actions[self.device_id]
+        mailboxes = self._mailboxes(self.modules, job.program)
+        return Interpreter(
+            actions,
+            self._runners(self.modules, mailboxes, job.program, train=True),
+            {**mailboxes, **{s: helper.mailbox for s, helper in self._helpers.items()}},
+            self.transport,
+            device_id=self.device_id,
+            gradients=self.gradients,
+            update=self._update,
+            updated=self._updated if job.streams else None,
+            pending_limit=most_sends(actions, job.plan),
+            status=self.status,
+            clock=self.clock,
+            arm=self.gradients.arm if overlaps else None,
+            issued=self.rows.ahead if self.card else None,
+            helpers=self._helpers,
+        )
 
     def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
