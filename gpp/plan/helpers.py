@@ -60,6 +60,18 @@ def delays(stages: Sequence[Stage], edges: Edges) -> tuple[int, ...]:
     return tuple(tick.weight - tick.forward for tick in ticks(stages, edges))
 
 
+def columns(stage: Stage, count: int) -> tuple[tuple[int, int, int], ...]:
+    """Who makes which of a stage's input gradients: (device, columns [lo, hi) of the weight), of `count` columns, its own first.
+
+    Shares are rounded to columns, so a device may have none.
+    """
+    out, at, whole = list[tuple[int, int, int]](), 0, 0.0
+    for device, share in ((stage.devices[0], stage.own_input_share), *stage.input_share):
+        whole += share
+        out.append((device, at, at := round(min(whole, 1.0) * count)))
+    return tuple(out)
+
+
 def gradient_bytes(stage: Stage, graph: OpGraph) -> tuple[float, float]:
     """Bytes of the gradients of a stage's inputs and of its outputs, for each sample."""
     own, inputs, outputs = mask_of(stage.ops), 0.0, 0.0
@@ -71,15 +83,12 @@ def gradient_bytes(stage: Stage, graph: OpGraph) -> tuple[float, float]:
     return inputs, outputs
 
 
-def helping_bytes(stage: Stage, problem: Problem, copies: int) -> Iterator[tuple[int, float]]:
+def helping_bytes(stage: Stage, problem: Problem) -> Iterator[tuple[int, float]]:
     """Bytes that the helpers of a stage hold: (device, bytes).
 
     Gradients of weights take their sum, and for two micro-batches, of which one comes and one is in use, what they are made of.
-    Gradients of inputs take, for as many, those of the outputs and their own part, and their part of the weights in each version
-    that the stage keeps.
-
-    Args:
-        copies: versions of the weights that the stage keeps.
+    Gradients of inputs take, for as many, those of the outputs, their own part, and their part of the weights, which comes with
+    them: a helper keeps no versions.
     """
     if not stage.helpers:
         return
@@ -88,7 +97,7 @@ def helping_bytes(stage: Stage, problem: Problem, copies: int) -> Iterator[tuple
         yield stage.weight_device, trained + samples * sum(problem.graph.ops[op].late_bytes for op in stage.ops)
     of_inputs, of_outputs = gradient_bytes(stage, problem.graph)
     for device, share in stage.input_share:
-        yield device, share * trained * copies + samples * (of_outputs + share * of_inputs)
+        yield device, share * trained * RESIDENT_COPIES + samples * (of_outputs + share * of_inputs)
 
 
 def check_helpers(stages: Sequence[Stage], edges: Edges, num_devices: int) -> None:
@@ -127,8 +136,6 @@ def refuse_drained(stages: Sequence[Stage]) -> None:
 def check_runnable(stages: Sequence[Stage]) -> None:
     """Refuse a plan with helpers of a form that is predicted only, where a program is to be made, or run.
 
-    Helpers for W run. Parts of I do not: the gradients of a stage's inputs come from its own device.
-
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
@@ -137,13 +144,6 @@ def check_runnable(stages: Sequence[Stage]) -> None:
     size = stages[0].microbatch_size
     for s, stage in enumerate(stages):
         for field, value, fits, rule, fix in (
-            (
-                "input_share",
-                [list(pair) for pair in stage.input_share],
-                not stage.input_share,
-                "is predicted only: engines make the gradients of a stage's inputs on its own device",
-                "plan with strategy.planner.divide=false, or use mode=plan or mode=compare",
-            ),
             (
                 "devices",
                 list(stage.devices),

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def divided(self) -> bool:
-        """Whether other devices make parts of the gradients of some stage's inputs, which is predicted only."""
+        """Whether other devices make parts of the gradients of some stage's inputs."""
         return any(stage.input_share for stage in self.stages)
 
     @cached_property
@@ -398,7 +398,7 @@ class Plan:
             need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
-            for device, more in helping_bytes(stage, problem, problem.regime.weights.copies(self.position(s))):
+            for device, more in helping_bytes(stage, problem):
                 out[device] = out.get(device, 0.0) + more
         return out
 

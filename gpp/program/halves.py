@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, HALVES, HELPED_WEIGHTS, HELPING, INPUT_GRADIENTS, PASS, RECEIVE, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, HALVES, HELPED_INPUTS, HELPED_WEIGHTS, INPUT_GRADIENTS, KINDS, PASS, RECEIVES, WEIGHT_GRADIENTS
+
+HELPED = frozenset((HELPED_INPUTS, HELPED_WEIGHTS))
 
 
 def check_halves(device: int, actions: Sequence[Action]) -> None:
@@ -19,10 +21,10 @@ def check_halves(device: int, actions: Sequence[Action]) -> None:
         MalformedProgram: names the action.
     """
     present = {action.kind for action in actions}
-    if HELPED_WEIGHTS in present:
-        given = {action[1:3] for action in actions if action.kind == RECEIVE[HELPING]}
+    if not HELPED.isdisjoint(present):
+        given = {(KINDS[action.kind].direction, *action[1:3]) for action in actions if action.kind in RECEIVES}
         for action in actions:
-            if action.kind == HELPED_WEIGHTS and action[1:3] not in given:
+            if action.kind in HELPED and (KINDS[action.kind].direction, *action[1:3]) not in given:
                 rule = "helps a stage of another device, and is not sent what it is to work on"
                 raise MalformedProgram(f"{action.text(device)} {rule}")
     if HALVES.isdisjoint(present):

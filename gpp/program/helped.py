@@ -16,19 +16,24 @@ from typing import NamedTuple
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import Ticks, ticks
 from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.program.action import Action
 from gpp.program.kinds import (
     BACKWARD,
     FORWARD,
+    HELPED_INPUTS,
     HELPED_WEIGHTS,
     HELPING,
+    HELPING_INPUTS,
     INPUT_GRADIENTS,
     PASS,
     RECEIVE,
     REDUCE,
     SEND,
+    SEND_PART,
     UPDATE,
     WEIGHT_GRADIENTS,
+    Direction,
 )
 from gpp.program.program import Task, summed_stages
 
@@ -58,10 +63,11 @@ def endings(plan: Plan, graph: OpGraph, num_samples: int, minibatches: int) -> d
     for s, (stage, tick) in enumerate(zip(plan.stages, ticks(plan.stages, plan.edges), strict=True)):
         count = -(-plan.minibatch_size // stage.microbatch_size)
         for t in range(minibatches):
-            period = _ends(plan, s, tick, graph) + (t + 1) * count - 1
             for device in (stage.devices[0], *stage.helpers):
-                sums = [Action(REDUCE, s, group_of[s])] if s in group_of else []
-                out[device][latest[device][period]] += [*sums, Action(UPDATE, s, t)]
+                adds = device in (stage.devices[0], stage.weight_device)
+                ends = _ends(plan, s, tick, graph) if adds else tick.inputs + 1
+                sums = [Action(REDUCE, s, group_of[s])] if s in group_of and adds else []
+                out[device][latest[device][ends + (t + 1) * count - 1]] += [*sums, Action(UPDATE, s, t)]
     return out
 
 
@@ -69,13 +75,19 @@ def operand_messages(plan: Plan, num_samples: int) -> list[tuple[tuple[int, Acti
     """What helpers are sent: the sender's device and its action, and the receiver's."""
     out = []
     for s, stage in enumerate(plan.stages):
-        own, helper = stage.devices[0], stage.weight_device
-        if helper is None:
-            continue
-        for _, microbatch, lo, hi in stage.pieces(num_samples):
-            send = Action(SEND[HELPING], s, microbatch, s, helper, lo, hi)
-            out.append(((own, send), (helper, Action(RECEIVE[HELPING], s, microbatch, s, own, lo, hi))))
+        own = stage.devices[0]
+        sent = [] if stage.weight_device is None else [(HELPING, stage.weight_device)]
+        for way, helper in [*sent, *((HELPING_INPUTS, device) for device, _ in stage.input_share)]:
+            for _, microbatch, lo, hi in stage.pieces(num_samples):
+                send = Action(SEND[way], s, microbatch, s, helper, lo, hi)
+                out.append(((own, send), (helper, Action(RECEIVE[way], s, microbatch, s, own, lo, hi))))
     return out
+
+
+def returned_by(stage: Stage) -> list[tuple[int, str, Direction]]:
+    """Who sends the gradients of a stage's inputs back, all of them or parts: device, kind of the send, direction of the pass."""
+    own = [(stage.devices[0], SEND[BACKWARD], BACKWARD)] if stage.own_input_share else []
+    return [*own, *((device, SEND_PART, HELPING_INPUTS) for device, _ in stage.input_share)]
 
 
 def _ends(plan: Plan, s: int, tick: Ticks, graph: OpGraph) -> int:
@@ -89,12 +101,11 @@ def _places(plan: Plan, graph: OpGraph, num_samples: int) -> dict[int, list[_Pla
     for s, (stage, tick) in enumerate(zip(plan.stages, ticks(plan.stages, plan.edges), strict=True)):
         own, helper = stage.devices[0], stage.weight_device
         passes = [(own, tick.forward, FORWARDS, s, PASS[FORWARD])]
-        if helper is not None:
-            passes += [
-                (own, tick.inputs, BACKWARDS, -s, INPUT_GRADIENTS),
-                (own, tick.weight, WEIGHTS, -s, WEIGHT_GRADIENTS),
-                (helper, tick.weight, WEIGHTS, -s, HELPED_WEIGHTS),
-            ]
+        if stage.helpers:
+            passes.append((own, tick.inputs, BACKWARDS, -s, INPUT_GRADIENTS))
+            passes.append((own, tick.weight, WEIGHTS, -s, WEIGHT_GRADIENTS))
+            passes += [(device, tick.inputs + 1, BACKWARDS, -s, HELPED_INPUTS) for device, _ in stage.input_share]
+            passes += [] if helper is None else [(helper, tick.weight, WEIGHTS, -s, HELPED_WEIGHTS)]
         elif plan.runs_backward(s, graph):
             passes.append((own, tick.inputs, BACKWARDS, -s, PASS[BACKWARD]))
         for m in range(-(-num_samples // stage.microbatch_size)):

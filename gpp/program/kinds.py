@@ -16,6 +16,10 @@
     s2.SW0>s2.d4[0:4]@d1     send a helper what the gradients of the weights are made of (`gpp.plan.helpers`)
     s2.RW0<s2.d1[0:4]@d4     receive it
     s2.HW0@d4                a helper's W: of a stage that its device does not have
+    s2.SI0>s2.d4[0:4]@d1     send a helper the gradients of the outputs, and its columns of the weights
+    s2.RI0<s2.d1[0:4]@d4     receive them
+    s2.HI0@d4                a helper's part of I
+    s2.SP0>s1.d3[0:4]@d4     send its part of the gradients of the inputs
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
 of waits (`gpp.program.waits`) is derived from what a row occupies and needs.
@@ -33,12 +37,13 @@ from gpp.errors import MalformedProgram
 Direction = str
 """`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
 
-`HELPING` is that of a helper's pass, and of the messages that it needs, which the stage's own device makes.
+`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, which the stage's own device makes.
 """
 
 FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
 HELPING: Final[Direction] = "W"
+HELPING_INPUTS: Final[Direction] = "I"
 
 
 class Resource(Enum):
@@ -103,7 +108,7 @@ class Kind:
         returns: whether it makes the gradients of a stage's inputs.
         finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
-        helps: whether it is a helper's pass: its device does not have the stage.
+        helps: whether a helper runs it: its device does not have the stage.
     """
 
     text: str
@@ -190,6 +195,15 @@ KINDS: Final = _Table(
             finishes=True,
             helps=True,
         ),
+        Kind(
+            text="HI",
+            meaning="input gradients for another device",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            direction=HELPING_INPUTS,
+            returns=True,
+            helps=True,
+        ),
         Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
         Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
         Kind(
@@ -200,9 +214,33 @@ KINDS: Final = _Table(
             needs=(Need("I"),),
             direction=HELPING,
         ),
+        Kind(
+            text="SI",
+            meaning="send to a helper for input gradients",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("I"),),
+            direction=HELPING_INPUTS,
+        ),
+        Kind(
+            text="SP",
+            meaning="send a part of gradients",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("HI"),),
+            direction=BACKWARD,
+            helps=True,
+        ),
         Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
         Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
         Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
+        Kind(
+            text="RI",
+            meaning="receive as a helper for input gradients",
+            role=Role.RECEIVE,
+            occupies=Resource.NOTHING,
+            direction=HELPING_INPUTS,
+        ),
         Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
         Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
         Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
@@ -216,8 +254,8 @@ def _texts(role: Role) -> frozenset[str]:
     return frozenset(kind.text for kind in KINDS.values() if kind.role is role)
 
 
-def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
-    own = (kind for kind in KINDS.values() if kind.role is role)
+def _only(role: Role, direction: Direction = "", *, everyone: bool = False, helps: bool = False) -> str:
+    own = (kind for kind in KINDS.values() if kind.role is role and kind.helps == helps)
     (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
     return found
 
@@ -244,6 +282,8 @@ TRANSFERS: Final = SENDS | RECEIVES
 BESIDE: Final = frozenset(kind.text for kind in KINDS.values() if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS))
 """Kinds that do not occupy their device: it goes on meanwhile."""
 
+DIRECTIONS: Final = (FORWARD, BACKWARD, HELPING, HELPING_INPUTS)
+"""Those of messages."""
 PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
 """Direction -> the whole pass that runs in it."""
 INPUT_GRADIENTS: Final = _pass(returns=True)
@@ -251,9 +291,12 @@ WEIGHT_GRADIENTS: Final = _pass(finishes=True)
 """The two halves of a backward that is split."""
 HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
 HELPED_WEIGHTS: Final = _pass(finishes=True, helps=True)
-"""The second half, where a helper makes it."""
-SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD, HELPING)}
-RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD, HELPING)}
+HELPED_INPUTS: Final = _pass(returns=True, helps=True)
+"""Second halves that a helper makes, and parts of first halves."""
+SEND: Final = {direction: _only(Role.SEND, direction) for direction in DIRECTIONS}
+SEND_PART: Final = _only(Role.SEND, BACKWARD, helps=True)
+"""What a helper sends in place of the stage's own device."""
+RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in DIRECTIONS}
 REDUCE: Final = _only(Role.SUM)
 NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)

@@ -10,13 +10,12 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.helped import endings, operand_messages
+from gpp.program.helped import endings, operand_messages, returned_by
 from gpp.program.kinds import (
     BACKWARD,
     COPY_IN,
     COPY_OUT,
     FORWARD,
-    HELPING,
     KINDS,
     NORM,
     RECEIVE,
@@ -112,12 +111,18 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
             for src, dst in copies(makers, readers):
                 after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
                 before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
+            if back and plan.stages[t].input_share:
+                (src,) = makers
+                for dst, kind, way in returned_by(plan.stages[t]):
+                    after[dst, (t, way, dst_mb)].append(Action(kind, t, dst_mb, s, src, lo, hi))
+                    before[src, (s, backward, src_mb)].append(Action(take_back, s, src_mb, t, dst, lo, hi))
+                continue
             for dst, src in copies(readers, makers) if back else ():
                 after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
                 before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
     for (src, sent), (dst, received) in operand_messages(plan, num_samples):
         after[src, (sent.stage, backward, sent.microbatch)].append(sent)
-        before[dst, (received.stage, HELPING, received.microbatch)].append(received)
+        before[dst, (received.stage, KINDS[received.kind].direction, received.microbatch)].append(received)
     return before, after
 
 

@@ -23,6 +23,7 @@ from gpp.program.kinds import (
     COPY_OUT,
     FORWARD,
     HALVES,
+    HELPED_INPUTS,
     HELPED_WEIGHTS,
     INPUT_GRADIENTS,
     KINDS,
@@ -150,8 +151,7 @@ def _work(
     out: dict[int, list[Action]] = {device: [] for device in plan.devices}
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
-        helped = stage.weight_device is not None
-        halves = helped or (s in splits and plan.has_weight_gradients(s, graph))
+        halves = bool(stage.helpers) or (s in splits and plan.has_weight_gradients(s, graph))
         backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
@@ -162,6 +162,8 @@ def _work(
                 out[device] += [Action(kind, s, m) for kind in kinds]
             if trains and stage.weight_device is not None:
                 out[stage.weight_device].append(Action(HELPED_WEIGHTS, s, m))
+            for device, _ in stage.input_share if trains else ():
+                out[device].append(Action(HELPED_INPUTS, s, m))
         for device in (*stage.devices, *stage.helpers):
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]
     for slots in communication(plan, graph, num_samples):

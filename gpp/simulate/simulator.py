@@ -19,12 +19,12 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.held import device_peaks
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, WEIGHT_GRADIENTS, Role
+from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, HELPED_INPUTS, INPUT_GRADIENTS, KINDS, RECEIVES, UPDATES, WEIGHT_GRADIENTS, Role
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.copies import copy_costs
-from gpp.simulate.messages import message_rates
+from gpp.simulate.messages import message_bytes, message_rates, part_of
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
@@ -218,12 +218,10 @@ class Costs(NamedTuple):
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
                 took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
-                # A helper has all of it.
-                took *= action.kind != WEIGHT_GRADIENTS or plan.stages[s].weight_device is None
+                took *= _part(plan, action, device)
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
-                per_sample, fixed = rates[row.direction, s, action.peer_stage]
-                size = per_sample * (action.hi - action.lo) + fixed if action.peer_device != device else 0.0
+                size = message_bytes(plan, rates, action, device) if action.peer_device != device else 0.0
                 took = size / problem.cluster.link(device, action.peer_device).bandwidth_bytes_per_s if size else 0.0
             elif row.role is Role.SUM:
                 size, members = _summed(program, groups, problem, device, action)
@@ -243,6 +241,14 @@ class Costs(NamedTuple):
         for (_, _, _, src, dst), ends in waits.channels.items():
             late[ends.resource - len(waits.devices)] = 0.0 if src == dst else problem.cluster.link(src, dst).latency_s
         return cls(seconds, num_bytes, moved, late)
+
+
+def _part(plan: Plan, action: Action, device: int) -> float:
+    """Of a pass, what its device makes: less than all where others help."""
+    stage = plan.stages[action.stage]
+    if action.kind == WEIGHT_GRADIENTS:
+        return float(stage.weight_device is None)
+    return part_of(stage, device) if action.kind in (INPUT_GRADIENTS, HELPED_INPUTS) else 1.0
 
 
 def _summed(

@@ -28,9 +28,9 @@ from tests.support.graphs import cluster
 
 
 def _random(rng: random.Random) -> tuple[Strategy, Problem, Plan]:
-    """A plan that divides no gradients of inputs, of layers of random times, for one micro-batch an update or two."""
+    """A plan of layers of random times, for one micro-batch an update or two."""
     intra, count = rng.choice(["neighbour", "anywhere"]), rng.choice([1, 2])
-    planner = LayerPipe(intra=intra, divide=False)  # pyright: ignore[reportArgumentType]
+    planner = LayerPipe(intra=intra, divide=rng.random() < 0.5)  # pyright: ignore[reportArgumentType]
     strategy = Strategy(name="layerpipe", planner=planner, schedule=NoFlush(), weights=Stash(accumulation=count))
     graph = layers(random_seconds(rng))
     problem = Problem(graph=graph, cluster=cluster(rng.randint(2, 6)), cost=Constant(), minibatch_size=count)
