@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of, writes
 from gpp.capture.late import FORMULAS
-from gpp.capture.operands import proportional
 from gpp.graph.captured import Node, evaluate, node_references, references
 
 _PRODUCTS = re.compile(r"aten\.(matmul|mm|bmm|mv|addmm|addmv|baddbmm|addbmm|einsum|bilinear|inner|tensordot|conv\w*)\.")
@@ -154,17 +153,12 @@ class _Search:
             weights = [name for key in ("weight", "bias") for name in references(given.get(key))]
             rest = [name for key, value in given.items() if key not in ("weight", "bias") for name in references(value)]
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
-                return self._kept_here(node, weights) if self.elsewhere else None
+                computed = self.elsewhere and any(name in self.own for name in weights)
+                return "it reads what is computed from weights, which its helper does not have" if computed else None
             return "it computes with weights in place of data"
         if not self.formulas and _reads_twice(node, self.node_of, self.data):
             return "it reads its data several times, whose gradients autograd adds up one by one"
         return "it is computed with the weights that the forward found, which are gone by then" if self.formulas else None
-
-    def _kept_here(self, node: Node, weights: Sequence[str]) -> str | None:
-        """Why another device could not make the gradients of an operator's weights; None if it can."""
-        if any(name in self.own for name in weights):
-            return "it reads what is computed from weights, which its helper does not have"
-        return None if proportional(node, self.node_of) else "its tensors are not so many bytes a sample"
 
     def _uses(self, param: str) -> list[tuple[int, bool]]:
         """(place, whether it is a reader) of the calls that read a parameter itself."""

@@ -47,6 +47,8 @@ class LateGradients:
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
+        self.divided: tuple[Tensor, Tensor] | None = None
+        """Of an operator whose gradient of the data is divided: the gradient of its output, by rows, and its weight."""
 
     def add(
         self,
@@ -125,6 +127,8 @@ class Late:
     def __init__(self, device: torch.device) -> None:
         self.queue = LateGradients()
         self._device = device
+        self.own_columns: dict[str, tuple[int, int]] = {}
+        """Linear operator of which this device makes these columns [lo, hi) of the data's gradient alone; the others are zero."""
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def take(self) -> LateGradients:
@@ -241,8 +245,24 @@ class _Linear(torch.autograd.Function):
         )
         if frozen is None:
             return None, None, None
-        made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
+        if site.node in site.late.own_columns:
+            site.late.queue.divided = flat, frozen
+            made = flat.new_zeros(flat.shape[0], frozen.shape[1])
+            lo, hi = site.late.own_columns[site.node]
+            made[:, lo:hi] = in_columns(flat, frozen[:, lo:hi])
+        else:
+            made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
         return (made if flat is gradient else made.reshape(*gradient.shape[:-1], -1)), None, None
+
+
+def in_columns(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Columns of the data's gradient of a linear operator, [N, columns]: the same bits wherever they are made.
+
+    Args:
+        gradient: of its output, by rows, [N, M].
+        weight: these columns of its weight, [M, columns].
+    """
+    return gradient.contiguous().mm(weight.contiguous())
 
 
 def _by_columns(matrix: Tensor) -> bool:

@@ -8,7 +8,7 @@ sizes; a helper needs no weights, only their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
+from gpp.capture.cut import Cut
 from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
-from gpp.graph.captured import Node, evaluate, references
+from gpp.graph.captured import Captured, Node, evaluate, node_references, references
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -51,11 +52,52 @@ def operands_of(names: Sequence[str], node_of: Mapping[str, Node], samples: int)
     return tuple(_operands(node_of[name], node_of, samples) for name in names)
 
 
-def proportional(node: Node, node_of: Mapping[str, Node]) -> bool:
-    """Whether as many elements of each tensor belong to every sample."""
-    sizes = ([math.prod(shape) for shape, _ in _operands(node, node_of, samples).forms] for samples in (2, 3, 5))
-    two, three, five = sizes
-    return all(a * 3 == b * 2 and a * 5 == c * 2 and not a % 2 for a, b, c in zip(two, three, five, strict=True))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The operator of a stage that makes all gradients of its inputs, as one product with its weight: linear.
+
+    Args:
+        node, data, weight: names of it, of the tensor from another stage that it reads, and of the weight.
+        columns: of the weight, [M, columns].
+    """
+
+    node: str
+    data: str
+    weight: str
+    columns: int
+
+    def forms(self, node_of: Mapping[str, Node], samples: int) -> tuple[Form, Form]:
+        """Of the gradient of the output by rows, [N, M], and of the gradients of the inputs."""
+        (*batch, wide), dtype = _form(node_of[self.node], samples)
+        return ((math.prod(batch), wide), dtype), _form(node_of[self.data], samples)
+
+
+def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) -> Head | str:
+    """The head of the stage of `nodes`; or why its input gradients cannot be divided by columns.
+
+    Args:
+        whole: nodes whose gradients are to stay whole.
+    """
+    cut, node_of = Cut(captured, nodes, torch.device("meta"), {}), captured.node_of
+    received = [name for name in cut.receives if node_of[name].requires_grad]
+    if len(received) != 1:
+        return f"it has {len(received)} inputs with gradients"
+    (data,) = received
+    readers = [name for name in cut.calls if data in node_references(node_of[name])]
+    if len(readers) != 1 or node_of[readers[0]].target != "aten.linear.default":
+        return f"{data} is read by {', '.join(node_of[name].target for name in readers)}"
+    (name,) = readers
+    given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
+    (weight,), read = references(given["weight"]), list(references(given["input"]))
+    if read != [data] or name not in cut.split(whole, formulas=False, elsewhere=True)[0].split:
+        return f"the gradients of {name} are not made in two halves"
+    if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
+        return f"the samples of {data} are not its first dimension"
+    return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
+
+
+def _form(of: Node, samples: int) -> Form:
+    return tuple(int(evaluate(size, samples)) for size in of.shape or ()), dtype_of(of.dtype or "float32")
 
 
 def _operands(node: Node, node_of: Mapping[str, Node], samples: int) -> Operands:
@@ -65,30 +107,27 @@ def _operands(node: Node, node_of: Mapping[str, Node], samples: int) -> Operands
     def trained(key: str) -> list[str]:
         return [name for name in references(given.get(key)) if node_of[name].requires_grad]
 
-    def form(of: Node) -> Form:
-        return tuple(int(evaluate(size, samples)) for size in of.shape or ()), dtype_of(of.dtype or "float32")
-
     def argument(key: str) -> Any:
         value = given.get(key)
         return decode(value, ref=lambda name: name, number=lambda tree: evaluate(tree, samples), device=torch.device("cpu"))
 
     needs = bool(trained("weight")), bool(trained("bias"))
     params = tuple(node_of[name].target for key in ("weight", "bias") for name in trained(key))
-    (out, dtype), (data,) = form(node), references(given["indices" if "indices" in given else "input"])
+    (out, dtype), (data,) = _form(node, samples), references(given["indices" if "indices" in given else "input"])
     kind = node.target.split(".")[1]
     if kind == "linear":
-        (*batch, wide), of_rows = out, form(node_of[data])
+        (*batch, wide), of_rows = out, _form(node_of[data], samples)
         rows = math.prod(batch)
         forms = [((rows, wide), dtype), ((rows, of_rows[0][-1]), of_rows[1])][: 2 if needs[0] else 1]
         make = partial(_linear, needs_bias=needs[1])
     elif kind == "embedding":
         (weight,) = references(given["weight"])
         options = [argument(key) for key in ("padding_idx", "scale_grad_by_freq", "sparse")]
-        forms = [(out, dtype), form(node_of[data])]
+        forms = [(out, dtype), _form(node_of[data], samples)]
         make = partial(_embedding, rows=int((node_of[weight].shape or (0,))[0]), options=options)
     else:
         several = [_several(argument(key), len(out) - 2) for key in ("stride", "padding", "dilation")]
-        forms = [(out, dtype), form(node_of[data])]
+        forms = [(out, dtype), _form(node_of[data], samples)]
         make = partial(_convolution, needs=needs, several=several, groups=argument("groups"))
     return Operands(node=node.name, params=params, forms=tuple(forms), make=make)
 

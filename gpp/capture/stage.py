@@ -84,6 +84,11 @@ class StageModule(nn.Module):
         self._run = self._cut.compile(self._root, training=True)[0]
         return found
 
+    def call_through(self, calls: Mapping[str, Callable[..., Any]]) -> None:
+        """Let training passes call nodes by other functions of the same arguments."""
+        self._cut.calls_through = dict(calls)
+        self._run = self._cut.compile(self._root, training=True)[0]
+
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
 

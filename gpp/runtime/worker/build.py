@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from gpp.capture.operands import Operands
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.plan import Plan
@@ -26,11 +24,12 @@ from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
-from gpp.runtime.worker.helper import operand_layout
+from gpp.runtime.worker.halves import Given
+from gpp.runtime.worker.helper import with_helpers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
-from gpp.runtime.worker.messages import Boundary, boundary, ring_sizes, sending
+from gpp.runtime.worker.messages import boundary, ring_sizes, sending
 from gpp.runtime.worker.seeding import generators
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
@@ -138,15 +137,16 @@ def build_mailboxes(
     device_id: int,
     device: torch.device,
     transport: AbstractTransport,
-    operands: Mapping[int, Sequence[Operands]],
+    given: Mapping[int, Given],
+    handover: Handover,
 ) -> dict[int, Mailbox]:
     """A mailbox for each stage of a device.
 
     Args:
         program: whose messages they are.
-        operands: what is sent to the helpers of stages that have some.
+        given: what is sent to the helpers of stages that have some.
+        handover: of the device.
     """
-    handover: Handover = {}
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     return {
         s: Mailbox(
@@ -154,19 +154,12 @@ def build_mailboxes(
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=_with_helper(boundary(job.plan, job.graph, module, s, narrow), operands.get(s), job, s),
+            boundary=with_helpers(boundary(job.plan, job.graph, module, s, narrow), given.get(s), job, s),
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )
         for s, module in modules.items()
     }
-
-
-def _with_helper(found: Boundary, operands: Sequence[Operands] | None, job: Job, s: int) -> Boundary:
-    """The boundary of a stage, with what its helper is sent."""
-    if operands is None:
-        return found
-    return replace(found, helping_out={s: operand_layout(operands, job.plan.stages[s].microbatch_size)})
 
 
 def all_ring_sizes(

@@ -14,6 +14,7 @@ from gpp.program.kinds import (
     COPIES,
     FORWARD,
     HELPING,
+    HELPING_INPUTS,
     KINDS,
     RECEIVES,
     REDUCE,
@@ -56,6 +57,7 @@ class AbstractHelper(Protocol):
     """A device's part in a stage of another; `gpp.runtime.worker.helper.Helper` has the contract."""
 
     def weight_gradients(self, microbatch: int) -> Span | None: ...
+    def input_gradients(self, microbatch: int) -> Span | None: ...
 
 
 class Sums(Protocol):
@@ -195,7 +197,7 @@ class Interpreter(Generic[R]):
             return self._norm if kind.everyone else self._reduce
         if kind.role is Role.COMPUTE:
             if kind.helps:
-                return self._help
+                return self._help_inputs if kind.returns else self._help_weights
             if kind.direction == FORWARD:
                 return self._forward
             if not kind.direction:
@@ -237,9 +239,13 @@ class Interpreter(Generic[R]):
         self._prepare(action)
         return self.runners[action[1]].weight_gradients(action[2])
 
-    def _help(self, action: Action, last: bool) -> Span | None:
+    def _help_weights(self, action: Action, last: bool) -> Span | None:
         self._arrive(HELPING, action)
         return self.helpers[action[1]].weight_gradients(action[2])
+
+    def _help_inputs(self, action: Action, last: bool) -> Span | None:
+        self._arrive(HELPING_INPUTS, action)
+        return self.helpers[action[1]].input_gradients(action[2])
 
     def _copy_out(self, action: Action, last: bool) -> Span | None:
         return self.runners[action[1]].copy_out(action[2])

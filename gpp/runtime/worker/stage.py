@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,17 +14,16 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpp.graph.captured import LOSS, is_loss
-from gpp.program.kinds import BACKWARD, FORWARD, HELPING
+from gpp.program.kinds import BACKWARD, FORWARD
 from gpp.runtime.memory.slots import on_storage
 from gpp.runtime.nonfinite import Finding, Place, Probes, Seen, nonfinite
 from gpp.runtime.transport.channels import Mark
-from gpp.runtime.worker.halves import LateHalves
+from gpp.runtime.worker.halves import Given, LateHalves
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Mailbox
 from gpp.runtime.worker.seeding import generators
 
 if TYPE_CHECKING:
-    from gpp.capture.operands import Operands
     from gpp.capture.stage import StageModule
     from gpp.runtime.memory.keeper import Keeper
     from gpp.runtime.worker.weights.base import AbstractStageWeights
@@ -119,7 +118,7 @@ class StageRunner:
         probes: are told of every backward.
         scale: what losses are multiplied by before their backwards; None for nothing.
         keeper: carries out what the plan says of the stage's memory; None for a stage that keeps what autograd keeps.
-        operands: what a helper makes the gradients of the weights of; None for a stage without one.
+        given: what the stage's helpers are given; None for a stage without any.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class StageRunner:
         probes: Probes | None = None,
         scale: LossScale | None = None,
         keeper: Keeper | None = None,
-        operands: Sequence[Operands] | None = None,
+        given: Given | None = None,
     ) -> None:
         self.keeper = keeper
         self.module, self.stage, self.device, self.mailbox = module, stage, device, mailbox
@@ -160,7 +159,7 @@ class StageRunner:
         self._passes: dict[int, _Pass] = {}
         self._loss_seeds: dict[tuple[torch.dtype, float], torch.Tensor] = {}
         self._unread: list[tuple[str, int, int, int, float | torch.Tensor]] = []
-        self._late = LateHalves(module.late, weights, operands) if module.late and train else None
+        self._late = LateHalves(module.late, weights, given) if module.late and train else None
         if weights:
             weights.splits = self._late is not None
         self._specs = mailbox.boundary.specs()
@@ -373,9 +372,11 @@ class StageRunner:
             for name, leaf in done.leaves.items()
             if leaf.requires_grad
         }
+        if late:
+            made = late.own_part(made)
+            for way, tensors in late.hand_over(microbatch).items():
+                self.mailbox.put(way, microbatch, piece[0], tensors)
         self.mailbox.put(BACKWARD, microbatch, piece[0], made)
-        if late and late.helped:
-            self.mailbox.put(HELPING, microbatch, piece[0], late.hand_over(microbatch, piece[1] - piece[0]))
         return start, end
 
     def _roots(self, done: _Pass, microbatch: int) -> tuple[list[Any], list[torch.Tensor]]:

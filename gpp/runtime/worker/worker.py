@@ -41,12 +41,12 @@ from gpp.runtime.worker.build import (
 )
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.halves import operands_of_stage, split_modules
+from gpp.runtime.worker.halves import Given, split_modules
 from gpp.runtime.worker.handout import Handout
 from gpp.runtime.worker.helper import build_helpers
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
-from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import most_sends
 from gpp.runtime.worker.process import KEPT_STEPS, Lines
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
@@ -95,8 +95,9 @@ class Worker:
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
-        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now)
-        self._operands = {s: operands_of_stage(job, s) for s in self.stages if plan.stages[s].weight_device is not None}
+        handover: Handover = {}
+        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, handover)
+        self._given = {s: Given.of(job, s) for s in self.stages if plan.stages[s].helpers}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
@@ -112,8 +113,8 @@ class Worker:
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
         rank = plan.devices.index(device_id)
         self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        sends = {"device_id": device_id, "device": device, "transport": transport, "operands": self._operands}
-        self._mailboxes = partial(build_mailboxes, job, **sends)
+        ends = {"device_id": device_id, "device": device, "transport": transport, "given": self._given, "handover": handover}
+        self._mailboxes = partial(build_mailboxes, job, **ends)
         self.training = self._training(overlaps=overlaps)
         if card is None:
             transport.idle = self._idle
@@ -179,7 +180,7 @@ class Worker:
                 probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
                 scale=self.scale if train else None,
                 keeper=keepers.get(s),
-                operands=self._operands.get(s) if train else None,
+                given=self._given.get(s) if train else None,
             )
         return out
 
