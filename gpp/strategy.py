@@ -200,15 +200,14 @@ class Strategy:
             check_stream(plan, problem.graph, self.weights)
 
     def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program unless that is predicted only.
+        """Prove that a plan from a file can run under this strategy, to the end of its program.
 
         Raises:
             InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
         """
         try:
             self.check(plan, problem)
-            if not plan.divided:
-                self.lower(plan, problem)
+            self.lower(plan, problem)
         except Infeasible as error:
             raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
         except InvalidConfig as error:

@@ -10,7 +10,7 @@ from gpp.strategy import Strategy
 
 
 def check_helped(engine: AbstractEngine, strategy: Strategy, given: Plan | None) -> None:
-    """Refuse to run plans with helpers that are predicted only, or on an engine without helpers.
+    """Refuse to run plans with helpers of a form that nobody runs, or on an engine without helpers.
 
     Args:
         given: the plan in the user's own file; None where the strategy is to plan.
@@ -21,11 +21,7 @@ def check_helped(engine: AbstractEngine, strategy: Strategy, given: Plan | None)
     """
     if given is not None:
         check_runnable(given.stages)
-    elif strategy.planner.predicted_only is not None:
-        rule = f"strategy={strategy.name} divides gradients of inputs between devices, which no engine does"
-        fix = f"set {strategy.planner.predicted_only}, or mode=plan or mode=compare, which predict it"
-        raise InvalidConfig("engine", engine.name, rule, fix)
     if (given.helped if given is not None else strategy.planner.helps) and not engine.helps:
-        rule = "does not have devices make the gradients of other devices' weights"
+        rule = "does not have devices make parts of other devices' backwards"
         fix = "use engine=distributed or engine=reference, or mode=plan, which predicts it"
         raise InvalidConfig("engine", engine.name, rule, fix)

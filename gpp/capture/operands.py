@@ -8,7 +8,7 @@ sizes; a helper needs no weights, only their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,11 @@ from torch import Tensor
 from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
 from gpp.capture.cut import Cut
 from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
+from gpp.errors import UnsupportedPlan
 from gpp.graph.captured import Captured, Node, evaluate, node_references, references
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.helpers import columns
+from gpp.plan.plan import Plan
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -94,6 +98,34 @@ def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) 
     if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
         return f"the samples of {data} are not its first dimension"
     return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
+
+
+def check_divided(captured: Captured, plan: Plan, graph: OpGraph, whole_ops: Collection[int]) -> None:
+    """Refuse to divide input gradients that are no product with columns of one weight.
+
+    Args:
+        whole_ops: operators whose backwards are to stay whole.
+
+    Raises:
+        UnsupportedPlan: names stage, field, value, rule and fix.
+    """
+    for s, stage in enumerate(plan.stages):
+        if not stage.input_share:
+            continue
+        field = f"stage {s}: input_share={[list(pair) for pair in stage.input_share]}"
+        nodes = [node for op in stage.ops for node in graph.ops[op].nodes]
+        slow = frozenset(node for op in set(stage.ops) & set(whole_ops) for node in graph.ops[op].nodes)
+        head = head_of(captured, nodes, whole=slow)
+        if isinstance(head, str):
+            raise UnsupportedPlan(
+                f"{field} divides gradients of inputs that are not one product of a linear layer: {head}. Fix: plan with "
+                "strategy.planner.divide=false, or leave it out of the plan; mode=plan and mode=compare predict it as it is"
+            )
+        if any(hi == lo for device, lo, hi in columns(stage, head.columns) if device not in stage.devices or stage.own_input_share):
+            raise UnsupportedPlan(
+                f"{field} gives a device less than one of the {head.columns} columns of {head.weight}. Fix: give it more, or "
+                "leave it out"
+            )
 
 
 def _form(of: Node, samples: int) -> Form:

@@ -25,11 +25,6 @@ class AbstractPlanner(ABC):
     """Whether it says how far any other plan's time is from that of its own."""
 
     @property
-    def predicted_only(self) -> str | None:
-        """The setting with which its plans can run, where as it is set no engine runs them; None where they run."""
-        return None
-
-    @property
     def varies_k(self) -> bool:
         """Whether stages may run several passes of one direction in a row (k of kFkB)."""
         return False

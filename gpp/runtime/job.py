@@ -280,6 +280,11 @@ def assemble(
     optimizer.check(strategy.weights)
     _check_clipping(optimizer, plan, problem.graph)
     check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
+    if plan.divided:
+        from gpp.capture.operands import check_divided
+
+        whole = problem.cost.whole_ops(problem.graph, problem.cluster.devices[0])
+        check_divided(captured, plan, problem.graph, whole)
     if overwrites:
         _check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(

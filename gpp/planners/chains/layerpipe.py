@@ -52,17 +52,13 @@ class LayerPipe(AbstractPlanner):
 
     Args:
         intra: where half of a backward may go: `neighbour` (the next processor) or `anywhere` (any, longest first).
-        divide: whether a processor may have parts of the input gradients of another's layer. Such plans are predicted only.
+        divide: whether a processor may have parts of the input gradients of another's layer. Linear layers can run so.
     """
 
     helps: ClassVar[bool] = True
 
     intra: Intra = "neighbour"
     divide: bool = True
-
-    @property
-    def predicted_only(self) -> str | None:
-        return "strategy.planner.divide=false" if self.divide else None
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         if problem.regime.weights.flushes:
