@@ -82,6 +82,10 @@ class Strategy:
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
 
+        if self.planner.helps and self.memory.ways:
+            rule = f"makes operators run twice or move, and strategy={self.name} has helpers, which need what the forward made"
+            raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
+
     def plan(self, problem: Problem) -> Plan:
         """The planner's plan, validated, with the time that the search took.
 

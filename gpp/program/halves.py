@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, HALVES, HELPED_INPUTS, HELPED_WEIGHTS, INPUT_GRADIENTS, KINDS, PASS, RECEIVES, WEIGHT_GRADIENTS
+from gpp.program.kinds import (
+    BACKWARD,
+    HALVES,
+    HELPED_INPUTS,
+    HELPED_WEIGHTS,
+    INPUT_GRADIENTS,
+    KINDS,
+    PASS,
+    RECEIVES,
+    WEIGHT_GRADIENTS,
+)
 
 HELPED = frozenset((HELPED_INPUTS, HELPED_WEIGHTS))
 

@@ -37,7 +37,7 @@ from gpp.errors import MalformedProgram
 Direction = str
 """`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
 
-`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, which the stage's own device makes.
+`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, made on the stage's own device.
 """
 
 FORWARD: Final[Direction] = "F"

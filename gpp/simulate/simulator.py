@@ -19,7 +19,18 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.held import device_peaks
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, HELPED_INPUTS, INPUT_GRADIENTS, KINDS, RECEIVES, UPDATES, WEIGHT_GRADIENTS, Role
+from gpp.program.kinds import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    HELPED_INPUTS,
+    INPUT_GRADIENTS,
+    KINDS,
+    RECEIVES,
+    UPDATES,
+    WEIGHT_GRADIENTS,
+    Role,
+)
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times

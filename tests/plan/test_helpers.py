@@ -10,8 +10,9 @@ from gpp.app.helped import check_helped
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, UnsupportedPlan
+from gpp.memory.policy import Recompute
 from gpp.plan.build import make_plan
-from gpp.plan.helpers import delays, helping_bytes
+from gpp.plan.helpers import columns, delays, helping_bytes
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.layerpipe import LayerPipe
@@ -91,10 +92,10 @@ def test_versions_follow_the_delay() -> None:
 def test_helpers_hold_what_they_are_sent() -> None:
     # The sum of the gradients, and two micro-batches of two samples, each of which is made of two bytes.
     trained = PROBLEM.trainable_bytes((1,))
-    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM, 3)) == [(4, trained + 2 * 2 * 2.0)]
-    # Half of the weights in every version, the gradients of the outputs, and half of those of the inputs.
-    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM, 3))
-    assert found == {0: trained / 2 * 3 + 2 * 2 * 1.5}
+    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM)) == [(4, trained + 2 * 2 * 2.0)]
+    # Half of the weights, which come with every micro-batch, the gradients of the outputs, and half of those of the inputs.
+    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM))
+    assert found == {0: trained / 2 * 2 + 2 * 2 * 1.5}
     small = replace(PROBLEM, cluster=cluster(6, memory_bytes=90.0))
     heavy = replace(GRAPH, ops=tuple(replace(op, late_bytes=50.0) for op in GRAPH.ops))
     STREAM.check(helped(weight_device=4), small)
@@ -135,15 +136,6 @@ def test_a_pipeline_that_drains_has_no_helpers() -> None:
 
 
 def test_engines_refuse_helpers_before_anything_starts() -> None:
-    shares = helped(input_share=((4, 0.5),))
-    message = r"stage 1: input_share=\[\[4, 0.5\]\] is predicted only: .* Fix: plan with strategy.planner.divide=false"
-    for refuses in (lambda: STREAM.lower(shares, PROBLEM), lambda: check_helped(Distributed(), STREAM, shares)):
-        with pytest.raises(UnsupportedPlan, match=message):
-            refuses()
-    with pytest.raises(
-        InvalidConfig, match=r"engine=distributed: strategy=stream divides .* Fix: set strategy.planner.divide=false"
-    ):
-        check_helped(Distributed(), STREAM, None)
     whole, weights = replace(STREAM, planner=LayerPipe(divide=False)), helped(weight_device=4)
     for engine in (Distributed(), Reference()):
         check_helped(engine, whole, None)
@@ -178,3 +170,15 @@ def test_a_helper_without_work_is_refused() -> None:
     frozen = replace(GRAPH, params=tuple(replace(p, trainable=p.name != name) for p in GRAPH.params))
     with pytest.raises(InvalidPlan, match="stage 1: weight_device=4 has nothing to make"):
         check_stream(replace(helped(weight_device=4), graph_fingerprint=frozen.fingerprint), frozen, STREAM.weights)
+
+
+def test_memory_policies_are_refused_by_the_settings() -> None:
+    with pytest.raises(InvalidConfig, match=r"strategy\.memory=recompute: .* helpers, .* Fix: set strategy/memory=keep"):
+        replace(STREAM, memory=Recompute())
+
+
+def test_columns_follow_the_shares() -> None:
+    stage = helped(input_share=((0, 0.25), (4, 0.5))).stages[1]
+    assert columns(stage, 8) == ((1, 0, 2), (0, 2, 4), (4, 4, 8))
+    assert columns(stage, 3) == ((1, 0, 1), (0, 1, 2), (4, 2, 3))
+    assert columns(replace(stage, input_share=((4, 1.0),)), 5) == ((1, 0, 0), (4, 0, 5))

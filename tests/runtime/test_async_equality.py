@@ -141,6 +141,11 @@ def _others() -> dict[str, Case]:
     # A device with two stages and helpers of each kind: of a stage's reader, of a stage before, and one that only helps.
     together = {"devices": (0, 1, 1, 2), "helpers": (1, 3, 0, None)}
     out["helped, stash"] = make_job("Chain4", POLICIES["stash"], sgd, sizes=MINIBATCH // 2, **together, **drained)
+    # Columns of one product on two devices and on three, on none of the stage's own; one part goes to a reader in memory.
+    parts = {1: ((0, 0.25), (3, 0.3)), 2: ((3, 1.0),), 3: ((2, 0.4),)}
+    out["helped, columns"] = make_job(
+        "Chain4", POLICIES["stash"], adamw, devices=(0, 1, 2, 1), helpers=(1, 2, 3, None), shares=parts, **drained
+    )
     each = {"devices": (0, 1, 2, 3), "helpers": (1, 2, 3, None)}
     out["helped, spectrain 2"] = make_job("Fork", POLICIES["spectrain 2"], adamw, **each, **plain)
     for name in ("nadam", "muon"):

@@ -104,8 +104,8 @@ class LateHalves:
     Args:
         late: of the stage's module.
         weights: decides which weights a pass uses; None where there is one version.
-        given: what its helpers are given; None where nobody helps. Operators that stay whole, whose gradients come in the first half,
-            are not among it.
+        given: what its helpers are given; None where nobody helps. Operators that stay whole, whose gradients come in the first
+            half, are not among it.
     """
 
     def __init__(self, late: Late, weights: AbstractStageWeights | None, given: Given | None = None) -> None:

@@ -203,8 +203,7 @@ class Mailbox(AbstractMailbox):
         return self._layout_in(direction, peer_stage, peer_device).form(samples, self.device)
 
     def _layout_in(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
-        parts = self.boundary.parts
-        return (parts and parts.get((direction, peer_stage, peer_device))) or self._layouts_in[direction][peer_stage]
+        return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_in[direction][peer_stage]
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
         if messages:
@@ -228,8 +227,7 @@ class Mailbox(AbstractMailbox):
         self.handover[direction, self.stage, peer_stage, lo] = [tensor.detach() for tensor in rows]
 
     def _layout_out(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
-        parts = self.boundary.parts
-        return (parts and parts.get((direction, peer_stage, peer_device))) or self._layouts_out[direction][peer_stage]
+        return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_out[direction][peer_stage]
 
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
