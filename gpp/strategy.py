@@ -62,6 +62,7 @@ class Strategy:
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
+        ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Strategy:
     weights: AbstractWeights = field(default_factory=Flush)
     memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
+    ceiling: bool = False
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:

@@ -255,7 +255,7 @@ def test_delays_of_devices_that_run_side_by_side(jobs: dict[str, Case]) -> None:
 def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for(jobs: dict[str, Case]) -> None:
     """Else equality would say little: nothing of a linear layer is left to the stage's own device."""
     job, _ = jobs["helped, stash"]
-    (helper,) = build_helpers(job, 3, torch.device("cpu"), FakeTransport(FakeNetwork((), 4), 3), lambda: 0.0).values()
+    (helper,) = build_helpers(job, 3, torch.device("cpu"), FakeTransport(FakeNetwork((), 4), 3), lambda: 0.0, {}).values()
     names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}
     assert set(helper.params) == names == {name for each in operands_of_stage(job, 1) for name in each.params}
     assert all(param.untyped_storage().nbytes() == 8 for param in helper.params.values())

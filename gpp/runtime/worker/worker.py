@@ -111,8 +111,8 @@ class Worker:
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
-        rank = plan.devices.index(device_id)
-        self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
+        rank, world = plan.devices.index(device_id), plan.num_devices
+        self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=self._warn)
         ends = {"device_id": device_id, "device": device, "transport": transport, "given": self._given, "handover": handover}
         self._mailboxes = partial(build_mailboxes, job, **ends)
         self.training = self._training(overlaps=overlaps)
@@ -185,7 +185,6 @@ class Worker:
         return out
 
     def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
-        """Args: overlaps: whether sums begin within the last backward."""
         job, actions = self.job, self.job.program.actions[self.device_id]
         mailboxes = self._mailboxes(self.modules, job.program)
         return Interpreter(
