@@ -134,7 +134,7 @@ def refuse_drained(stages: Sequence[Stage]) -> None:
 
 
 def check_runnable(stages: Sequence[Stage]) -> None:
-    """Refuse a plan with helpers of a form that is predicted only, where a program is to be made, or run.
+    """Refuse a plan with helpers of a form that has no program.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.

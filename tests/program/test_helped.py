@@ -44,7 +44,7 @@ def _random(rng: random.Random) -> tuple[Strategy, Problem, Plan]:
 def test_a_run_of_the_program_takes_the_longest_load() -> None:
     """The prediction knows no program, and the simulator no periods: where nobody waits for sums and messages, they agree."""
     rng, seen = random.Random(3), 0
-    for _ in range(24):
+    for _ in range(14):
         strategy, problem, plan = _random(rng)
         if not plan.helped:
             continue
@@ -59,7 +59,7 @@ def test_a_run_of_the_program_takes_the_longest_load() -> None:
         assert found.iteration_s == pytest.approx(expected.iteration_s, rel=1e-6), plan
         assert found.communication_bytes == expected.communication_bytes and found.staleness == expected.staleness
         assert found.bubble_fraction == pytest.approx(expected.bubble_fraction, abs=1e-6)
-    assert seen > 8
+    assert seen > 4
 
 
 def test_stretches_of_any_length_do_the_same_for_each_minibatch() -> None:
@@ -118,8 +118,8 @@ HELPED: dict[str, Any] = {"devices": (0, 1, 2), "helpers": (1, None, None)}
     ("settings", "message"),
     [
         ({"autocast": "bfloat16"}, r"engine\.autocast=bfloat16: devices \[1\] help stage 0: .* set engine.autocast=null"),
-        ({"enforce_memory": True}, r"engine\.enforce_memory=True: devices \[1\] help stage 0"),
-        ({"checkpoint_every": 2}, r"checkpoint\.drain=False: devices \[1\] help stage 0: .* set checkpoint.drain=true"),
+        ({"enforce_memory": True}, r"engine\.enforce_memory=true: devices \[1\] help stage 0"),
+        ({"checkpoint_every": 2}, r"checkpoint\.drain=false: devices \[1\] help stage 0: .* set checkpoint.drain=true"),
     ],
 )
 def test_settings_that_helpers_cannot_be_combined_with(settings: dict[str, Any], message: str) -> None:
@@ -136,5 +136,8 @@ def test_gradients_that_are_no_product_of_one_layer_are_not_divided() -> None:
         UnsupportedPlan, match=r"stage 1: input_share=\[\[0, 0.01\]\] gives a device less than one of the 6 columns"
     ):
         make_job("Chain", Stash(), SGD(lr=0.1), **HELPED, shares={1: ((0, 0.01),)})
-    with pytest.raises(UnsupportedPlan, match=r"divides gradients of inputs .* aten\.cat\.default.* strategy.planner.divide=false"):
+    with pytest.raises(
+        UnsupportedPlan,
+        match=r"divides gradients of inputs .* it has 2 inputs with gradients\. Fix: plan with strategy.planner.divide=false",
+    ):
         make_job("Fork", Stash(), SGD(lr=0.1), devices=(0, 1, 2, 3), helpers=(None,) * 4, shares={3: ((0, 0.5),)})
