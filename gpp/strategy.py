@@ -83,9 +83,8 @@ class Strategy:
                 f"{does}, and strategy.weights={self.weights.name} needs {needs}",
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
-
         if self.planner.helps and self.memory.ways:
-            rule = f"makes operators run twice or move, and strategy={self.name} has helpers, which need what the forward made"
+            rule = "is not for plans with helpers, which keep all"
             raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
 
     def plan(self, problem: Problem) -> Plan:
