@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -13,7 +13,6 @@ from gpp.graph.captured import is_loss
 from gpp.runtime.hang_detection.status import SILENT
 from gpp.runtime.live.fed import Fed, hear, tell
 from gpp.runtime.worker.process import Lines
-from gpp.runtime.worker.rows import Rows
 from gpp.runtime.worker.worker import Worker
 
 Answer = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
@@ -22,8 +21,10 @@ Answer = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 class LiveWorker(Worker):
     """A device's share of a training whose steps come one by one."""
 
-    rows_type: ClassVar[type[Rows]] = Fed
     rows: Fed
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, rows=Fed)
 
     def serve(self, feed: Connection, out: TextIO) -> None:
         """Do what comes through `feed` until the end comes; a line of each step goes to `out`."""
