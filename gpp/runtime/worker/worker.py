@@ -7,7 +7,6 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +47,7 @@ from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import most_sends
-from gpp.runtime.worker.process import KEPT_STEPS, Lines
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
@@ -256,8 +255,7 @@ class Worker:
         settings = self.job.settings
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
-            step = first + minibatch_of_stretch
-            return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
+            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
@@ -412,12 +410,6 @@ class Worker:
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
-        result = {
-            "device": self.device_id,
-            "peak_memory_bytes": self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes,
-            "steps": list(self.kept),
-            "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
-            "staleness": {s: weights.staleness for s, weights in self.weights.items()},
-        }
-        (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        peak_bytes = self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes
+        write_device(self.run_dir, self.device_id, peak_bytes, self.kept, self.weights)
         self.teams.save(self.run_dir, self.modules)
