@@ -1,9 +1,9 @@
 """Emulated devices that serve requests: the rules of `gpp.program.stream` by both clocks.
 
 A reader tells its senders when it has begun a pass, over the channel that a training would use for gradients: so a sender knows
-when there is room for the message that needs it. A stream goes through twice: unpaced, for the virtual clock and the time scale; then
-paced, with fewer requests. By the virtual clock a device computes while a message waits for room; here its thread waits for the
-reader's word, so paced latencies may be shorter where devices run ahead.
+when there is room for the message that needs it. A stream goes through twice: unpaced, for the virtual clock and the time scale;
+then paced, with fewer requests. By the virtual clock a device computes while a message waits for room; here its thread waits for
+the reader's word, so paced latencies may be shorter where devices run ahead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpp.runtime.emulator.emulated import (
     sleep_until,
 )
 from gpp.runtime.emulator.pace import Pace
-from gpp.runtime.emulator.worker import largest, run_emulated
+from gpp.runtime.emulator.worker import Agree, largest, run_emulated
 from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
@@ -69,7 +69,7 @@ class Route(NamedTuple):
         incoming, outgoing: its channels.
         number: (device, micro-batch of a request) -> which of that device's passes of a request it is.
         passes: device -> its passes of a request.
-        count: micro-batches of a request.
+        microbatches: of a request.
     """
 
     buffers: int
@@ -77,7 +77,7 @@ class Route(NamedTuple):
     outgoing: tuple[Channel, ...]
     number: dict[tuple[int, int], int]
     passes: dict[int, int]
-    count: int
+    microbatches: int
 
     @classmethod
     def of(cls, job: Job, device: int) -> Route:
@@ -95,7 +95,7 @@ class Route(NamedTuple):
             outgoing=tuple(sorted(channel for channel in channels if channel[3] == device)),
             number=number,
             passes=passes,
-            count=job.plan.minibatch_size // job.plan.stages[0].microbatch_size,
+            microbatches=job.plan.minibatch_size // job.plan.stages[0].microbatch_size,
         )
 
 
@@ -119,7 +119,7 @@ class ServedMailbox(EmulatedMailbox):
         super()._accept(direction, microbatch, messages)
         virtual_s, real_s = self._left[0]
         if self.arrivals is not None:
-            came_s = self.arrivals[microbatch // self.route.count]
+            came_s = self.arrivals[microbatch // self.route.microbatches]
             virtual_s, real_s = max(virtual_s, came_s), max(real_s, self.clock.real_s(came_s))
         self.ready_s = max(self.ready_s, virtual_s)
         if self.clock.time_scale:
@@ -131,7 +131,7 @@ class ServedMailbox(EmulatedMailbox):
 
     def _taken_s(self, channel: Channel, microbatch: int) -> float:
         route, reader = self.route, channel[4]
-        request, within = divmod(microbatch, route.count)
+        request, within = divmod(microbatch, route.microbatches)
         wanted = request * route.passes[reader] + route.number[reader, within] - route.buffers
         self._hear(channel, wanted + 1)
         return self._heard[channel][wanted] if wanted >= 0 else 0.0
@@ -158,7 +158,10 @@ class ServedMailbox(EmulatedMailbox):
 class EmulatedServer:
     """One emulated device of a job that serves requests."""
 
-    def __init__(self, job: Job, *, device_id: int, transport: AbstractTransport, status: AbstractStatus) -> None:
+    def __init__(
+        self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
+    ) -> None:
+        self.agree = agree
         plan, graph, cluster = job.plan, job.graph, job.cluster
         assert job.settings.serving is not None, "the job serves requests"
         self.job, self.serving, self.device_id, self.transport, self.status = (
@@ -193,12 +196,12 @@ class EmulatedServer:
 
     def stream(self, requests: int, time_scale: float) -> list[dict[str, Any]]:
         """One stream from an empty pipeline; a record of each request by both clocks."""
-        start = largest([time.perf_counter() + SETTLE_S])[0]
+        start = self.agree([time.perf_counter() + SETTLE_S])[0]
         self.clock.virtual_s, self.clock.time_scale, self.clock.zero_s = 0.0, time_scale, start
         rate, plan = self.serving.arrivals.rate, self.job.plan
         came = self.serving.arrivals.times_s() if rate and not plan.predecessors[self.stage] else None
         self.mailbox.start(self.route, requests, came)
-        counts = dict.fromkeys(range(len(plan.stages)), self.route.count)
+        counts = dict.fromkeys(range(len(plan.stages)), self.route.microbatches)
         records: list[dict[str, Any]] = []
         sleep_until(start)
         for number, actions in enumerate(stream_of(self.actions, self.serving.buffers, counts, plan.minibatch_size, requests)):
@@ -228,7 +231,7 @@ class EmulatedServer:
         self.status.begin(EVALUATION, 0)
         free = self.stream(settings.steps, 0.0)
         # By the slowest device; what the clock says is the same for all in the steady state.
-        took_s, virtual_s = largest([free[-1]["end"] - free[0]["start"], free[-1]["virtual"][1] - free[0]["virtual"][0]])
+        took_s, virtual_s = self.agree([free[-1]["end"] - free[0]["start"], free[-1]["virtual"][1] - free[0]["virtual"][0]])
         paced = min(settings.steps, PACED)
         time_scale = Pace(**settings.engine).choose(virtual_s / len(free), took_s / len(free), paced)
         self.status.begin(EVALUATION, 1)
@@ -249,7 +252,7 @@ class EmulatedServer:
 def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     sharpen_timer()
     device_id, transport, status = enter(job, run_dir, rank, world)
-    worker = EmulatedServer(job, device_id=device_id, transport=transport, status=status)
+    worker = EmulatedServer(job, device_id=device_id, transport=transport, agree=largest, status=status)
     # A pause to collect garbage would be a late message.
     gc.disable()
     with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:

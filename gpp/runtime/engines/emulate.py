@@ -69,7 +69,7 @@ class Emulate(AbstractServer):
         from gpp.runtime.controller.controller import devices_of, run_workers, timeline
 
         if job.settings.serving is not None:
-            from gpp.runtime.serve.collect import collect_emulated
+            from gpp.runtime.controller.stream import collect_emulated
 
             logs = run_workers("gpp.runtime.emulator.serving", job, run_dir, job.plan.num_devices, progress, processes=1)
             return collect_emulated(job, run_dir, logs)

@@ -43,7 +43,9 @@ def _run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -
                 values = samples.fetch(torch.arange(lo, lo + size) % len(samples), wanted)
                 for s in order:
                     values |= modules[s].forward(size, values)
-                for name in job.captured.results if answers else ():
+                for name in job.captured.results:
+                    if answers is None:
+                        break
                     dim = job.captured.node_of[name.removeprefix(ANSWER)].batch_dim or 0
                     answers.write(name.removeprefix(ANSWER), lo, values[name].movedim(dim, 0))
             write_line(out, {"step": number, "start": start, "end": time.perf_counter()})
