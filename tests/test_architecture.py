@@ -77,6 +77,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"rehearsal"},
         {"reference"},
         {"controller"},
+        {"live"},
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
@@ -87,7 +88,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"api", "multirun"},
+        {"api", "multirun", "pipeline"},
         {"cli"},
     ],
 }

@@ -9,6 +9,8 @@ import pytest
 from gpp.cluster import Cluster, Link, PairLink
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
+from gpp.graph.inference import forward_only
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.sequential import Sequential
@@ -20,6 +22,8 @@ from gpp.planners.common.placement import Placer
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.complete import everywhere
 from gpp.planners.graphpipe.graphpipe import GraphPipe
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
 from tests.oracle.all_placements import optimum_s
 from tests.support.graphs import chain
 from tests.support.mixed import linked, mixed_problem
@@ -145,6 +149,34 @@ def test_a_stage_takes_as_long_as_its_messages_where_these_are_slower():
     assessor = Assessor(StageCosts(chain_with_messages(1.0, 1e5, devices)))
     assert assessor.seconds_by_type(0b001, 1, 1) == [0.75, 3.0]
     assert assessor.seconds_by_type(0b100, 1, 1) == pytest.approx([1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("objective", "seconds", "speeds", "ours", "chains"),
+    [
+        # The long tower on the fast device, the short one at the same time on a slow one, the join behind them on another; a
+        # chain has one tower after the other.
+        ("latency", (2.0, 2.0, 6.0, 6.0), (1.0, 1 / 3, 1 / 3), 12.0, 16.0),
+        # Both ends on the slow device: 4 of 12 seconds at half the speed. An interval of either order has 3 at most.
+        ("throughput", (3.0, 3.0, 5.0, 1.0), (2.0, 1.0), 4.0, 4.5),
+    ],
+)
+def test_two_unequal_towers_serve_requests_faster_than_a_chain(objective, seconds, speeds, ours, chains):
+    graph = towers(2, 2)
+    took = [*seconds, 0.0]
+    ops = tuple(replace(op, forward_flops=flops) for op, flops in zip(graph.ops, took, strict=True))
+    devices = with_devices(cluster(len(speeds)), *({"speed_factor": speed} for speed in speeds))
+    problem = Problem(
+        graph=forward_only(replace(graph, ops=ops)),
+        cluster=devices,
+        cost=Constant(),
+        minibatch_size=1,
+        regime=Regime(buffers=2),
+    )
+    for planner, expected in ((GraphPipe(colocate="never"), ours), (Sequential(), chains)):
+        strategy = Strategy(name="test", planner=planner, schedule=OneFOneB(), objective=objective)
+        plan = strategy.plan(problem)
+        assert strategy.predict(plan, problem, record=False).metrics.iteration_s == pytest.approx(expected, rel=0.01)
 
 
 def test_lines_are_laid_out_by_device_type():

@@ -15,9 +15,11 @@ import torch
 from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
 from gpp.graph.op_graph import OpGraph, Tensor
 from gpp.plan.edges import carried
+from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.program.action import Action
-from gpp.program.kinds import FORWARD, KINDS, SENDS
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
@@ -41,10 +43,12 @@ class Layout:
     Args:
         specs: of the tensors as the stage that sends them has them.
         quantisers: how each is coded, None for one that travels as it is; empty: all do.
+        whole: whether its tensors are not made of samples: the shapes of their specs are all of them.
     """
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
+    whole: bool = False
     quantisers: tuple[Quantiser | None, ...] = ()
     travelling: tuple[TensorSpec, ...] = field(init=False)
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
@@ -66,7 +70,7 @@ class Layout:
         """The tensors one behind the other in bytes that hold at least `num_bytes`."""
         out, at = [], 0
         for spec in self.travelling:
-            shape = (samples, *spec.shape)
+            shape = self._shape(spec, samples)
             size = _num_bytes(shape, spec.dtype)
             out.append(buffer[at : at + size].view(spec.dtype).view(shape))
             at += -(-size // ALIGN) * ALIGN
@@ -76,7 +80,7 @@ class Layout:
         """Bytes of a message."""
         if not self.names:
             return 1
-        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.travelling]
+        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.travelling]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def form(self, samples: int, device: torch.device) -> Form:
@@ -84,7 +88,7 @@ class Layout:
         found = self.forms.get((samples, device))
         if found is None:
             if len(self.names) == 1:
-                found = Form((samples, *self.travelling[0].shape), self.travelling[0].dtype, device)
+                found = Form(self._shape(self.travelling[0], samples), self.travelling[0].dtype, device)
             else:
                 found = Form((self.num_bytes(samples),), torch.uint8, device)
             self.forms[samples, device] = found
@@ -101,6 +105,9 @@ class Layout:
         if not self.quantisers:
             return tensors
         return [q.decode(tensor) if q else tensor for q, tensor in zip(self.quantisers, tensors, strict=True)]
+
+    def _shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+        return spec.shape if self.whole else (samples, *spec.shape)
 
     def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
         """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
@@ -186,7 +193,7 @@ def quantised(lay: Layout, tensors: Sequence[Tensor], bits: int, *, clip: bool) 
         else None
         for tensor, spec in zip(tensors, lay.specs, strict=True)
     )
-    return Layout(lay.names, lay.specs, found)
+    return Layout(lay.names, lay.specs, quantisers=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +205,10 @@ class Boundary:
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
         changing: forward messages whose bits change, in place of their layouts.
+        helping: layouts of what a helper of the stage needs, by direction: at the helper those that come, at the stage's own device
+            those that go.
+        parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device: gradients of
+            inputs that several devices make, in the order of their columns, and what these are sent.
     """
 
     incoming: dict[int, Layout]
@@ -206,6 +217,18 @@ class Boundary:
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
     changing: dict[int, Changing] = field(default_factory=dict)
+    helping: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
+    parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)
+
+    @property
+    def received(self) -> dict[Direction, dict[int, Layout]]:
+        """Layouts of what the stage receives, by direction and neighbour."""
+        return {FORWARD: self.incoming, BACKWARD: self.returning_in, **self.helping}
+
+    @property
+    def sent(self) -> dict[Direction, dict[int, Layout]]:
+        """The same of what it sends."""
+        return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.helping}
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -252,7 +275,26 @@ def boundary(
                 )
             elif bits:
                 forward[peer] = quantised(forward[peer], tensors, bits, clip=plan.edge_clip)
+            if plan.stages[t].input_share:
+                parts = by_columns(plan.stages[t], backward[peer])
+                if stage == t:
+                    backward[peer] = parts.get(plan.stages[t].devices[0], Layout((), ()))
+                else:
+                    out.parts.update({(BACKWARD, t, device): part for device, part in parts.items()})
     return out
+
+
+def by_columns(stage: Stage, whole: Layout) -> dict[int, Layout]:
+    """Device -> the message of the columns that it makes of a stage's input gradients, in the order of the columns.
+
+    Args:
+        whole: the message of all of them.
+    """
+    (spec,) = whole.specs
+    *rest, count = spec.shape
+    return {
+        device: Layout(whole.names, (replace(spec, shape=(*rest, hi - lo)),)) for device, lo, hi in columns(stage, count) if hi > lo
+    }
 
 
 def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
@@ -266,12 +308,11 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     for action in actions:
         if action.peer_device in (-1, device):
             continue
-        forward, lays, channel = KINDS[action.kind].direction == FORWARD, boundaries[action.stage], channel_of(action, device)
-        if action.kind in SENDS:
-            lay = (lays.outgoing if forward else lays.returning_out)[action.peer_stage]
-        else:
-            lay = (lays.incoming if forward else lays.returning_in)[action.peer_stage]
-        changing, samples = lays.changing.get(action.peer_stage) if forward else None, action.hi - action.lo
+        lays, channel = boundaries[action.stage], channel_of(action, device)
+        ways = lays.sent if action.kind in SENDS else lays.received
+        way, samples = KINDS[action.kind].direction, action.hi - action.lo
+        lay = lays.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
+        changing = lays.changing.get(action.peer_stage) if way == FORWARD else None
         largest[channel] = max(largest.get(channel, 1), changing.most_bytes(samples) if changing else lay.num_bytes(samples))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
@@ -291,7 +332,8 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     for the oldest message.
     """
     found = list(actions)
-    if any(KINDS[action.kind].frees for action in found):
+    # What a helper is sent bounds what it sends.
+    if any(KINDS[action.kind].frees or KINDS[action.kind].helps for action in found):
         return None
     sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
     smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)
