@@ -66,8 +66,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         ceiling: whether it stands beside others to say how far they are from perfect; a comparison then never names it the best.
-        objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
-        edges: what messages between stages are; plans of planners have its bits (`gpp.plan.edges`).
+        objective, edges: what planners minimise while serving (`gpp.simulate.stream.scored`), and what messages then are.
     """
 
     name: str
@@ -296,11 +295,9 @@ class Strategy:
 
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
-        if problem.regime.serves:
-            regime = replace(problem.regime, edges=self.edges)
-        else:
-            # Before a loss on the whole mini-batch every schedule keeps all of it.
-            regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
+        # Before a loss on the whole mini-batch every schedule keeps all of it.
+        holds, served = EVERYTHING if problem.minibatch_ops else self.schedule.holds, replace(problem.regime, edges=self.edges)
+        regime = served if problem.regime.serves else Regime(holds=holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
 
     def _program(self, plan: Plan, problem: Problem) -> Program:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from gpp.cost.edges import Edges, Kept, most_bits, sent_bytes
+from gpp.cost.edges import Edges, Kept, coded, most_bits, sent_bytes
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig
+from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.routing import copies, messages
 
@@ -65,6 +66,11 @@ def kept(plan: Plan, problem: Problem) -> Kept | None:
     plain = replace(plan, edge_bits=(), edge_clip=False, edge_auto=False)
     sample_s = 1.0 / edges.target_rate if edges.target_rate else slowest_stage_s(plain, problem)
     return Kept(sample_s=sample_s, window=edges.window)
+
+
+def announcing(plan: Plan, graph: OpGraph) -> set[tuple[int, int]]:
+    """Edges whose messages say how many bits a later one has, because that may change."""
+    return {edge for edge, own in plan.edge_tensors(graph).items() if plan.edge_auto and any(map(coded, own))}
 
 
 def carried(plan: Plan, edge: tuple[int, int]) -> dict[tuple[int, int], float]:

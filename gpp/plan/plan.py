@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpp.cost.edges import check_bits, coded, sent_bytes
+from gpp.cost.edges import check_bits, sent_bytes
 from gpp.cost.holding import Holding
 from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
@@ -53,8 +53,7 @@ class Plan:
         objective: of a planner that minimises something else than the predicted time of a step.
         explanation: lines for the user: what the planner did, and what it may have cost.
         edge_bits: of a floating-point value in a message, for each edge; 0 for one whose values travel as they are. Empty: all.
-        edge_clip: whether values are clipped before they are quantised.
-        edge_auto: whether senders change the bits with the speed of their links; `edge_bits` are those of the first messages.
+        edge_clip, edge_auto: whether values are clipped before; whether senders change the bits with the speed of their links.
     """
 
     planner: str
@@ -174,10 +173,6 @@ class Plan:
             )
             for edge, tensors in self.edge_tensors(graph).items()
         }
-
-    def announces(self, graph: OpGraph) -> set[tuple[int, int]]:
-        """Edges whose messages say how many bits a later one has, because that may change."""
-        return {edge for edge, own in self.edge_tensors(graph).items() if self.edge_auto and any(map(coded, own))}
 
     @property
     def keeping(self) -> Plan:
@@ -386,11 +381,10 @@ class Plan:
         # A prediction asks several times, and walks over all messages.
         key = "handling", self.stages, self.edges, self.minibatch_size, self.edge_bits, self.edge_clip
         if key not in problem.bills:
-            graph, returning = problem.graph, self.returning(problem.graph)
-            sizes = self.message_bytes(graph)
+            returning, sizes = self.returning(problem.graph), self.message_bytes(problem.graph)
             edges = [
                 Edge(ends, tensors, sizes[ends], self.bits_of(ends), self.edge_clip, ends in returning)
-                for ends, tensors in self.edge_tensors(graph).items()
+                for ends, tensors in self.edge_tensors(problem.graph).items()
             ]
             problem.bills[key] = handling_s(self.stages, edges, self.minibatch_size, problem)
         return problem.bills[key]

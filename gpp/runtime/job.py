@@ -72,11 +72,9 @@ class ServeSettings:
     """What a job that serves requests adds to the settings of a run, whose `steps` are the requests.
 
     Args:
-        buffers: messages for which an edge has room.
-        arrivals: when requests come.
+        buffers, arrivals: messages for which an edge has room; when requests come.
         split, samples: of the data set whose samples the requests are made of, in order, again and again.
-        answers: whether they are written.
-        kept: what senders keep whose bits follow their links; None where no bits change.
+        answers, kept: whether they are written; what senders keep whose bits follow their links, None where no bits change.
     """
 
     buffers: Count

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gpp.cost.edges import ANNOUNCE_BYTES
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.edges import announcing
 from gpp.plan.helpers import gradient_bytes
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -19,7 +20,7 @@ ORDER_BYTES = 1
 def message_rates(plan: Plan, graph: OpGraph) -> dict[tuple[Direction, int, int], tuple[float, float]]:
     """(direction, source stage, destination stage) -> bytes for each sample, bytes for each message."""
     out = {}
-    tensors, announces = plan.edge_tensors(graph), plan.announces(graph)
+    tensors, announces = plan.edge_tensors(graph), announcing(plan, graph)
     for (s, t), (forward, backward) in plan.message_bytes(graph).items():
         fixed = 0.0 if tensors[s, t] else float(ORDER_BYTES)
         ahead = float(ANNOUNCE_BYTES) if (s, t) in announces else 0.0

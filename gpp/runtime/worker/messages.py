@@ -14,7 +14,7 @@ import torch
 
 from gpp.cost.edges import ANNOUNCE_BYTES, coded, useful_bits
 from gpp.graph.op_graph import OpGraph, Tensor
-from gpp.plan.edges import carried
+from gpp.plan.edges import announcing, carried
 from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
@@ -250,7 +250,7 @@ def boundary(
         narrow: type in which messages of float32 tensors travel; None: as captured.
         serving: of a job that serves requests, where bits may change.
     """
-    changes = plan.announces(graph)
+    changes = announcing(plan, graph)
     out = Boundary(incoming={}, outgoing={}, returning_in={}, returning_out={})
     for (s, t), tensors in plan.edge_tensors(graph).items():
         if stage in (s, t):
