@@ -18,7 +18,7 @@ from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
@@ -101,12 +101,17 @@ class Strategy:
         if self.replicas == ROUND_ROBIN:
             size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
             check_turns(problem, size)
-        if self.schedule.draft is not self.schedule:
-            return replace(self, schedule=self.schedule.draft).plan(problem)
+        if self.drafted is not self:
+            return self.drafted.plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
         return replace(plan, search_s=time.perf_counter() - start)
+
+    @property
+    def drafted(self) -> Strategy:
+        """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
+        return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
     def _sparing(self, problem: Problem) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
@@ -212,22 +217,6 @@ class Strategy:
             for stage in range(len(plan.stages)):
                 self.schedule.warmup(plan, stage, sys.maxsize)
             check_stream(plan, problem.graph, self.weights)
-
-    def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
-
-        Raises:
-            InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
-        """
-        try:
-            self.check(plan, problem)
-            self.lower(plan, problem)
-        except Infeasible as error:
-            raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
-        except InvalidConfig as error:
-            raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
-        except (InvalidPlan, MalformedProgram) as error:
-            raise InvalidPlan(f"{path}: {error}") from None
 
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.

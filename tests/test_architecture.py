@@ -71,7 +71,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "capturing", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
+        {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
         {"launch", "recording"},
         {"surveys"},
         {"vocabulary"},

@@ -18,6 +18,7 @@ from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.app.capturing import captured_model, weights_of
+from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
@@ -296,7 +297,7 @@ class Experiment:
         """
         if self._given_plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check_file(self.plan, self._given_plan, problem)
+        check_given(self.strategy, self.plan, self._given_plan, problem)
         return self._given_plan
 
     def in_place(
