@@ -243,8 +243,9 @@ def random_chain_problem(rng: random.Random) -> Problem:
 def judged_chains(problem: Problem, ways: tuple[str, ...], *, stashes: bool) -> dict[str, tuple[str, float]]:
     """What both searches say of one problem: a verdict, and the ratio to the least seconds of the slowest stage."""
     if stashes:
-        problem = replace(problem, regime=Regime(weights=Stash()))
-    least = MarkedChains(problem, ways, stashes).best_s()
+        # An update after every micro-batch, so that each in flight has a version of its own.
+        problem = replace(problem, minibatch_size=problem.microbatch_size or 1, regime=Regime(weights=Stash()))
+    least = MarkedChains(problem, ways, stashes=stashes).best_s()
     name: Literal["auto", "recompute", "offload"] = "auto" if len(ways) == 2 else "recompute" if ways == ("recompute",) else "offload"
     out: dict[str, tuple[str, float]] = {}
     for search in ("exact", "binary"):

@@ -24,8 +24,8 @@ from gpp.plan.plan import Plan
 from gpp.plan.stage import Stage
 from gpp.weights.base import PipelinePosition
 
-LARGE, CLOSE = 64, 0.02
-"""Operators of a graph beyond which a stage's added seconds may, during the search, be so much above a bound (a share)."""
+LARGE = 64
+"""Operators of a graph beyond which the search takes the first marks with which a stage fits; the plan has the best ones."""
 
 
 class Stretch(NamedTuple):
@@ -82,7 +82,7 @@ class FittedStages:
             self._prefix_s[device] = np.concatenate([[0.0], np.cumsum((times.forward_s + times.backward_s)[index])])
         backwards = [problem.graph.differentiated >> op & 1 for op in index]
         self._backwards = np.concatenate([[0], np.cumsum(backwards)])
-        self._close = CLOSE if self.n > LARGE else 0.0
+        self._within = float("inf") if self.n > LARGE else 0.0
 
     def _device(self, position: int) -> int:
         return 0 if self.depth is None else self.depth - position
@@ -145,7 +145,7 @@ class FittedStages:
             warmup=held - 1, depth=self.depth or stretch.position, accumulation=max(problem.accumulation(self.b), 1)
         )
         again = repeatable_ops(problem, stage.ops, position)
-        found = self.memory.fit(Question(problem, stage, held, room, depth, again, self._close))
+        found = self.memory.fit(Question(problem, stage, held, room, depth, again, self._within))
         return float("inf") if found is None else found.added_s
 
     def plan(self, planner: str, stretches: Sequence[Stretch]) -> Plan | None:

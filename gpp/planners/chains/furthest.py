@@ -19,13 +19,13 @@ import numpy as np
 
 from gpp.planners.chains.fitted import FittedStages, Stretch
 
-EXACT, NEAR = 1e-9, 1e-3
+EXACT, NEAR = 1e-9, 5e-3
 """Share of the least seconds to which they are found, in graphs of up to `LARGE` operators, and in others."""
 
 LARGE = 128
 
-FEW, SHARED = 3, 40_000
-"""Bills that are made in vain for one T: so many for each position, and those shared out over the operators of the graph."""
+FEW, SHARED = 2, 1_000_000
+"""Bills that are made in vain for one T: so many for each position, and those shared out over the pairs of operators."""
 
 RISES = (1.0 + 1e-9, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, float("inf"))
 """Times that are tried first, in units of the least that endless memory could give."""
@@ -45,7 +45,7 @@ class FurthestEnds:
     def __init__(self, stages: FittedStages) -> None:
         self.stages, self.n, self.most = stages, stages.n, stages.most
         self.exactly = stages.depth is not None
-        self.tries = FEW * self.most + SHARED // self.n
+        self.tries = FEW * self.most + SHARED // self.n**2
         self.proven = True
         """Whether every T below the result was refuted."""
         self._kept_s = [stages.prefix_s(p) for p in range(1, self.most + 1)]

@@ -2,7 +2,7 @@
 
 Of a stretch of operators and k stages that stand in a row, T(half) is the time of a half with everything kept, for each of its
 stages, and R(half) what its best partition takes beyond that. Where the cut that shares T in proportion to the stages lets both
-halves keep everything, it is taken. Else T + R of the left half rises with the cut and that of the right one falls, so the best
+halves keep everything, it is taken, or one beside it: cuts are whole operators. Else T + R of the left half rises with the cut and that of the right one falls, so the best
 cut is where they meet: at the cut of equal T the half with more R is slower, at the cut of equal R the one with more T. It lies
 between these two cuts. Where a cut of equal R is not to be had, or nothing fits between the two, the bracket is widened until
 a cut that fits is inside.
@@ -24,7 +24,7 @@ CUTS = 12
 """Cuts of a bracket that are tried, spread evenly over wider ones."""
 
 BESIDE = 2
-"""Cuts beside the bracket's ends that are tried too: cuts are whole operators."""
+"""Cuts beside the bracket's ends that are tried too."""
 
 
 class _Part(NamedTuple):
@@ -87,9 +87,8 @@ class Halving:
     def _halved(self, part: _Part, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
         balanced = self._balanced(part)
         left, right = self._halves(part, balanced)
-        if self._added_s(left) == self._added_s(right) == 0.0:
-            return self._at(part, balanced, below_s)
-        evened = self._evened(part)
+        keeps = self._added_s(left) == self._added_s(right) == 0.0
+        evened = balanced if keeps else self._evened(part)
         ends = (balanced, balanced if evened is None else evened)
         low, high, step = min(ends) - BESIDE, max(ends) + BESIDE, 1
         # Both halves have an operator for each of their stages.
