@@ -51,6 +51,10 @@ from tests.oracle.markings import AGAIN, END, HOST, KEEP, Marked, Markings
 from tests.oracle.memory_chains import MarkedChains
 from tests.oracle.memory_plans import MarkedPlans
 
+Search = Literal["exact", "binary"]
+
+SEARCHES: tuple[Search, ...] = ("exact", "binary")
+
 NEAR = 1e-9
 """Share by which two sums of the same numbers may differ."""
 
@@ -240,15 +244,17 @@ def random_chain_problem(rng: random.Random) -> Problem:
     return replace(problem, cluster=replace(cluster, devices=devices), minibatch_size=b * rng.choice([2, 6, 6]))
 
 
-def judged_chains(problem: Problem, ways: tuple[str, ...], *, stashes: bool) -> dict[str, tuple[str, float]]:
+def judged_chains(problem: Problem, ways: tuple[str, ...], *, stashes: bool) -> dict[Search, tuple[str, float]]:
     """What both searches say of one problem: a verdict, and the ratio to the least seconds of the slowest stage."""
     if stashes:
         # An update after every micro-batch, so that each in flight has a version of its own.
         problem = replace(problem, minibatch_size=problem.microbatch_size or 1, regime=Regime(weights=Stash()))
     least = MarkedChains(problem, ways, stashes=stashes).best_s()
-    name: Literal["auto", "recompute", "offload"] = "auto" if len(ways) == 2 else "recompute" if ways == ("recompute",) else "offload"
-    out: dict[str, tuple[str, float]] = {}
-    for search in ("exact", "binary"):
+    name: Literal["auto", "recompute", "offload"] = (
+        "auto" if len(ways) == 2 else "recompute" if ways == ("recompute",) else "offload"
+    )
+    out: dict[Search, tuple[str, float]] = {}
+    for search in SEARCHES:
         planner = DawnPiper(search=search, ways=name)
         found = planner.best_chain(problem, tuple(range(problem.graph.num_ops)), problem.microbatch_size or 1)
         if found is None or least is None:
@@ -264,7 +270,7 @@ def judged_chains(problem: Problem, ways: tuple[str, ...], *, stashes: bool) -> 
 
 def compare_chains(count: int, seed: int) -> int:
     """Print how DawnPiper's chains compare with all of them; returns the exit code."""
-    counts, worst = {search: Counter[str]() for search in ("exact", "binary")}, dict.fromkeys(("exact", "binary"), 1.0)
+    counts, worst = {search: Counter[str]() for search in SEARCHES}, dict.fromkeys(SEARCHES, 1.0)
     for number in range(count):
         rng = random.Random(f"{seed}-chains-{number}")
         ways, stashes = rng.choice([("recompute",), ("offload",), ("recompute", "offload")]), rng.random() < 0.4
@@ -273,7 +279,8 @@ def compare_chains(count: int, seed: int) -> int:
             worst[search] = max(worst[search], ratio)
             if said not in ("equal", "nothing fits"):
                 print(f"  chain {number}, {search}: {said}, {ratio:.4f} of the least seconds", flush=True)
-    for search, found in counts.items():
+    for search in SEARCHES:
+        found = counts[search]
         print(f"{search:7} {count} problems: {dict(sorted(found.items()))}; at most {worst[search]:.4f} of the least seconds")
     exact, binary = counts["exact"], counts["binary"]
     wrong = any(one[bad] for one in (exact, binary) for bad in ("missed", "overflows", "better")) or exact["worse"]

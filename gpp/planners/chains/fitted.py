@@ -112,9 +112,7 @@ class FittedStages:
         """The stage without marks."""
         i, j, position = stretch
         ops = tuple(sorted(self.order[i:j]))
-        return Stage(
-            ops=ops, devices=(self._device(position),), microbatch_size=self.b, in_flight=self.held(position) * self.b
-        )
+        return Stage(ops=ops, devices=(self._device(position),), microbatch_size=self.b, in_flight=self.held(position) * self.b)
 
     def seconds(self, stretch: Stretch) -> float:
         """Seconds of a forward and a backward of a micro-batch, made to fit; infinite if that cannot be."""
@@ -150,10 +148,13 @@ class FittedStages:
 
     def plan(self, planner: str, stretches: Sequence[Stretch]) -> Plan | None:
         """The plan of a chain of stretches, in order, with its marks; None if it does not fit after all."""
+        return fitted(self.unmarked_plan(planner, stretches), self.problem, self.memory)
+
+    def unmarked_plan(self, planner: str, stretches: Sequence[Stretch]) -> Plan:
+        """The plan of a chain of stretches, everything kept, whether it fits or not."""
         parts = [(sum(1 << op for op in self.order[one.first : one.last]), 1) for one in stretches]
         devices = [(s,) for s in range(len(parts))]
-        plan = make_plan(self.problem, planner, parts, self.b, chain=True, ordered=True, placement=devices)
-        return fitted(plan, self.problem, self.memory)
+        return make_plan(self.problem, planner, parts, self.b, chain=True, ordered=True, placement=devices)
 
 
 def fitted(plan: Plan, problem: Problem, memory: AbstractMemory, within: float = 0.0) -> Plan | None:

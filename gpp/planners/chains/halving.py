@@ -2,12 +2,13 @@
 
 Of a stretch of operators and k stages that stand in a row, T(half) is the time of a half with everything kept, for each of its
 stages, and R(half) what its best partition takes beyond that. Where the cut that shares T in proportion to the stages lets both
-halves keep everything, it is taken, or one beside it: cuts are whole operators. Else T + R of the left half rises with the cut and that of the right one falls, so the best
-cut is where they meet: at the cut of equal T the half with more R is slower, at the cut of equal R the one with more T. It lies
-between these two cuts. Where a cut of equal R is not to be had, or nothing fits between the two, the bracket is widened until
-a cut that fits is inside.
+halves keep everything, it is taken, or one beside it: cuts are whole operators. Else T + R of the left half rises with the cut and
+that of the right one falls, so the best cut is where they meet: at the cut of equal T the half with more R is slower, at the cut of
+equal R the one with more T. It lies between these two cuts. Where a cut of equal R is not to be had, or nothing fits between the
+two, the bracket is widened until a cut that fits is inside.
 
-What was seen is remembered by stretch and positions, and nothing slower than the best so far is searched.
+What was seen is remembered by stretch and positions, and nothing slower than the best so far is searched. R is that of the half's
+balanced cuts, so that the bracket costs k bills for each step of a bisection.
 
 Complexity: at most `CUTS` cuts of each stretch that is met, each a bill in the end.
 """
@@ -36,7 +37,7 @@ class _Part(NamedTuple):
     high: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.high - self.low + 1
 
 
@@ -71,9 +72,9 @@ class Halving:
         if part in self._best:
             found = self._best[part]
             return found if found[0] < below_s else None
-        if part.last - part.first < part.count or max(self._kept_s(part), self._above.get(part, 0.0)) >= below_s:
+        if part.last - part.first < part.size or max(self._kept_s(part), self._above.get(part, 0.0)) >= below_s:
             return None
-        if part.count == 1:
+        if part.size == 1:
             stretch = Stretch(part.first, part.last, part.low)
             self._best[part] = self.stages.seconds(stretch), (stretch,)
             return self._solve(part, below_s)
@@ -92,7 +93,7 @@ class Halving:
         ends = (balanced, balanced if evened is None else evened)
         low, high, step = min(ends) - BESIDE, max(ends) + BESIDE, 1
         # Both halves have an operator for each of their stages.
-        first, last = part.first + left.count, part.last - right.count
+        first, last = part.first + left.size, part.last - right.size
         best, best_s, tried = None, below_s, set[int]()
         while True:
             for cut in self._spread(max(low, first), min(high, last), balanced):
@@ -106,15 +107,15 @@ class Halving:
             low, high, step = low - step, high + step, 2 * step
 
     def _halves(self, part: _Part, cut: int) -> tuple[_Part, _Part]:
-        """The stages before a cut, which stand farther from the sink, and those behind it; the former are one more if they are odd."""
-        near = part.low + part.count // 2
+        """The stages before a cut, which stand farther from the sink, and those behind it; of an odd number the former are more."""
+        near = part.low + part.size // 2
         return _Part(part.first, cut, near, part.high), _Part(cut, part.last, part.low, near - 1)
 
     def _balanced(self, part: _Part) -> int:
         """The cut that shares the time with everything kept in proportion to the stages."""
-        near = part.count // 2
-        prefix, far = self._prefix_s, part.count - near
-        wanted = prefix[part.first] + (prefix[part.last] - prefix[part.first]) * far / part.count
+        near = part.size // 2
+        prefix, far = self._prefix_s, part.size - near
+        wanted = prefix[part.first] + (prefix[part.last] - prefix[part.first]) * far / part.size
         cut = int(np.searchsorted(prefix, wanted))
         if cut > part.first and wanted - prefix[cut - 1] < prefix[min(cut, part.last)] - wanted:
             cut -= 1
@@ -124,9 +125,9 @@ class Halving:
         """The most seconds that a stage takes beyond its operators' own where all its cuts are balanced; infinite if one does not
         fit."""
         if part not in self._added:
-            if part.last - part.first < part.count:
+            if part.last - part.first < part.size:
                 self._added[part] = float("inf")
-            elif part.count == 1:
+            elif part.size == 1:
                 stretch = Stretch(part.first, part.last, part.low)
                 self._added[part] = self.stages.seconds(stretch) - self.stages.kept_s(stretch)
             else:
@@ -136,7 +137,7 @@ class Halving:
     def _evened(self, part: _Part) -> int | None:
         """The cut from which on the left half has more added seconds than the right one; None where neither half fits."""
         left, right = self._halves(part, self._balanced(part))
-        low, high = part.first + left.count, part.last - right.count
+        low, high = part.first + left.size, part.last - right.size
         while low < high:
             middle = (low + high) // 2
             left, right = (self._added_s(half) for half in self._halves(part, middle))
@@ -157,7 +158,7 @@ class Halving:
 
     def _kept_s(self, part: _Part) -> float:
         """Seconds of each stage if everything were kept and all were equally busy."""
-        return float(self._prefix_s[part.last] - self._prefix_s[part.first]) / part.count
+        return float(self._prefix_s[part.last] - self._prefix_s[part.first]) / part.size
 
     def _at(self, part: _Part, cut: int, below_s: float) -> tuple[float, tuple[Stretch, ...]] | None:
         """The best with a cut, if it is below `below_s`."""
