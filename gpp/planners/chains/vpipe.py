@@ -142,7 +142,7 @@ def read_plan_file(path: str, num_blocks: int, sums_before: int, num_devices: in
             refuse(f"recompute_ratio[{s}]", ratio, "must be from 0 to 1", "0 recomputes nothing, 1 the whole stage")
     if sum(counts) != num_blocks + sums_before:
         rule = f"must sum up to the model's {num_blocks + sums_before} blocks, here {sum(counts)}"
-        refuse("partition", list(counts), rule, "take the model of the file, its operators not coarsened (graph.max_ops=2000)")
+        refuse("partition", list(counts), rule, "take the model of the file, its operators not coarsened (graph.max_ops=null)")
     return replace(file, partition=(counts[0] - sums_before, *counts[1:]))
 
 
