@@ -91,6 +91,8 @@ class Strategy:
         """
         self._check_problem(problem)
         self._check_round_robin(problem)
+        if self.schedule.draft is not self.schedule:
+            return replace(self, schedule=self.schedule.draft).plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
