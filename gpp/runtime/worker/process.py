@@ -228,7 +228,7 @@ def enter(
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
     """
-    devices = sorted(job.plan.stages_of_device)
+    devices = job.plan.devices
     check_world(job, world)
     status = connect(job, run_dir, rank, world)
     status.enter(STARTING)
