@@ -62,6 +62,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"rehearsal"},
         {"reference"},
         {"controller"},
+        {"live"},
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
@@ -72,7 +73,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"api", "multirun"},
+        {"api", "multirun", "pipeline"},
         {"cli"},
     ],
 }

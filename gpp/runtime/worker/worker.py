@@ -7,7 +7,6 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +47,7 @@ from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.loss_scale import LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import most_sends
-from gpp.runtime.worker.process import KEPT_STEPS, Lines
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
@@ -71,6 +70,7 @@ class Worker:
         status: is told the worker's actions.
         card: the accelerator that `device` is; None for a processor.
         clock: says when actions begin and end; None for the device's own.
+        rows: where the rows of its stages come from.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Worker:
         status: AbstractStatus | None = None,
         card: AbstractCard | None = None,
         clock: AbstractClock | None = None,
+        rows: type[Rows] = Rows,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
@@ -107,12 +108,12 @@ class Worker:
         self.weights = device_weights(
             self._policy, plan, self.modules, self.optimizers, self._specs, rate=self._rate, saved_at=self._saved_at
         )
-        self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.rows, self.num_train = rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
         rank, world = plan.devices.index(device_id), plan.num_devices
-        self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=self._warn)
+        self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
         ends = {"device_id": device_id, "device": device, "transport": transport, "given": self._given, "handover": handover}
         self._mailboxes = partial(build_mailboxes, job, **ends)
         self.training = self._training(overlaps=overlaps)
@@ -254,8 +255,7 @@ class Worker:
         settings = self.job.settings
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
-            step = first + minibatch_of_stretch
-            return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
+            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
@@ -326,9 +326,6 @@ class Worker:
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
-
-    def _warn(self, words: str) -> None:
-        self._log({"warning": words})
 
     def _skipped(self) -> None:
         for runner in self.training.runners.values():
@@ -405,16 +402,14 @@ class Worker:
                 self.memory.end()
                 self.status.enter(CHECKPOINT)
                 self.checkpoints.save(done)
+        self.finish()
+
+    def finish(self) -> None:
+        """What is written at the end: the last steps' events, the most memory held, the final weights."""
         self.memory.end()
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
-        result = {
-            "device": self.device_id,
-            "peak_memory_bytes": self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes,
-            "steps": list(self.kept),
-            "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
-            "staleness": {s: weights.staleness for s, weights in self.weights.items()},
-        }
-        (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        peak_bytes = self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes
+        write_device(self.run_dir, self.device_id, peak_bytes, self.kept, self.weights)
         self.teams.save(self.run_dir, self.modules)
