@@ -410,4 +410,4 @@ class Strategy:
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
-        check_schedule(self.schedule, problem, self.planner)
+        check_schedule(self.schedule, problem, self.planner, self.memory)

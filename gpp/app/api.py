@@ -67,7 +67,7 @@ def problem(
     *,
     minibatch_size: Count,
     optimizer: AbstractOptimizer | None = None,
-    max_ops: Count = 64,
+    max_ops: Count | None = 64,
     microbatch_size: Count | None = None,
     cost: AbstractCostModel | None = None,
     loss_scope: LossScope = "microbatch",
@@ -75,6 +75,7 @@ def problem(
     """The planning problem of a captured model on a cluster; costs are analytical unless `cost` says otherwise.
 
     Args:
+        max_ops: to which operators are grouped; None for those that were captured.
         loss_scope: `minibatch` for a loss that compares the samples of the mini-batch with each other.
     """
     graph = coarsen_for(captured, max_ops, loss_scope)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class GraphSettings(TypedDict, total=False):
     """Settings of `graph.`: the number of operators to coarsen to."""
 
-    max_ops: Count
+    max_ops: Count | None
 
 
 class LossSettings(TypedDict, total=False):
@@ -84,7 +84,7 @@ class Experiment:
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
-        graph: `max_ops`, the number of operators to coarsen to.
+        graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
         checkpoint: when to save checkpoints, and how many to keep.
@@ -138,7 +138,7 @@ class Experiment:
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
     @property
-    def max_ops(self) -> int:
+    def max_ops(self) -> int | None:
         return (self.graph or {}).get("max_ops", 64)
 
     @property
@@ -240,7 +240,7 @@ class Experiment:
         return captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
 
     def op_graph(self, captured: Captured) -> OpGraph:
-        """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
+        """The operators that planners see: convex groups, at most `graph.max_ops` of them, or the captured ones."""
         if isinstance(self.model, Profile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":

@@ -26,8 +26,14 @@ from gpp.plan.stage import Stage
 LossScope = Literal["microbatch", "minibatch"]
 
 
-def coarsen_for(captured: Captured, max_ops: int, scope: LossScope) -> OpGraph:
-    """The operators that planners see; with `scope` minibatch the loss's are merged with each other only."""
+def coarsen_for(captured: Captured, max_ops: int | None, scope: LossScope) -> OpGraph:
+    """The operators that planners see; with `scope` minibatch the loss's are merged with each other only.
+
+    Args:
+        max_ops: None for the operators as they were captured.
+    """
+    if max_ops is None:
+        return captured.graph
     if scope == "microbatch":
         return coarsen(captured.graph, max_ops)
     names = set(captured.loss_ops)
