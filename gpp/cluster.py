@@ -6,12 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import ne
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
 
 from gpp.errors import InvalidConfig
+from gpp.links import Link as Link
+from gpp.links import PairLink as PairLink
+from gpp.links import Wiring
 from gpp.settings import Count, Natural, NotNegative, Positive, arguments, settings
 
 Devices = Annotated[int, Field(ge=1, le=100_000)]
@@ -34,6 +36,9 @@ class Device:
         host_latency_s: fixed cost of one copy over it.
         host_memory_bytes: memory of the host that this device may use; None: as much as is asked for.
         host_sharers: devices behind one such link, this one included; each is given an equal part.
+        name: of its type, by which tables of links and of times find it; None: it has none.
+        bandwidth_bytes_per_s: of the device's own link to the others. A message goes at the slowest of both devices' rates and
+            that of the link between their nodes; None: the latter alone decides.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -47,6 +52,8 @@ class Device:
     host_latency_s: NotNegative = 0.0
     host_memory_bytes: Positive | None = None
     host_sharers: Count = 1
+    name: str | None = None
+    bandwidth_bytes_per_s: Positive | None = None
 
     def flop_per_s(self, dtype: str) -> float:
         """Sustained FLOP/s for `dtype`; a dtype that the table lacks runs at the slowest listed rate."""
@@ -69,31 +76,18 @@ class Device:
         return self.host_latency_s + num_bytes * self.host_sharers / self.host_bandwidth_bytes_per_s
 
 
-@settings("cluster.link")
-class Link:
-    """An alpha-beta link: a message of n bytes takes `latency_s + n / bandwidth_bytes_per_s`.
-
-    Args:
-        over_host: whether its messages go over the links of both devices to their hosts, where copies of activations go, too.
-    """
-
-    latency_s: NotNegative
-    bandwidth_bytes_per_s: Positive
-    over_host: bool = False
-
-    def transfer_s(self, num_bytes: float) -> float:
-        """Seconds from the start of a send to the arrival of its last byte."""
-        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
-
-
 @settings("cluster", slots=False)
 class Cluster:
-    """Devices, the node each sits in, and the links inside and between nodes.
+    """Devices, the node each sits in, and the links between them.
+
+    What link two devices have, and what links a group has, is asked of `link` and `wiring` alone.
 
     Args:
+        intra_node: the link between two devices of one node; inter_node: of two nodes.
         collective_efficiency: the share of a link's bandwidth that an all-reduce reaches.
         collective_latency_s: fixed cost of each step of an all-reduce's ring; None for the links' own latency.
         processors: cores that all devices share, where they are fewer than the devices; None: each has its own.
+        links: pairs of devices, or of types of devices, that have links of their own.
     """
 
     name: str
@@ -104,6 +98,7 @@ class Cluster:
     collective_efficiency: Positive = 1.0
     collective_latency_s: NotNegative | None = None
     processors: Count | None = None
+    links: tuple[PairLink, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -113,6 +108,7 @@ class Cluster:
                 "one node index for each device, and one device at least",
                 f"give {len(self.devices)} indices",
             )
+        self.wiring.check()
 
     @property
     def num_devices(self) -> int:
@@ -123,8 +119,20 @@ class Cluster:
         return self.processors is not None and self.processors < num_devices
 
     def link(self, a: int, b: int) -> Link:
-        """The link between two different devices."""
-        return self.intra_node if self.nodes[a] == self.nodes[b] else self.inter_node
+        """The link between two different devices, the same in both directions."""
+        return self.wiring.link(a, b)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The links of all devices."""
+        return Wiring(
+            nodes=self.nodes,
+            names=tuple(device.name for device in self.devices),
+            rates=tuple(device.bandwidth_bytes_per_s for device in self.devices),
+            intra_node=self.intra_node,
+            inter_node=self.inter_node,
+            pairs=self.links,
+        )
 
     def allreduce_s(self, num_bytes: float, devices: tuple[int, ...]) -> float:
         """Ring all-reduce: 2(n-1) steps of bytes/n each over the slowest link of the ring.
@@ -134,21 +142,16 @@ class Cluster:
         n = len(devices)
         if n < 2 or num_bytes <= 0:
             return 0.0
-        ring = self._ring(devices)
+        ring = self.wiring.ring(devices)
         wire_s = max(num_bytes / n / self.collective_efficiency / link.bandwidth_bytes_per_s for link in ring)
         if self.collective_latency_s is not None:
             return 2 * (n - 1) * (self.collective_latency_s + wire_s)
         return max(2 * (n - 1) * link.transfer_s(num_bytes / n / self.collective_efficiency) for link in ring)
 
-    def _ring(self, devices: tuple[int, ...]) -> list[Link]:
-        """The kinds of links in a ring over devices, in order."""
-        nodes = [self.nodes[device] for device in devices]
-        apart = sum(map(ne, nodes, (*nodes[1:], nodes[0])))
-        return [self.intra_node] * (apart < len(nodes)) + [self.inter_node] * (apart > 0)
-
     @cached_property
     def homogeneous(self) -> bool:
-        return self.devices.count(self.devices[0]) == len(self.devices)
+        """Whether devices are equal, and so are their links, but for the nodes that they are in."""
+        return self.wiring.by_node is not None and self.devices.count(self.devices[0]) == len(self.devices)
 
 
 @arguments("cluster")
@@ -162,6 +165,7 @@ def uniform(
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
     collective_efficiency: Positive = 1.0,
+    links: tuple[PairLink, ...] = (),
 ) -> Cluster:
     """A cluster of equal devices: `num_nodes` nodes with `devices_per_node` each.
 
@@ -177,6 +181,7 @@ def uniform(
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
         collective_efficiency=collective_efficiency,
+        links=links,
     )
 
 
@@ -196,6 +201,7 @@ def mixed(
     inter_node: Link | None = None,
     memory_bytes: Positive | None = None,
     collective_efficiency: Positive = 1.0,
+    links: tuple[PairLink, ...] = (),
 ) -> Cluster:
     """A cluster of nodes that differ: `nodes=[{"device": ..., "count": 4}, ...]`, equal devices inside a node.
 
@@ -217,6 +223,7 @@ def mixed(
         intra_node=intra_node,
         inter_node=inter_node or intra_node,
         collective_efficiency=collective_efficiency,
+        links=links,
     )
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A room may import its own level's rooms only where `SAME_LEVEL` says so, and any room above it.
 LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
-    {"cluster", "graph", "joint_optimizer", "weights"},
+    {"cluster", "graph", "joint_optimizer", "links", "weights"},
     {"cost", "plan", "routing", "optimizers"},
     {"memory", "program"},
     {"timeline"},
@@ -32,6 +32,7 @@ SAME_LEVEL = {
     ("settings", "errors"),
     ("settings", "setting_types"),
     ("setting_types", "errors"),
+    ("cluster", "links"),
     ("plan", "cost"),
     ("cost", "plan"),  # `plan.stage` alone, which knows no cost
     ("plan", "routing"),
