@@ -31,7 +31,7 @@ from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, sto
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
-from gpp.models.profile import Profile
+from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -174,7 +174,7 @@ class Experiment:
         given = self._given_plan
         if self.runs or self.trains:
             check_helped(self.engine, self.strategy, given)
-        if isinstance(self.model, Profile):
+        if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
@@ -212,7 +212,7 @@ class Experiment:
 
     def captured(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        if isinstance(self.model, Profile):
+        if isinstance(self.model, AbstractProfile):
             return self.model.captured()
         found = self._captured_at(None)
         if found.batch is None:
@@ -237,7 +237,7 @@ class Experiment:
 
     def op_graph(self, captured: Captured) -> OpGraph:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
-        if isinstance(self.model, Profile) and not self.model.coarsen:
+        if isinstance(self.model, AbstractProfile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
@@ -251,9 +251,9 @@ class Experiment:
         Raises:
             InvalidConfig: there are more devices than operators.
         """
-        cost = self.model.times if isinstance(self.model, Profile) else self.cost
+        cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,

@@ -13,6 +13,8 @@ Source: README_Scheduler.md and README_Profiler.md of github.com/usc-isi/PipeEdg
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +115,9 @@ def read_types(path: str | Path, *, setting: str) -> dict[str, TypeEntry]:
     return read_yaml(dict[str, TypeEntry], path, setting=setting)
 
 
-def times_by_type(path: str | Path, key: str, layers: int, dtype: str, batch: int | None) -> tuple[int, dict[str, tuple[float, ...]]]:
+def times_by_type(
+    path: str | Path, key: str, layers: int, dtype: str, batch: int | None
+) -> tuple[int, dict[str, tuple[float, ...]]]:
     """The micro-batch size, and for each type that has been timed with it the seconds of each layer.
 
     Args:
@@ -181,3 +185,53 @@ def schedule_text(stages: Iterable[tuple[str, int, int]]) -> str:
         stages: host, first and last layer of each stage, counted from 1.
     """
     return "".join(f"- {_quoted(host)}: [{first}, {last}]\n" for host, first, last in stages)
+
+
+def _quoted(host: str) -> str:
+    """A host as a YAML key that reads as text."""
+    return host if _PLAIN.fullmatch(host) else json.dumps(host)
+
+
+_PLAIN = re.compile(r"[A-Za-z][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A model as it was measured on one type of devices, to be written into both files.
+
+    Args:
+        key: the model's name in both files; kind: the type's.
+        entry: what models.yml says of it.
+        times: what device_types.yml says of it.
+        bw_mbps, mem_mb: of the type.
+    """
+
+    key: str
+    kind: str
+    entry: ModelEntry
+    times: Times
+    bw_mbps: float
+    mem_mb: float
+
+
+def models_text(measured: Measured) -> str:
+    """A models.yml with one model."""
+    entry = measured.entry
+    return (
+        f"{json.dumps(measured.key)}:\n  layers: {entry.layers}\n  mem_MB: {_list(entry.mem_mb)}\n"
+        f"  parameters_in: {entry.parameters_in}\n  parameters_out: {_list(entry.parameters_out)}\n"
+    )
+
+
+def types_text(measured: Measured) -> str:
+    """A device_types.yml with one type."""
+    times = measured.times
+    return (
+        f"{json.dumps(measured.kind)}:\n  bw_Mbps: {measured.bw_mbps:.10g}\n  mem_MB: {measured.mem_mb:.10g}\n  model_profiles:\n"
+        f"    {json.dumps(measured.key)}:\n    - batch_size: {times.batch_size}\n      dtype: {times.dtype}\n"
+        f"      time_s: {_list(times.time_s)}\n"
+    )
+
+
+def _list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{value:.10g}' for value in values)}]"

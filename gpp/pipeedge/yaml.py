@@ -52,7 +52,7 @@ def _content(text: str, path: str | Path, setting: str, fix: str) -> Any:
             open_nodes.append(_Node({} if isinstance(event, yaml.MappingStartEvent) else []))
             value = _NOTHING
         elif isinstance(event, yaml.ScalarEvent):
-            value = _scalar(event.value) if event.style is None else event.value
+            value = _scalar(event.value) if event.implicit[0] else event.value
         else:
             value = _NOTHING
         if value is not _NOTHING and not fault:

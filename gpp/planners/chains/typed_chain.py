@@ -92,14 +92,14 @@ class TypedChain:
         Args:
             most: stages that it may have; None for as many as there are devices.
         """
-        best = self._within(math.inf, most)
+        best = self.within(math.inf, most)
         if best is None:
             return None
         low, high = self._least_s, self.bottleneck_s(best)
         while low < high:
             # Close to the end few values are left, so the next one below is as good a guess as the middle.
             tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
-            found = self._within(tau, most)
+            found = self.within(tau, most)
             if found is None:
                 if high - low <= CLOSE * high:
                     break
@@ -125,8 +125,12 @@ class TypedChain:
         """Multisets of used devices, those with fewer before those with more."""
         return sorted(product(*(range(count + 1) for count in self.counts)), key=lambda used: (sum(used), used))
 
-    def _within(self, tau: float, most: int | None) -> list[Placed] | None:
-        """A chain of the fewest stages whose bottleneck is at most tau, if there is one."""
+    def within(self, tau: float, most: int | None = None) -> list[Placed] | None:
+        """A chain of the fewest stages that fits and whose bottleneck is at most tau seconds; None if there is none.
+
+        Args:
+            most: as in `fastest`.
+        """
         kinds, last = range(len(self.counts)), self.num_ops
         ends = [self._ends(kind, tau) for kind in kinds]
         passable = [[_row(self.move_s[u, v] <= tau) for v in kinds] for u in kinds]
