@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
@@ -137,6 +138,34 @@ class Cluster:
             inter_node=self.inter_node,
             pairs=self.links,
         )
+
+    def with_copies(self, of: Sequence[int], nodes: Sequence[int]) -> Cluster:
+        """The cluster and behind its devices a copy of each of some devices, in the given nodes.
+
+        A link of a pair of devices is that of their copies, too, where these are in one node, or in two, as the pair is.
+        """
+        where = (*self.nodes, *nodes)
+        images: dict[int, list[int]] = {}
+        for device, original in enumerate((*range(self.num_devices), *of)):
+            images.setdefault(original, []).append(device)
+        links: list[PairLink] = []
+        for pair in self.links:
+            ends = [pair.between]
+            if pair.numbers is not None:
+                a, b = pair.numbers
+                together = where[a] == where[b]
+                ends = [(x, y) for x, y in product(images[a], images[b]) if (where[x] == where[y]) == together]
+            links += [replace(pair, between=each) for each in ends]
+        devices = (*self.devices, *(self.devices[d] for d in of))
+        return replace(self, devices=devices, nodes=where, links=tuple(links))
+
+    def evened(self) -> Cluster:
+        """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""
+        if self.wiring.by_node is not None:
+            return self
+        inside, across = self.wiring.means
+        devices = tuple(replace(device, bandwidth_bytes_per_s=None) for device in self.devices)
+        return replace(self, devices=devices, intra_node=inside, inter_node=across, links=())
 
     def allreduce_s(self, num_bytes: float, devices: tuple[int, ...]) -> float:
         """Ring all-reduce: 2(n-1) steps of bytes/n each over the slowest link of the ring.

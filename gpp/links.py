@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
@@ -131,6 +131,51 @@ class Wiring:
         return (inside,) * (nodes < len(self.nodes)) + (across,) * (nodes > 1)
 
     @cached_property
+    def means(self) -> tuple[Link, Link]:
+        """The mean links inside and between nodes, for whoever knows only these two; as they are where nodes alone decide.
+
+        A mean has the mean latency, and the rate at which equal messages over all pairs take as long as they do.
+        """
+        if self.by_node is not None:
+            return self.by_node
+        pairs = {True: list[Link](), False: list[Link]()}
+        for a, b in combinations(range(len(self.nodes)), 2):
+            pairs[self.nodes[a] == self.nodes[b]].append(self.link(a, b))
+        return mean(pairs[True]) or self.intra_node, mean(pairs[False]) or self.inter_node
+
+    @cached_property
+    def common(self) -> Link:
+        """The link for whoever counts with one: inside the node where there is one node, else between nodes."""
+        return self.means[len(set(self.nodes)) > 1]
+
+    @cached_property
+    def mean_rates(self) -> tuple[float, ...]:
+        """Of every device the mean rate of its links, in bytes per second; of `common` where nodes alone decide."""
+        count = len(self.nodes)
+        if self.by_node is not None or count == 1:
+            return (self.common.bandwidth_bytes_per_s,) * count
+        own = [[1 / self.link(a, b).bandwidth_bytes_per_s for b in range(count) if a != b] for a in range(count)]
+        return tuple((count - 1) / sum(each) for each in own)
+
+    def widest(self, count: int) -> float:
+        """The rate, in bytes per second, that no ring over so many devices, two at least, exceeds on its slowest link."""
+        if self.by_node is not None:
+            inside, across = (link.bandwidth_bytes_per_s for link in self.by_node)
+            nodes = set(self.nodes)
+            fits = count <= max(self.nodes.count(node) for node in nodes)
+            return max([inside] * fits + [across] * (len(nodes) > 1))
+        # Links join devices to groups, the fastest first; a ring lies within one group.
+        group = {d: [d] for d in range(len(self.nodes))}
+        pairs = sorted(combinations(group, 2), key=lambda pair: -self.link(*pair).bandwidth_bytes_per_s)
+        for a, b in pairs:
+            if group[a] is not group[b]:
+                group[a] += group[b]
+                group.update(dict.fromkeys(group[b], group[a]))
+                if len(group[a]) >= count:
+                    return self.link(a, b).bandwidth_bytes_per_s
+        raise AssertionError("the cluster has so many devices")
+
+    @cached_property
     def best(self) -> Link:
         """No message is faster than over this: the least latency and the largest rate of all links.
 
@@ -140,7 +185,6 @@ class Wiring:
         return Link(
             latency_s=min(link.latency_s for link in links),
             bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in links),
-            over_host=all(link.over_host for link in links),
         )
 
     def ring(self, devices: tuple[int, ...]) -> Sequence[Link]:
@@ -187,6 +231,17 @@ class Wiring:
     def _named(self) -> dict[frozenset[int | str | None], Link]:
         """The names of two types -> their link."""
         return {frozenset(pair.between): pair.link for pair in self.pairs if pair.numbers is None}
+
+
+def mean(links: Collection[Link]) -> Link | None:
+    """The mean latency and the harmonic mean of the rates; None of no link."""
+    if not links:
+        return None
+    return Link(
+        latency_s=sum(link.latency_s for link in links) / len(links),
+        bandwidth_bytes_per_s=len(links) / sum(1 / link.bandwidth_bytes_per_s for link in links),
+        over_host=all(link.over_host for link in links),
+    )
 
 
 def _once(links: Iterable[Link]) -> tuple[Link, ...]:

@@ -207,7 +207,7 @@ class Problem:
         """
         replicas = [devices[i : i + tensor_parallel] for i in range(0, len(devices), tensor_parallel)]
         boundary = boundary_bytes(self.graph, ops, recompute, tensor_parallel) * samples
-        boundary_s = boundary / self.cluster.link(*replicas[0][:: max(tensor_parallel - 1, 1)]).bandwidth_bytes_per_s
+        boundary_s = max(boundary / self.cluster.link(own[0], own[-1]).bandwidth_bytes_per_s for own in replicas)
         forward, backward = (
             max(sums_s(self.cluster, sums, samples, replica) for replica in replicas)
             for sums in sums_inside(self.graph, ops, recompute, tensor_parallel)

@@ -17,8 +17,9 @@ from gpp.planners.graphpipe.complete import everywhere
 from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.planners.graphpipe.heterogeneous_chain import HeterogeneousChain
 from gpp.planners.graphpipe.unequal import average
+from tests.oracle.all_placements import optimum_s
 from tests.support.graphs import chain
-from tests.support.mixed import mixed_problem, optimum_s
+from tests.support.mixed import mixed_problem
 from tests.support.problems import cluster, run, towers
 
 

@@ -135,7 +135,7 @@ class HeterogeneousChain:
             costs, table, box = self.costs, self.structure.intervals, np.ix_(self.at, self.at)
             samples, most = b // r, self.problem.minibatch_size // b
             prefix, grads = self._compute(device_type, samples), table.grads[box]
-            seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / costs.link.bandwidth_bytes_per_s))
+            seconds = np.maximum(prefix[None, :] - prefix[:, None], grads * (samples / self.placer.mean_rates[device_type]))
             seconds += costs.finish_array_s(table.trainable[box], r) / most
             seconds[np.tri(len(self.at), dtype=bool)] = np.inf
             fits = table.held(box, samples).depth(self.placer.memory_bytes[device_type], most)

@@ -71,26 +71,31 @@ def _selections(cluster: Cluster, own: tuple[int, ...], idle: list[int], count: 
     def rate(d: int) -> float:
         return cluster.devices[d].speed_factor * max(cluster.devices[d].peak_flop_per_s.values())
 
+    def away(d: int) -> float:
+        if cluster.wiring.by_node is not None:
+            return cluster.nodes[d] != cluster.nodes[own[0]]
+        return 0.0 if d == own[0] else 1 / cluster.link(d, own[0]).bandwidth_bytes_per_s
+
     fast = sorted(pool, key=lambda d: (-rate(d), d not in own, d))[:count]
     large = sorted(pool, key=lambda d: (-cluster.devices[d].memory_bytes, d not in own, d))[:count]
-    near = sorted(pool, key=lambda d: (d not in own, cluster.nodes[d] != cluster.nodes[own[0]], d))[:count]
+    near = sorted(pool, key=lambda d: (d not in own, away(d), d))[:count]
     return list(dict.fromkeys(tuple(sorted(some)) for some in (fast, large, near)))
 
 
 def exchanges(around: Around, point: Point) -> Iterator[Point]:
-    """Two stages' devices exchanged, all or one by one; one device for an idle one. Only where types or nodes differ."""
+    """Two stages' devices exchanged, all or one by one; one device for an idle one. Only where types or places differ."""
     assert point.devices is not None
     devices, hot = point.devices, around.hot
-    placer, nodes = around.assessor.placer, around.assessor.cluster.nodes
+    placer, places = around.assessor.placer, around.assessor.cluster.wiring.places
 
     def label(d: int) -> tuple[int, int]:
-        return placer.type_of[d], nodes[d]
+        return placer.type_of[d], places[d]
 
     def with_devices(changes: dict[int, tuple[int, ...]]) -> Point:
         changed: Placement = tuple(tuple(sorted(changes.get(s, own))) for s, own in enumerate(devices))
         return replace(point, devices=changed)
 
-    idle = sorted(set(range(len(nodes))).difference(*devices))
+    idle = sorted(set(range(len(places))).difference(*devices))
     for s in sorted(hot):
         mine = {label(d): d for d in devices[s]}
         for d in {label(d): d for d in idle}.values():

@@ -88,8 +88,8 @@ def _mean(each: list[float]) -> float:
 
 
 def average(problem: Problem) -> list[Problem]:
-    """The problem on equal, average devices, with the least, the median and the largest memory."""
-    cluster = problem.cluster
+    """The problem on equal, average devices and links, with the least, the median and the largest memory."""
+    cluster = problem.cluster.evened()
     memory = sorted(device.memory_bytes for device in cluster.devices)
     out = []
     for level in sorted({memory[0], memory[len(memory) // 2], memory[-1]}):
