@@ -157,7 +157,7 @@ class Cluster:
                 ends = [(x, y) for x, y in product(images[a], images[b]) if (where[x] == where[y]) == together]
             links += [replace(pair, between=each) for each in ends]
         devices = (*self.devices, *(self.devices[d] for d in of))
-        return replace(self, devices=devices, nodes=where, links=tuple(links))
+        return replace(self, devices=devices, nodes=where, links=tuple(links), hosts=())
 
     def evened(self) -> Cluster:
         """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""

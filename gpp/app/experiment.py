@@ -241,7 +241,7 @@ class Experiment:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope)
+        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
         # Messages travel in the type of autocast, half as wide as float32.
         return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
 
