@@ -47,6 +47,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"op_graph"},
         {"transients"},
         {"captured", "profiles", "random_graphs", "series_parallel", "sums"},
+        {"inference"},
         {"sharding"},
         {"coarsen"},
     ],

@@ -248,13 +248,25 @@ class Problem:
         found = self._amounts.get(mask)
         if found is None:
             sums = self.sums(mask)
-            static = static_bytes(sums.trainable, sums.frozen, self.state_factor) + rows_bytes(sums.rows, self.minibatch_size)
+            static = static_bytes(sums.trainable, sums.frozen, self.state_factor)
             kept, once, late = sums.saved + sums.kept, sums.transient, sums.late
-            if not mask & self.graph.differentiated:
+            if not mask & self.graph.differentiated and not self.regime.serves:
                 # Without a backward pass nothing is in flight: what comes in and goes out is held for one micro-batch.
                 kept, once, late = 0.0, kept + once, 0.0
-            found = self._amounts[mask] = Amounts(sums.trainable, static, kept, once, sums.fixed, late=late)
+            found = self._amounts[mask] = self.with_rows(
+                Amounts(sums.trainable, static, kept, once, sums.fixed, late=late), sums.rows
+            )
         return found
+
+    def with_rows(self, amounts: Amounts, rows: Any) -> Amounts:
+        """The amounts of stages with the user inputs that they read; while serving, with the buffers of their messages too.
+
+        Args:
+            rows: bytes per sample; a number, or an array of one element for each stage.
+        """
+        if self.regime.buffers is not None:
+            return amounts.served(self.regime.buffers, rows)
+        return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
 
     def trainable_bytes(self, ops: tuple[int, ...], tensor_parallel: int = 1) -> float:
         """Bytes of trainable parameters on one device of a stage."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, static_bytes
 from gpp.cost.problem import Problem
 from gpp.cost.stage import finish_s, stage_bytes
 from gpp.graph.op_graph import OpGraph, bits
@@ -116,9 +116,10 @@ class Tables:
             once[part], fixed[part] = transient.slope, transient.fixed
             boundary[part] = across @ (self._bytes + self._back)
         static = static_bytes(trainable, frozen, self.problem.state_factor)
+        rows = np.zeros(len(start))
         for size, readers in self._rows:
-            static = static + rows_bytes(size, self.problem.minibatch_size) * (readers[start] > readers[end])
-        return Pairs(Amounts(trainable, static, kept, once, fixed), boundary)
+            rows = rows + size * (readers[start] > readers[end])
+        return Pairs(self.problem.with_rows(Amounts(trainable, static, kept, once, fixed), rows), boundary)
 
 
 class Seconds:

@@ -203,7 +203,10 @@ class _Search:
         graph, amounts = self.problem.graph, table.amounts
         differentiated = _between(np.array([graph.differentiated >> op & 1 for op in table.order], dtype=float)) > 0
         # Without a backward pass nothing is in flight, as in `Problem.amounts`.
-        kept, once = np.where(differentiated, amounts.kept, 0.0), np.where(differentiated, amounts.once, amounts.kept)
+        kept, once = (
+            np.where(differentiated, amounts.kept, 0.0),
+            np.where(differentiated, amounts.once, amounts.kept + amounts.once),
+        )
         return amounts._replace(kept=kept, once=once)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpp.cost.amounts import Amounts, StageBytes, rows_bytes, static_bytes
+from gpp.cost.amounts import Amounts, StageBytes, static_bytes
 from gpp.graph.op_graph import OpGraph, bits
 from gpp.graph.transients import Transients
 from gpp.planners.common.stage_costs import StageCosts
@@ -92,8 +92,8 @@ class Intervals:
         self.trainable = trainable
         self.grads = coming + going
         transient = Transients(graph).of_intervals(order).within(coming, going)
-        static = static_bytes(trainable, frozen, problem.state_factor) + rows_bytes(rows, problem.minibatch_size)
-        self.amounts = Amounts(trainable, static, kept, transient.slope, transient.fixed)
+        static = static_bytes(trainable, frozen, problem.state_factor)
+        self.amounts = problem.with_rows(Amounts(trainable, static, kept, transient.slope, transient.fixed), rows)
         self._copies = problem.regime.assumed_copies
         self.prefix_s = np.concatenate(
             [np.zeros((len(costs.forward_s), 1)), np.cumsum((costs.forward_s + costs.backward_s)[:, list(order)], axis=1)], axis=1
