@@ -122,7 +122,8 @@ def _cluster(rng: random.Random, kinds: list[str], graph: OpGraph, samples: int)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One problem: the least bottleneck, and those of the exact search and of the one for large graphs; infinite where there is none."""
+    """One problem: the least bottleneck, and those of the exact search and of the one for large graphs; infinite where there is
+    none."""
 
     best_s: float
     exact_s: float

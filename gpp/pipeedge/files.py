@@ -5,8 +5,8 @@
     devices.yml        type: [hosts]
     schedule           - host: [first layer, last layer]          (counted from 1, in the order of the stages)
 
-`parameters_in` and `parameters_out` are numbers (of the dtype) for one sample; a list of the latter that is shorter than the layers is
-repeated. A MB is 10^6 bytes and a Mbit 10^6 bits, as PipeEdge's profiler writes them.
+`parameters_in` and `parameters_out` are numbers (of the dtype) for one sample; a list of the latter that is shorter than the
+layers is repeated. A MB is 10^6 bytes and a Mbit 10^6 bits, as PipeEdge's profiler writes them.
 
 Source: README_Scheduler.md and README_Profiler.md of github.com/usc-isi/PipeEdge.
 """

@@ -1,8 +1,8 @@
 """YAML that is data, as a value of a declared type: as strict as `gpp.serialization` is with JSON.
 
 Only mappings, lists and scalars mean something here. Anchors (of which a short file can make a large one), tags, several documents
-and keys that are given twice are refused, and nesting ends where that of JSON does. A plain scalar is a number if it is written like
-one, in any of YAML's or C's ways; what is quoted is text.
+and keys that are given twice are refused, and nesting ends where that of JSON does. A plain scalar is a number if it is written
+like one, in any of YAML's or C's ways; what is quoted is text.
 """
 
 from __future__ import annotations

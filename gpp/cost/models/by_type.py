@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -10,11 +11,10 @@ from gpp.cluster import Device
 from gpp.cost.models.base import AbstractCostModel, OpTimes
 from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
-from gpp.settings import Count, settings
 
 
 @final
-@settings("cost")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimesByType(AbstractCostModel):
     """The seconds of each operator's forward by the name of a device's type; nothing is trained.
 
@@ -27,7 +27,7 @@ class TimesByType(AbstractCostModel):
         source: where they come from, for messages.
     """
 
-    batch: Count
+    batch: int
     seconds: dict[str, dict[str, float]]
     source: str
 

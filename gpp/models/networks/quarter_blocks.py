@@ -7,9 +7,10 @@ A block is cut into quarters as in PipeEdge (Hu et al., DSD 2022):
     widen    (norm and) the first layer of the MLP                        hands on its result, and the sum
     narrow   the second layer of the MLP, and the sum with the sum        hands on the block's result
 
-so what is handed on behind `project` and `narrow` is 2 to 5 times smaller than behind the others. ViT has its norms before attention
-and MLP, BERT behind each sum. Parameters are those of google/vit-{base,large}-patch16-224, google/vit-huge-patch14-224-in21k with its
-21,843 classes, facebook/deit-{base,small,tiny}-distilled-patch16-224 and bert-{base,large}-uncased with a head of two classes.
+so what is handed on behind `project` and `narrow` is 2 to 5 times smaller than behind the others. ViT has its norms before
+attention and MLP, BERT behind each sum. Parameters are those of google/vit-{base,large}-patch16-224,
+google/vit-huge-patch14-224-in21k with its 21,843 classes, facebook/deit-{base,small,tiny}-distilled-patch16-224 and
+bert-{base,large}-uncased with a head of two classes.
 
 Shapes: B micro-batch, L sequence, D hidden width, F width of the MLP.
 """

@@ -4,17 +4,18 @@ Objective: the slowest stage or message, where a device computes and sends at th
 
     max over stages of max(seconds of its operators, seconds of the message behind it).
 
-The bottleneck is bisected. For one bottleneck tau, and for every multiset of used devices and type of the next one, the cuts that can
-be reached are the bits of one integer:
+The bottleneck is bisected. For one bottleneck tau, and for every multiset of used devices and type of the next one, the cuts
+that can be reached are the bits of one integer:
 
     reached[used + u, v] |= (union over the cuts i in reached[used, u] of ends[u][i]) & passable[u, v]
 
-`ends[u][i]` are the cuts j such that operators i..j-1 take at most tau on type u and fit it, and `passable[u, v]` those whose message
-takes at most tau from u to v. Whether a stage fits does not follow from whether a longer or a shorter one does (the message behind it
-takes memory, too), so every end is asked for. Bisection ends on the bottleneck of a chain that was found, below which none is.
+`ends[u][i]` are the cuts j such that operators i..j-1 take at most tau on type u and fit it, and `passable[u, v]` those whose
+message takes at most tau from u to v. Whether a stage fits does not follow from whether a longer or a shorter one does (the
+message behind it takes memory, too), so every end is asked for. Bisection ends on the bottleneck of a chain that was found,
+below which none is.
 
-Devices of one type are interchangeable, so the table has T * prod(n_t + 1) integers for n_t devices of each of T types; each is made
-with at most one operation on integers of L bits for each of L cuts.
+Devices of one type are interchangeable, so the table has T * prod(n_t + 1) integers for n_t devices of each of T types; each is
+made with at most one operation on integers of L bits for each of L cuts.
 
 Source: the problem is that of PipeEdge (Hu et al., DSD 2022); the published tool's dynamic program is in
 `gpp.planners.chains.published.pipeedge`.
@@ -26,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class TypedChain:
     def bottleneck_s(self, chain: Sequence[Placed]) -> float:
         """Seconds of the slowest stage or message of a chain."""
         computing = [self.stage_s(stage) for stage in chain]
-        moving = [float(self.move_s[a.kind, b.kind, a.end]) for a, b in zip(chain, chain[1:], strict=False)]
+        moving = [float(self.move_s[a.kind, b.kind, a.end]) for a, b in pairwise(chain)]
         return max(computing + moving)
 
     def fastest(self, most: int | None = None) -> list[Placed] | None:

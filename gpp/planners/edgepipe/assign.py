@@ -93,8 +93,8 @@ def _within(
 def improve(forward: Forward, stages: Assigned) -> Assigned:
     """The stages, changed as long as their loads, the longest first, become smaller.
 
-    A change moves an operator of the slowest stage (or of either end of the slowest message) to another stage, or exchanges its device
-    with another stage's or with an idle one.
+    A change moves an operator of the slowest stage (or of either end of the slowest message) to another stage, or exchanges its
+    device with another stage's or with an idle one.
     """
     loads, left = forward.loads(stages), MOST_JUDGED
     while left > 0:

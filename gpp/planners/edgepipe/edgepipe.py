@@ -11,11 +11,11 @@ Constraints:
 2. One device a stage, no replicas. All stages use the same b; b is swept, and the best prediction wins.
 3. Stages of a chain are intervals; of a graph, any partition whose stages form no cycle.
 
-Chains are solved exactly by `gpp.planners.chains.typed_chain`, on types of devices that no plan can tell apart (`Kinds`); graphs with
-few downsets exactly by `typed_stages`. Of other graphs the best is taken of: chains over two linear orders, on which messages are
-overrated, and the stages of `graphpipe`, whose devices are assigned anew; from there boundaries and devices are changed as long as
-that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those that are most alike count as
-one, by the slowest of them. The plan says which of these it was.
+Chains are solved exactly by `gpp.planners.chains.typed_chain`, on types of devices that no plan can tell apart (`Kinds`);
+graphs with few downsets exactly by `typed_stages`. Of other graphs the best is taken of: chains over two linear orders, on
+which messages are overrated, and the stages of `graphpipe`, whose devices are assigned anew; from there boundaries and devices
+are changed as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
+that are most alike count as one, by the slowest of them. The plan says which of these it was.
 
 With `compatible` the published tool's own dynamic program plans in its units, index error included
 (`gpp.planners.chains.published.pipeedge`); `corrected` leaves the index error out. It plans chains alone.
@@ -32,8 +32,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -123,15 +123,20 @@ class EdgePipe(AbstractPlanner):
                     else (improve(forward, stages), ("a chain, its types joined; not exact",))
                 )
             return
+        cuts = {order: stages for order in _orders(graph) if (stages := _cut(forward, kinds, order)) is not None}
         if finest:
             try:
                 limits = {"most_downsets": self.most_downsets, "most_states": self.most_states}
-                if (stages := TypedStages(forward, kinds, **limits).fastest()) is not None:
+                known = min(cuts.values(), key=forward.bottleneck_s, default=None)
+                if (stages := TypedStages(forward, kinds, **limits).fastest(known, _least_s(forward, kinds))) is not None:
                     yield stages, ("all partitions of the graph; exact",)
                 return
             except TooMany:
                 pass
-        yield from ((improve(forward, stages), (f"{how}; not exact",)) for stages, how in _starts(forward, kinds, predict))
+        for stages in cuts.values():
+            yield improve(forward, stages), ("a chain over a linear order, improved; not exact",)
+        if (stages := _regrouped(forward, kinds, predict)) is not None:
+            yield improve(forward, stages), ("the stages of graphpipe, their devices assigned anew; not exact",)
 
     def _made(self, forward: Forward, stages: Assigned, how: tuple[str, ...]) -> Plan:
         parts = [(mask, 1) for mask, _ in stages]
@@ -178,17 +183,31 @@ def _placed(chain: list[Placed], kinds: Kinds, order: tuple[int, ...]) -> Assign
     return tuple((sum(1 << op for op in order[start:end]), free[kind].pop(0)) for kind, start, end in chain)
 
 
-def _starts(forward: Forward, kinds: Kinds, predict: Predict) -> Iterator[tuple[Assigned, str]]:
-    """Stages of a graph that is too large to be searched."""
+def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
+    """Linear orders that are worth cutting."""
+    return tuple(dict.fromkeys((depth_first_order(graph), branch_first_order(graph))))
+
+
+def _least_s(forward: Forward, kinds: Kinds) -> float:
+    """No stages are faster: a bound for graphs whose operators have one order alone, by messages that take no time; else 0."""
     graph = forward.problem.graph
-    for order in dict.fromkeys((depth_first_order(graph), branch_first_order(graph))):
-        if (stages := _cut(forward, kinds, order)) is not None:
-            yield stages, "a chain over a linear order, improved"
-    with suppress(Infeasible):
-        partitioner = GraphPipe(replication=False, max_candidates=0, colocate="never")
+    order = depth_first_order(graph)
+    if not all(graph.successors[a] >> b & 1 for a, b in pairwise(order)):
+        return 0.0
+    chain = forward.chain(order, kinds)
+    free = replace(chain, move_s=np.zeros_like(chain.move_s))
+    found = free.fastest()
+    return 0.0 if found is None else free.bottleneck_s(found)
+
+
+def _regrouped(forward: Forward, kinds: Kinds, predict: Predict) -> Assigned | None:
+    """The stages of `graphpipe`, on the best devices for them; None where it finds none."""
+    partitioner = GraphPipe(replication=False, max_candidates=0, colocate="never")
+    try:
         plan = partitioner.plan(replace(forward.problem, microbatch_size=forward.microbatch_size), predict)
-        if (stages := assigned(forward, kinds, [mask_of(stage.ops) for stage in plan.stages])) is not None:
-            yield stages, "the stages of graphpipe, their devices assigned anew"
+    except Infeasible:
+        return None
+    return assigned(forward, kinds, [mask_of(stage.ops) for stage in plan.stages])
 
 
 def published(forward: Forward, *, corrected: bool) -> tuple[Assigned, float] | None:

@@ -75,16 +75,20 @@ class TypedStages:
         self._fitting: dict[tuple[int, int], bool] = {}
         self._moves: dict[tuple[int, int, float], float] = {}
 
-    def fastest(self) -> Assigned | None:
-        """Stages and devices with the least bottleneck, of those that were found with the fewest; None where nothing fits.
+    def fastest(self, known: Assigned | None, least_s: float) -> Assigned | None:
+        """Stages and devices with the least bottleneck; None where nothing fits.
+
+        Args:
+            known: some that fit; None where none are known.
+            least_s: none are faster.
 
         Raises:
             TooMany: one bottleneck's search has more states than it may.
         """
-        best = self._within(math.inf)
+        best = known or self._within(math.inf)
         if best is None:
             return None
-        low, high = 0.0, self._forward.bottleneck_s(best)
+        low, high = least_s, self._forward.bottleneck_s(best)
         while low < high:
             tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
             found = self._within(tau)

@@ -9,8 +9,8 @@ for every j at which the layers fit u. Not every device has to be used; ties go 
 order.
 
 **The index error.** The tool keeps a list with one entry for each host, type after type, and asks it for time, memory and rate with
-the *number of the type*. So as soon as the first type has two hosts, all but the first type are planned with another type's numbers.
-With `corrected` the list is read as it was meant.
+the *number of the type*. So as soon as the first type has two hosts, all but the first type are planned with another type's
+numbers. With `corrected` the list is read as it was meant.
 
 Units: a MB and a Mbit are 2^20 here. One message of the last layer's output is counted in memory, none in time.
 """
