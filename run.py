@@ -54,11 +54,12 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
         return
 
     job = experiment.job(captured, problem, plan)
-    weights = experiment.weights(captured) if experiment.trains else None
+    weights = experiment.weights(captured) if experiment.computes else None
     recorder.begin()
     job.save(recorder.run_dir, weights)
     if experiment.runs:
         recorder.outcome = experiment.engine.execute(job, recorder.run_dir, recorder.progress())
+        recorder.answered(experiment.judged(job, recorder.run_dir))
 
 
 if __name__ == "__main__":

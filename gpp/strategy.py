@@ -23,7 +23,7 @@ from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.loss_stage import with_loss_apart
 from gpp.plan.plan import Plan
-from gpp.plan.round_robin import ROUND_ROBIN, in_turn
+from gpp.plan.round_robin import ROUND_ROBIN, check_turns, in_turn
 from gpp.planners.base import AbstractPlanner, Judged
 from gpp.planners.chains.single import Single
 from gpp.program.cards import check_cards
@@ -32,6 +32,7 @@ from gpp.program.held import order_peak
 from gpp.program.lower import POSTED_AHEAD, lower
 from gpp.program.program import Program, ReduceGroup, Task, check_program, reduce_groups
 from gpp.program.steady_state import check_asked, check_stream, window
+from gpp.program.stream import check_served
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.refused import check_schedule
@@ -39,6 +40,7 @@ from gpp.settings import settings
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.side_by_side import side_by_side
 from gpp.simulate.simulator import Costs, simulate
+from gpp.simulate.stream import Objective, questions, scored, serve
 from gpp.timeline import ENDLESS, Timeline
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
@@ -62,6 +64,8 @@ class Strategy:
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
+        objective: what planners minimise while serving: seconds of a request at saturation, or its mean latency at the arrival rate
+            (alone, without a rate).
     """
 
     name: str
@@ -70,6 +74,7 @@ class Strategy:
     weights: AbstractWeights = field(default_factory=Flush)
     memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
+    objective: Objective = "throughput"
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:
@@ -90,7 +95,9 @@ class Strategy:
             InvalidConfig: the weight policy cannot hold in what is asked for.
         """
         self._check_problem(problem)
-        self._check_round_robin(problem)
+        if self.replicas == ROUND_ROBIN:
+            size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
+            check_turns(problem, size)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
@@ -186,6 +193,8 @@ class Strategy:
         """
         self._check_problem(problem)
         posed = self.posed(problem)
+        if posed.regime.serves:
+            check_served(plan)
         plan.validate(posed, self._peaks(plan, posed) if self._says_peaks else None)
         for s, stage in enumerate(plan.stages):
             if others := sorted(set(stage.recompute) - set(repeatable(plan, posed, s))):
@@ -220,9 +229,12 @@ class Strategy:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
 
         Args:
-            record: False for the metrics alone, as a planner wants them.
+            record: False for the metrics alone, as a planner wants them; while serving, `iteration_s` is the objective.
         """
         plan = with_loss_apart(plan, problem)
+        if problem.regime.serves:
+            program = self._program(plan, problem)
+            return serve(program, plan, problem) if record else scored(program, plan, problem, self.objective)
         if plan.helped:
             return side_by_side(plan, self.posed(problem), record=record)
         drains = self.schedule.drains
@@ -276,6 +288,8 @@ class Strategy:
 
     def posed(self, problem: Problem) -> Problem:
         """The problem under this strategy's regime: samples in flight, versions of the weights."""
+        if problem.regime.serves:
+            return problem
         # Before a loss on the whole mini-batch every schedule keeps all of it.
         regime = Regime(holds=EVERYTHING if problem.minibatch_ops else self.schedule.holds, weights=self.weights)
         return problem if problem.regime == regime else replace(problem, regime=regime)
@@ -332,6 +346,8 @@ class Strategy:
         """
         if self.schedule.per_device > 1:
             posed = replace(posed, cluster=self.schedule.unfolded(posed.cluster), max_replicas=1)
+        if posed.regime.serves:
+            return questions(posed, self.objective, PLANNED_AHEAD)
         if self.schedule.drains:
             return [replace(posed, minibatch_ops=0) if posed.minibatch_ops else posed]
         ahead = PLANNED_AHEAD * posed.cluster.num_devices
@@ -394,19 +410,9 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + FRESHER * candidate.depth)
+        fresher = 0.0 if asked.regime.serves else FRESHER
+        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + fresher * candidate.depth)
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
-
-    def _check_round_robin(self, problem: Problem) -> None:
-        """Refuse round robin where a mini-batch is one micro-batch, before a search that could not use them."""
-        size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
-        if self.replicas == ROUND_ROBIN and size == problem.minibatch_size:
-            half = max(problem.minibatch_size // 2, 1)
-            fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
-            rule = "one micro-batch a mini-batch leaves nothing to take in turn"
-            raise InvalidConfig(
-                "strategy.replicas", ROUND_ROBIN, rule, f"set {fix} (a multiple of the replicas), or strategy.replicas=split"
-            )
 
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:

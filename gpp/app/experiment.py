@@ -19,6 +19,8 @@ from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
+from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
+from gpp.app.serving import posed as posed_to_serve
 from gpp.app.several import check_survey
 from gpp.cluster import Cluster
 from gpp.cost.models.analytical import Analytical
@@ -70,8 +72,8 @@ class Experiment:
     """The settings of one run.
 
     Args:
-        mode: `train`; `plan`: only predict and explain; `compare`: plan with several strategies; `max_batch`: the largest
-            micro-batch of several strategies; `profile`: show what is measured.
+        mode: `train`; `inference`: answer requests; `plan`: only predict and explain; `compare`: plan with several strategies;
+            `max_batch`: the largest micro-batch of several strategies; `profile`: show what is measured.
         strategies: strategies that `compare` and `max_batch` plan with.
         confirm: whether `max_batch` runs what it has found, on workers whose memory is bounded.
         explain_s: seconds that the explanation may spend on planning again; 0 leaves this out.
@@ -86,6 +88,7 @@ class Experiment:
         checkpoint: when to save checkpoints, and how many to keep.
         resume: a run directory, or one of its checkpoints, to go on from; `steps` still counts from the very first
             step.
+        load_weights: of mode=inference: a run directory, or a safetensors file; None for those that the model is built with.
         cache_dir: folder of captured graphs and profiles.
     """
 
@@ -101,7 +104,7 @@ class Experiment:
     steps: Count
     minibatch_size: Count
     cache_dir: str
-    mode: Literal["train", "plan", "compare", "max_batch", "profile"] = "train"
+    mode: Literal["train", "inference", "plan", "compare", "max_batch", "profile"] = "train"
     microbatch_size: Count | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: Seed = 0
@@ -112,6 +115,7 @@ class Experiment:
     plan: str | None = None
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     resume: str | None = None
+    load_weights: str | None = None
     final_weights: bool = True
     strategies: Sequence[Strategy] = ()
     explain_s: NotNegative = 5.0
@@ -128,6 +132,9 @@ class Experiment:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
             own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
             object.__setattr__(self, "strategy", own)
+        check_inference(self)
+        if self.serves:
+            object.__setattr__(self, "strategy", serving_strategy(self.strategy))
 
     @property
     def max_ops(self) -> int:
@@ -140,7 +147,17 @@ class Experiment:
     @property
     def runs(self) -> bool:
         """Whether an engine is to run the plan."""
-        return self.mode == "train" and self.engine.runs
+        return self.mode in ("train", INFERENCE) and self.engine.runs
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, and nothing is trained."""
+        return self.mode == INFERENCE
+
+    @property
+    def computes(self) -> bool:
+        """Whether workers compute, with weights and data: they train, or they answer."""
+        return self.trains or (self.serves and self.engine.runs and self.engine.needs_weights)
 
     @property
     def trains(self) -> bool:
@@ -204,13 +221,17 @@ class Experiment:
 
     @cached_property
     def _num_samples(self) -> dict[str, int]:
-        """Samples of each split; none where nothing is trained."""
-        if not self.trains:
+        """Samples of each split; none where nothing is computed."""
+        if not self.computes:
             return {"train": 0, "test": 0}
         load = self.data.load
         return {split: len(load(split, self.model, seed=self.seed, dtype=self.dtype)) for split in ("train", "test")}
 
     def captured(self) -> Captured:
+        """The captured model that runs: with its loss, or in mode=inference without."""
+        return model_of(self, self.with_loss())
+
+    def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
         if isinstance(self.model, AbstractProfile):
             return self.model.captured()
@@ -277,7 +298,7 @@ class Experiment:
             extrapolation=self.optimizer.extrapolation,
             refuses=self.engine.limits(Task.of(captured, graph, clips=self.optimizer.clip_norm is not None)),
         )
-        return here(posed, self.engine)
+        return here(posed_to_serve(self, posed), self.engine)
 
     @property
     def _imposed(self) -> int | None:
@@ -323,7 +344,7 @@ class Experiment:
     def warnings(self, captured: Captured, plan: Plan) -> tuple[str, ...]:
         out = list(self.engine.check(plan)) if self.runs else []
         whole_loss, whole_model = self.loss_scope == "minibatch", self.engine.planner is not None
-        out += self.data.warnings() if self.trains else ()
+        out += self.data.warnings() if self.computes else ()
         out += cut_warnings(captured, plan, whole_loss=whole_loss, whole_model=whole_model)
         if self.resumed:
             out += self.resumed.warnings(self.steps, self.optimizer.learning_rate)
@@ -333,7 +354,7 @@ class Experiment:
         """A time that no plan can beat; None where none fits, which the planner explains."""
         bounded = self.strategy.schedule.bounded or self.mode == "compare"
         one_piece = isinstance(self.strategy.planner, Single)
-        if self.mode == "max_batch" or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
+        if self.mode in ("max_batch", INFERENCE) or one_piece or problem.minibatch_ops or problem.shares_state or not bounded:
             # The bound of `single` would be that of one device, not of all of them; the bound does not cover operators
             # with a micro-batch of their own, nor shared updates; a continuous pipeline or split backwards may be faster; other
             # batches have other bounds.
@@ -377,7 +398,9 @@ class Experiment:
             InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
         """
         sizes = self._num_samples
-        held_out = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        held_out = (
+            0 if self.serves else sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
+        )
         job = assemble(
             captured,
             problem,
@@ -395,6 +418,7 @@ class Experiment:
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
+            serving=serve_settings(self, self.engine, sizes),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )
@@ -404,10 +428,16 @@ class Experiment:
             self.engine.refuse(job)
         return job
 
+    def judged(self, job: Job, run_dir: Path) -> dict[str, float]:
+        """What the answers of mode=inference are worth by the data's targets; empty where none were written."""
+        return judge(self, job, run_dir)
+
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """Initial weights by full name: a function of model, dtype and seed alone, so equal for every strategy."""
+        """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
         from gpp.capture.examples import initial_weights
+        from gpp.runtime.checkpoint.weights import read_weights
 
         if "_weights" not in self.__dict__:
-            self.__dict__["_weights"] = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+            built = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
+            self.__dict__["_weights"] = read_weights(self.load_weights, built, captured) if self.load_weights else built
         return self.__dict__["_weights"]

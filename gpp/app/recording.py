@@ -266,6 +266,11 @@ class Recorder:
             say=lambda words: self.console.print(Text(words), soft_wrap=True),
         )
 
+    def answered(self, values: dict[str, float]) -> None:
+        """Keep what the answers to all requests are worth."""
+        if values:
+            self._evaluations.append({"step": self.experiment.num_steps, **values})
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         with held_back():
             if error is not None:

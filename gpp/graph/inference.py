@@ -60,7 +60,7 @@ def served(captured: Captured) -> Captured:
     Raises:
         InvalidConfig: nothing but the loss reads an input of the network, so it has no answers.
     """
-    network = {node.name for node in captured.nodes if node.module != _OF_LOSS}
+    network = network_of(captured)
     answers = _answers(captured, network)
     if not answers:
         rule = "has a loss that reads no operator of the network, so there is nothing to answer with"
@@ -79,6 +79,11 @@ def served(captured: Captured) -> Captured:
         summed=False,
         derived=(),
     )
+
+
+def network_of(captured: Captured) -> set[str]:
+    """Names of the nodes that belong neither to the loss nor to a metric."""
+    return {node.name for node in captured.nodes if node.module != _OF_LOSS}
 
 
 def _answers(captured: Captured, network: set[str]) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import is_loss
+from gpp.settings import Count, Positive, settings
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
@@ -146,6 +147,8 @@ class AbstractEngine(ABC):
     """Whether the engine runs the plan's own program: pipelines that do not drain and clipping by stage need that."""
     bounds_memory: ClassVar[bool] = False
     """Whether it has the setting `enforce_memory`: its workers can be bound to the memory of their devices."""
+    serves: ClassVar[bool] = False
+    """Whether it runs streams of requests (`AbstractServer`)."""
     needs_weights: ClassVar[bool]
     """Whether the engine trains: the job then holds initial weights of a really built model, and there is data."""
     overwrites: ClassVar[bool] = True
@@ -235,3 +238,22 @@ class AbstractEngine(ABC):
         Raises:
             WorkerFailed: a worker died; its own traceback is in the error.
         """
+
+
+@settings("engine")
+class AbstractServer(AbstractEngine):
+    """An engine that runs streams of requests, too.
+
+    Args:
+        buffers: messages for which every input and output edge of a stage has room while requests are served; a sender waits for
+            a full one.
+        arrival_rate: requests per second; None: another one always waits.
+        arrivals: how far apart requests are: all equally far, or at random (`poisson`), by the run's seed.
+        answers: whether the answers are written to answers.safetensors.
+    """
+
+    serves: ClassVar[bool] = True
+    buffers: Count = 2
+    arrival_rate: Positive | None = None
+    arrivals: Literal["deterministic", "poisson"] = "deterministic"
+    answers: bool = True

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gpp.cluster import Cluster
+from gpp.cost.arrivals import Arrivals
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
 from gpp.data.base import AbstractData
@@ -66,6 +67,24 @@ def _described(weights: AbstractWeights) -> dict[str, Any]:
     return describe(weights) | ({"correction": describe(correction)} if correction else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What a job that serves requests adds to the settings of a run, whose `steps` are the requests.
+
+    Args:
+        buffers: messages for which an edge has room.
+        arrivals: when requests come.
+        split, samples: of the data set whose samples the requests are made of, in order, again and again.
+        answers: whether they are written.
+    """
+
+    buffers: Count
+    arrivals: Arrivals
+    split: Literal["train", "test"] = "test"
+    samples: Natural = 0
+    answers: bool = True
+
+
 FloatType = Annotated[str, Field(pattern="^(float16|bfloat16|float32|float64)$")]
 """torch's name of a type."""
 
@@ -95,6 +114,7 @@ class Settings:
         checkpoint_every, checkpoint_keep, checkpoint_drain: see `gpp.runtime.checkpoint.resume.Checkpoints`.
         resume: folder of the checkpoint to go on from, absolute; None to start anew.
         first_step: the first step to do, 0 unless resumed.
+        serving: of a job that serves requests; None for one that trains.
         timeout_s: seconds after which a run that stands still has failed.
         startup_timeout_s: the limit for loading and connecting, and for writing a checkpoint.
     """
@@ -131,6 +151,7 @@ class Settings:
     checkpoint_drain: bool = False
     resume: str | None = None
     first_step: Natural = 0
+    serving: Annotated[ServeSettings | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from gpp.planners.base import AbstractPlanner
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress, Task, crowded
+from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
 from gpp.runtime.halves import check_halves
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
@@ -27,7 +27,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 @final
 @settings("engine")
-class Distributed(AbstractEngine):
+class Distributed(AbstractServer):
     """Runs a plan for real.
 
     Args:
@@ -147,7 +147,11 @@ class Distributed(AbstractEngine):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
+        from gpp.runtime.serve.collect import collect as collect_stream
 
+        if job.settings.serving is not None:
+            logs = run_workers("gpp.runtime.serve.worker", job, run_dir, job.plan.num_devices, progress)
+            return collect_stream(job, run_dir, logs)
         if self.launch == "local":
             logs = run_workers("gpp.runtime.worker.main", job, run_dir, job.plan.num_devices, progress)
         elif self.launch == "env":

@@ -16,7 +16,7 @@ from gpp.cluster import Cluster
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
 from gpp.runtime.emulator.pace import Overhead, Pace
-from gpp.runtime.engine import AbstractEngine, Outcome, Progress
+from gpp.runtime.engine import AbstractServer, Outcome, Progress
 from gpp.runtime.job import Job
 from gpp.settings import Positive, Seconds, settings
 from gpp.simulate.simulator import steady_period, update_ends
@@ -25,7 +25,7 @@ from gpp.timeline import Emulation, Event
 
 @final
 @settings("engine")
-class Emulate(AbstractEngine):
+class Emulate(AbstractServer):
     """Runs a plan on emulated devices.
 
     Nothing is computed, so there is no loss; recomputation and tensor parallelism are only times and run too.

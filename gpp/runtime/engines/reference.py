@@ -15,7 +15,7 @@ from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import LOSS, with_total
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner
-from gpp.runtime.engine import VERSIONS, AbstractEngine, Outcome, Progress, Task, refuse_split_operators
+from gpp.runtime.engine import VERSIONS, AbstractServer, Outcome, Progress, Task, refuse_split_operators
 from gpp.runtime.job import Job
 from gpp.settings import settings
 from gpp.timeline import Versions
@@ -23,7 +23,7 @@ from gpp.timeline import Versions
 
 @final
 @settings("engine")
-class Reference(AbstractEngine):
+class Reference(AbstractServer):
     """Computes on the CPU, whatever the devices of the cluster; has no measured timeline.
 
     Policies for memory change nothing of what is computed, and it ignores them.

@@ -1,0 +1,127 @@
+"""mode=inference: what it refuses before anything is captured, and what it makes of the settings of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpp.cost.arrivals import Arrivals
+from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
+from gpp.errors import InvalidConfig, InvalidPlan
+from gpp.graph.captured import Captured
+from gpp.graph.inference import served
+from gpp.memory.policy import Keep
+from gpp.plan.plan import Plan
+from gpp.program.stream import check_served
+from gpp.runtime.engine import AbstractEngine, AbstractServer
+from gpp.runtime.job import Job, ServeSettings
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.schedules.one_f_one_b import OneFOneB
+from gpp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from gpp.app.experiment import Experiment
+
+INFERENCE: Final = "inference"
+"""The mode."""
+
+
+def serving_strategy(strategy: Strategy) -> Strategy:
+    """The strategy with forwards only: the schedule that a strategy has by default is that of a training.
+
+    Raises:
+        InvalidConfig: a weight policy, a memory policy or a schedule was asked for that says what backwards do.
+    """
+    if not strategy.weights.flushes:
+        rule = "mode=inference has no updates, so one version of the weights is all there is"
+        fix = "set strategy/weights=flush strategy/schedule=1f1b, or strategy=sequential or graphpipe"
+        raise InvalidConfig("strategy.weights", strategy.weights.name, rule, fix)
+    if strategy.memory.ways:
+        rule = "mode=inference keeps nothing for a backward, so there is nothing to recompute or to move"
+        raise InvalidConfig("strategy.memory", strategy.memory.name, rule, "set strategy/memory=keep")
+    if not isinstance(strategy.schedule, OneFOneB | ForwardOnly):
+        rule = "orders backwards, and mode=inference has forwards only: it runs every micro-batch once, in order"
+        raise InvalidConfig("strategy.schedule", type(strategy.schedule).__name__, rule, "leave strategy/schedule out")
+    return replace(strategy, schedule=ForwardOnly(), memory=Keep())
+
+
+def check_inference(e: Experiment) -> None:
+    """Refuse settings of a training that mode=inference cannot follow.
+
+    Raises:
+        InvalidConfig: names the setting.
+    """
+    if e.mode != INFERENCE:
+        if e.load_weights is not None:
+            raise InvalidConfig(
+                "weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
+            )
+        return
+    if not isinstance(e.engine, AbstractServer):
+        rule = f"engine={e.engine.name} trains only"
+        raise InvalidConfig("mode", INFERENCE, rule, "use engine=distributed, emulate, simulate or reference")
+    if e.checkpoint.every:
+        rule = "mode=inference changes no weights, so there is nothing to save"
+        raise InvalidConfig("checkpoint.every", e.checkpoint.every, rule, "leave checkpoint.every out")
+    if e.resume is not None:
+        rule = "goes on with a training, and mode=inference only reads weights"
+        raise InvalidConfig("resume", e.resume, rule, f"set weights={e.resume}")
+    if e.loss_scope == "minibatch":
+        raise InvalidConfig("loss.scope", "minibatch", "mode=inference computes no loss", "leave loss.scope out")
+    for name, fix in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
+        value = getattr(e.engine, name, fix)
+        if value != fix:
+            rule = "is for training; mode=inference runs what was captured, on workers that this process starts"
+            raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
+
+
+def arrivals_of(e: Experiment, engine: AbstractServer) -> Arrivals:
+    """The stream of requests: `steps` of them."""
+    return Arrivals(requests=e.num_steps, rate=engine.arrival_rate, spacing=engine.arrivals, seed=e.seed)
+
+
+def posed(e: Experiment, problem: Problem) -> Problem:
+    """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
+    engine = e.engine
+    if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
+        return problem
+    regime = Regime(buffers=engine.buffers, arrivals=arrivals_of(e, engine))
+    return replace(problem, regime=regime, refuses=_refuses(problem.refuses), optimizer_state_factor=0.0, global_norm=False)
+
+
+def _refuses(engine: Callable[[Any], str | None]) -> Callable[[Plan], str | None]:
+    def why_not(plan: Plan) -> str | None:
+        try:
+            check_served(plan)
+        except InvalidPlan as error:
+            return str(error)
+        return engine(plan)
+
+    return why_not
+
+
+def model_of(e: Experiment, captured: Captured) -> Captured:
+    """The model that runs: in mode=inference without its loss, metrics and targets."""
+    return served(captured) if e.mode == INFERENCE and captured.nodes else captured
+
+
+def serve_settings(e: Experiment, engine: AbstractEngine, sizes: dict[str, int]) -> ServeSettings | None:
+    """What the job adds; None where it trains."""
+    if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
+        return None
+    split = "test" if sizes["test"] else "train"
+    return ServeSettings(
+        buffers=engine.buffers, arrivals=arrivals_of(e, engine), split=split, samples=sizes[split], answers=engine.answers
+    )
+
+
+def judge(e: Experiment, job: Job, run_dir: Path) -> dict[str, float]:
+    """What the answers are worth by the data's targets; empty where nothing was answered."""
+    if not (e.computes and e.serves and job.settings.serving and job.settings.serving.answers):
+        return {}
+    from gpp.runtime.serve.collect import judged
+
+    return judged(e.with_loss(), job, run_dir, e.data, e.model)

@@ -1,0 +1,85 @@
+"""A stream of requests through a pipeline: the program of one request, repeated, with buffers of bounded size.
+
+A request is a mini-batch: samples that come together, and whose answers go together. Its program has forwards and messages only
+(`gpp.schedules.forward_only`), and every device repeats its own list for each request without a barrier in between. What bounds how
+far devices run ahead of each other are the buffers of the edges. With n of them on each side:
+
+* The messages of a device's pass p are sent when its pass p - n has begun: it has taken its own messages out of the buffers.
+* A device begins pass q when what its pass q - n - 1 has made has left.
+
+So beside the messages of the pass under way no more than n on each edge lie with the reader, and n with the maker. Both rules wait
+for passes of earlier micro-batches, so nothing can wait for itself where all stages cut requests alike (`check_served`): with other
+sizes a reader may need more messages for one pass than an edge has room for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpp.errors import InvalidPlan
+from gpp.plan.plan import Plan
+from gpp.program.kinds import COMPUTE, SENDS
+from gpp.program.program import Program
+
+
+class Sent(NamedTuple):
+    """A message: its channel (the two stages and devices), and its samples."""
+
+    stage: int
+    peer_stage: int
+    device: int
+    peer_device: int
+    samples: int
+
+
+class Served(NamedTuple):
+    """A pass of a request: the messages that it sends when it is over."""
+
+    stage: int
+    device: int
+    microbatch: int
+    sends: tuple[Sent, ...]
+
+
+def passes_of(program: Program, plan: Plan) -> list[Served]:
+    """The passes of one request in an order in which they can run: by micro-batch, and by the stage graph."""
+    depth = plan.distance_to_sink
+    out: list[Served] = []
+    for device, actions in program.actions.items():
+        for number, action in enumerate(actions):
+            if action.kind in COMPUTE:
+                sends: list[Sent] = []
+                for other in actions[number + 1 :]:
+                    if other.kind in COMPUTE:
+                        break
+                    if other.kind in SENDS:
+                        sends.append(Sent(other.stage, other.peer_stage, device, other.peer_device, other.hi - other.lo))
+                out.append(Served(action.stage, device, action.microbatch, tuple(sends)))
+    return sorted(out, key=lambda own: (own.microbatch, -depth[own.stage], own.device))
+
+
+def check_served(plan: Plan) -> None:
+    """Refuse a plan that no stream of requests can run through.
+
+    Raises:
+        InvalidPlan: names the stage, and what it does that a stream cannot.
+    """
+    size = plan.stages[0].microbatch_size
+    for s, stage in enumerate(plan.stages):
+        if stage.recompute or stage.offload:
+            raise InvalidPlan(
+                f"stage {s} recomputes operators, or keeps them on the host, for a backward, and mode=inference has none. "
+                "Fix: plan with mode=inference, or leave recompute and offload out of the plan"
+            )
+        if stage.microbatch_size != size or plan.minibatch_size % size:
+            raise InvalidPlan(
+                f"stage {s}: micro-batch {stage.microbatch_size} must be the same in all stages and divide the request, "
+                f"{plan.minibatch_size} samples, or an edge with few buffers would block. Fix: set microbatch_size={size}"
+            )
+        if stage.tensor_parallel > 1 or stage.helpers:
+            raise InvalidPlan(
+                f"stage {s} splits its operators over devices, which mode=inference does not. Fix: one device for each replica "
+                "(strategy.planner.tensor_parallel=false)"
+            )
+    if plan.shares_devices:
+        raise InvalidPlan("a device holds several stages, which mode=inference would have to interleave. Fix: one stage a device")
