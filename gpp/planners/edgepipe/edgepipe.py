@@ -79,7 +79,7 @@ class EdgePipe(AbstractPlanner):
     compatible: bool = False
     corrected: bool = False
     most_downsets: Count = 400
-    most_states: Count = 100_000
+    most_states: Count = 10_000
 
     def __post_init__(self) -> None:
         if self.corrected and not self.compatible:
@@ -189,15 +189,18 @@ def _orders(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
 
 
 def _least_s(forward: Forward, kinds: Kinds) -> float:
-    """No stages are faster: a bound for graphs whose operators have one order alone, by messages that take no time; else 0."""
+    """No stages are faster: a bound for graphs whose operators have one order alone; else 0.
+
+    All stages are intervals of it then, and the stage that ends at a cut sends the next one at least what its last operator hands
+    to the operator behind the cut. (What else crosses the cut may go past the next stage.)
+    """
     graph = forward.problem.graph
     order = depth_first_order(graph)
     if not all(graph.successors[a] >> b & 1 for a, b in pairwise(order)):
         return 0.0
-    chain = forward.chain(order, kinds)
-    free = replace(chain, move_s=np.zeros_like(chain.move_s))
-    found = free.fastest()
-    return 0.0 if found is None else free.bottleneck_s(found)
+    chain = forward.chain(order, kinds, least=True)
+    found = chain.fastest()
+    return 0.0 if found is None else chain.bottleneck_s(found)
 
 
 def _regrouped(forward: Forward, kinds: Kinds, predict: Predict) -> Assigned | None:

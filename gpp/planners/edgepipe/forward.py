@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,17 +96,20 @@ class Forward:
         times = self.times(stages)
         return lacking or max(times, key=lambda key: times[key])
 
-    def chain(self, order: Sequence[int], kinds: Kinds) -> TypedChain:
+    def chain(self, order: Sequence[int], kinds: Kinds, *, least: bool = False) -> TypedChain:
         """The problem of cutting a linear order, on types of devices.
 
         A tensor counts at every cut that it crosses: in a graph that is no chain it goes past the stages between at no cost, so
         messages are not underrated. Of a type whose devices differ, the slowest and the smallest stand for all.
+
+        Args:
+            least: count at a cut only what the operator before it hands to the one behind it, so that messages are not overrated.
         """
         table, b, order = intervals(self.costs, tuple(order)), self.microbatch_size, list(order)
         held = np.broadcast_to(np.asarray(table.held((slice(None), slice(None)), b).peak(1)), (len(order) + 1,) * 2)
         devices, groups = self.problem.cluster.devices, kinds.groups
         took = [self.seconds[list(group)].max(axis=0)[order] for group in groups]
-        crossing = b * self._crossing(order)
+        crossing = b * (self._neighbouring(order) if least else self._crossing(order))
         pairs = [[kinds.links(u, v) for v in range(len(groups))] for u in range(len(groups))]
         return TypedChain(
             counts=kinds.counts,
@@ -124,6 +128,11 @@ class Forward:
                 change[at[tensor.producer] + 1] += tensor.bytes_per_sample
                 change[max(at[c] for c in tensor.consumers) + 1] -= tensor.bytes_per_sample
         return np.maximum(np.cumsum(change)[:-1], 0.0)
+
+    def _neighbouring(self, order: Sequence[int]) -> np.ndarray:
+        """[n + 1] bytes per sample that the operator before each cut of an order hands to the one behind it."""
+        handed = [sum(t.bytes_per_sample for t in self.problem.crossing(1 << a, 1 << b)) for a, b in pairwise(order)]
+        return np.array([0.0, *handed, 0.0])
 
 
 def _move_s(links: Sequence[Link], num_bytes: np.ndarray) -> np.ndarray:

@@ -26,6 +26,9 @@ from gpp.planners.chains.typed_chain import CLOSE, Used
 from gpp.planners.edgepipe.forward import Assigned, Forward
 from gpp.planners.edgepipe.kinds import Kinds
 
+ROUNDING = 1 + 1e-12
+"""By which sums of the same seconds may differ."""
+
 
 class TooMany(Exception):
     """The search would take more states than it may."""
@@ -89,7 +92,8 @@ class TypedStages:
         if best is None:
             return None
         low, high = least_s, self._forward.bottleneck_s(best)
-        while low < high:
+        # The bound is a sum in another order.
+        while low * ROUNDING < high:
             tau = (low + high) / 2 if high - low > CLOSE * high else math.nextafter(high, -math.inf)
             found = self._within(tau)
             if found is None:
@@ -128,7 +132,7 @@ class TypedStages:
                 continue
             used = (*state.used[:kind], state.used[kind] + 1, *state.used[kind + 1 :])
             took = self._seconds[kind] - self._seconds[kind, here] + self._forward.pass_s
-            for at in np.flatnonzero(took <= tau * (1 + 1e-12)):
+            for at in np.flatnonzero(took <= tau * ROUNDING):
                 done = int(self._downsets[at])
                 mask = done & ~state.done
                 if not mask or state.done & ~done or self._forward.stage_s(mask, self._first[kind]) > tau:
