@@ -167,6 +167,9 @@ USUAL = {
     "gpp.models.imported.Imported": {"factory": "torch.nn.Linear", **SPECS},
     "gpp.models.blocks.Blocks": {"blocks": {"head": {"factory": "torch.nn.Linear", "inputs": ["x"]}}, **SPECS},
     "gpp.models.profile.Profile": {"path": __file__},
+    "gpp.models.pipeedge.PipeEdge": {**PIPEEDGE, "entry": "google/vit-base-patch16-224"},
+    "gpp.models.pipeedge.from_files": {**PIPEEDGE, "key": "google/vit-base-patch16-224"},
+    "gpp.pipeedge.graph.cluster": {"types": PIPEEDGE["types"], "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml")},
     "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
 }
 """Arguments between which there are rules."""

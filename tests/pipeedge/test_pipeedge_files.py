@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def model(files: Path, **settings: object) -> PipeEdge:
-    given = {"key": "net", "batch": 2, "types": str(files / "types.yml")} | settings
+    given = {"entry": "net", "batch": 2, "types": str(files / "types.yml")} | settings
     return PipeEdge(name="pipeedge", loss="none", path=str(files / "models.yml"), **given)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def test_wrong_models_and_types_are_refused(files, file, text, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"key": "other"}, r"model\.key=.*Fix: one of net"),
+        ({"entry": "other"}, r"model\.key=.*Fix: one of net"),
         ({"batch": 8}, r"microbatch_size=8: has no profile.*Fix: set microbatch_size=4"),
         ({"batch": None}, r"microbatch_size=null: must be one of the profiled sizes, 2, 4"),
         ({"types": None}, r"model\.types=null"),

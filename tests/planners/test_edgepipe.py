@@ -53,7 +53,7 @@ def test_fitting_is_not_monotone():
 def planned(size: str, hosts: str, memory_bytes: float | None = None, **settings: Any) -> Plan:
     """The plan of a ViT's published profile on so many boards of each kind."""
     model = PipeEdge(
-        name="pipeedge", loss="none", path=str(MODELS), key=f"google/vit-{size}-patch16-224", types=str(TYPES), batch=8
+        name="pipeedge", loss="none", path=str(MODELS), entry=f"google/vit-{size}-patch16-224", types=str(TYPES), batch=8
     )
     found = cluster(types=str(TYPES), devices=str(PROFILES / f"devices_{hosts}.yml"))
     if memory_bytes is not None:
