@@ -10,6 +10,9 @@ ARGS ?=
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
+# Where this is set, every process of a test compiles all that it imports, again and again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test lint clean
 
 run: $(VENV)/.run

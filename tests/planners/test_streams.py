@@ -38,6 +38,7 @@ from gpp.weights.stash import Stash
 from gpp.weights.vertical_sync import VerticalSync
 from tests.support.bills import peak_bytes
 from tests.support.graphs import chain, diamond, two_towers
+from tests.support.long import long
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
 
@@ -50,16 +51,12 @@ PLANNERS = (
     PipeDream2BW(),
 )
 POLICIES = (
-    Naive(),
     Stash(),
     Stash(accumulation=4),
-    Stash(accumulation=1),
-    VerticalSync(),
     DoubleBuffer(),
-    SpecTrain(),
     SpecTrain(form=2),
-    PipeOptim(),
     PipeOptim(offset=1, accumulation=1),
+    *(pytest.param(weights, marks=long) for weights in (Naive(), Stash(accumulation=1), VerticalSync(), SpecTrain(), PipeOptim())),
 )
 SAME = 1 + 1e-9
 
@@ -240,7 +237,7 @@ def test_over_nodes_updates_count_every_time_too() -> None:
     assert all(len({nodes[d] for d in stage.devices}) == 1 for stage in plan.stages)
 
 
-@pytest.mark.parametrize("seed", [2, 3, 5, 8])
+@pytest.mark.parametrize("seed", [2, 5, *(pytest.param(seed, marks=long) for seed in (3, 8))])
 @pytest.mark.parametrize("weights", [Naive(), Stash()], ids=lambda w: w.name)
 def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: int) -> None:
     """Uneven stages: a sink that is faster than what feeds it runs ahead for many mini-batches before its pace shows it."""
@@ -250,8 +247,8 @@ def test_the_steady_pace_is_that_of_a_long_pass(weights: AbstractWeights, seed: 
     if plan is None:
         return
     program = of._program(plan, problem)
-    long = long_pass_s(of, plan, problem, 20 * program.minibatches)
-    assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(long, rel=2e-3)
+    paced = long_pass_s(of, plan, problem, 20 * program.minibatches)
+    assert of.predict(plan, problem).metrics.iteration_s == pytest.approx(paced, rel=2e-3)
 
 
 def long_pass_s(of: Strategy, plan: Plan, problem: Problem, minibatches: int) -> float:

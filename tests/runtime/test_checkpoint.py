@@ -37,6 +37,7 @@ from gpp.runtime.worker.worker import Worker
 from gpp.serialization import from_json
 from tests.support import inprocess
 from tests.support.checkpoints import STEPS, Rank, made, random_job
+from tests.support.long import long
 
 RATE = LearningRate(shape="cosine", warmup_steps=2)
 
@@ -68,8 +69,8 @@ def train(
     [
         ("digits", 0, ()),
         ("gpt_small", 2, ("model.dropout=0.1",)),
-        ("dlrm_small", 3, ()),
-        ("inception_small", 5, ("model.norm=batch",)),
+        pytest.param("dlrm_small", 3, (), marks=long),
+        ("vgg_small", 5, ("model.norm=batch",)),
         ("llava_small", 6, ("model.frozen=towers",)),
     ],
 )

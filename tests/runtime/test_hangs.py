@@ -29,7 +29,6 @@ pytestmark = pytest.mark.dist
 COMMON = [
     "logger=none",
     "cost=analytical",
-    "cluster.num_devices=4",
     "strategy.planner.replication=false",
     "microbatch_size=8",
     "dtype=float64",
@@ -40,9 +39,9 @@ FOR_EVER = 1_000_000
 TIMEOUT_S = 4.0
 
 
-def wait_for_steps(run_dir: Path, steps: int = STEPS) -> None:
+def wait_for_steps(run_dir: Path, ranks: int, steps: int = STEPS) -> None:
     """Until every rank has done so many."""
-    logs = [run_dir / "ranks" / f"rank_{rank}.jsonl" for rank in range(4)]
+    logs = [run_dir / "ranks" / f"rank_{rank}.jsonl" for rank in range(ranks)]
     until = time.monotonic() + 120
     while not all(log.exists() and log.read_bytes().count(b"\n") >= steps for log in logs):
         assert time.monotonic() < until, "the workers do not start"
@@ -76,13 +75,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     Four workers take longer than the timeout to start in any case, which must not end the run.
     """
     run_dir = tmp_path_factory.mktemp("stopped")
-    process = start(run_dir, *COMMON, f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
+    process = start(run_dir, *COMMON, "cluster.num_devices=4", f"steps={FOR_EVER}", f"engine.timeout_s={TIMEOUT_S}")
     try:
         late = pid_of(run_dir, 1)
         os.kill(late, signal.SIGSTOP)
         time.sleep(TIMEOUT_S * 0.6)
         os.kill(late, signal.SIGCONT)
-        wait_for_steps(run_dir)
+        wait_for_steps(run_dir, 4)
         pids = workers_of(run_dir)
         os.kill(pid_of(run_dir, 2), signal.SIGSTOP)
         began = time.monotonic()
@@ -147,6 +146,7 @@ def external(pair: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFac
     process = start(
         run_dir,
         *COMMON,
+        "cluster.num_devices=2",
         f"steps={STEPS}",
         "engine.launch=external",
         "engine.nodes=2",
@@ -158,7 +158,7 @@ def external(pair: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFac
     for line in process.stdout:
         said.append(line)
         commands += [line.strip()] if "torchrun" in line else []
-        if "waiting for 4 workers" in line:
+        if "waiting for 2 workers" in line:
             break
     launchers = start_on(pair, commands)
     out, _ = process.communicate(timeout=120)
@@ -173,7 +173,8 @@ def test_two_machines_train_to_the_losses_of_one(external: External, stopped: St
     result = json.loads((external.run_dir / "result.json").read_text())
     one = json.loads((stopped.run_dir / "result.json").read_text())
     assert len(result["loss"]) == STEPS
-    assert result["loss"] == one["loss"][:STEPS]
+    # The other run has four stages: the same training, whose sums may round otherwise.
+    assert result["loss"] == pytest.approx(one["loss"][:STEPS], rel=1e-12)
     assert result["measured"]["iteration_s"] > 0
     assert not check_trace(json.loads((external.run_dir / "trace.json").read_text()))
     assert (external.run_dir / "checkpoints" / "final" / "stage_0.safetensors").exists()
@@ -198,16 +199,16 @@ def test_a_link_that_goes_down_ends_the_run_on_both_sides(
     job = again(external, tmp_path / "cut", steps=FOR_EVER, timeout_s=TIMEOUT_S)
     commands = [command.replace(str(external.run_dir), str(tmp_path / "cut")) for command in external.commands]
     launchers = start_on(pair, commands)
-    wait_for_steps(tmp_path / "cut")
+    wait_for_steps(tmp_path / "cut", 2)
     pair[1].cut()
     with pytest.raises(WorkerFailed) as failed:
         follow(job, tmp_path / "cut", Progress())
     # Seen from rank 0's machine, it is the other one that is cut off.
-    assert failed.value.rank in (2, 3)
+    assert failed.value.rank == 1
     first, *lines = failed.value.reason.splitlines()
     assert "not heard of for" in first
-    assert [("not heard of" in line) for line in lines] == [False, False, True, True]
-    assert all("waits for" in line for line in lines[:2])
+    assert [("not heard of" in line) for line in lines] == [False, True]
+    assert "waits for" in lines[0]
     for launcher in launchers:
         launcher.communicate(timeout=60)
         assert launcher.returncode == 1
@@ -216,13 +217,13 @@ def test_a_link_that_goes_down_ends_the_run_on_both_sides(
 
 def test_a_wrong_number_of_workers_is_refused_with_the_reason(external: External, tmp_path: Path) -> None:
     again(external, tmp_path / "two")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "2"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "3"}
     words = [sys.executable, "-m", "gpp.runtime.worker", str(tmp_path / "two")]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        "error: WORLD_SIZE=2: the plan has 4 devices, and every one is a worker. "
-        "Fix: start 4 workers in all (torchrun: --nnodes, --nproc-per-node)."
+        "error: WORLD_SIZE=3: the plan has 2 devices, and every one is a worker. "
+        "Fix: start 2 workers in all (torchrun: --nnodes, --nproc-per-node)."
     )
 
 
@@ -230,7 +231,7 @@ def test_slurm_runs_a_task_a_device_and_the_job_does_not_outlive_the_run(externa
     pytest.importorskip("submitit")
     slurm = Slurm(executor="local", time_min=5)
     job = again(external, tmp_path / "slurm", interface="lo")
-    logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (4,))
+    logs = run_slurm(job, tmp_path / "slurm", Progress(), slurm, (2,))
     one = json.loads((external.run_dir / "result.json").read_text())
     assert [logs.losses[step]["loss"] for step in range(STEPS)] == one["loss"]
     assert not workers_of(tmp_path / "slurm")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpp.program.kinds import COMPUTE, COPY_IN, COPY_OUT, KINDS
 from gpp.report.draw import text
+from gpp.report.draw.charts import LIMIT_IN_SIGHT
 from gpp.report.draw.palette import INK, LIMIT, MUTED, TRUNK
 from gpp.report.draw.svg import Drawing, Swatch, element, label, line, number, picture, rect, swatch
 from gpp.timeline import Event, StageMemory, Timeline
@@ -97,6 +98,8 @@ def draw_memory(
 ) -> Drawing:
     """A strip for each device, the fullest ones where there are many; empty for a timeline that does not say what stages hold.
 
+    A strip is as tall as its limit; where all limits are out of sight (`LIMIT_IN_SIGHT`), as tall as the fullest one.
+
     Args:
         limits: device -> bytes that it has.
     """
@@ -108,8 +111,10 @@ def draw_memory(
     if not shown or span <= 0:
         return Drawing()
     out, y, scale = [], 4.0, (width - LEFT - RIGHT) / span
+    fullest = max(most.values()) or 1.0
+    sight = any(share[device] * LIMIT_IN_SIGHT > 1 for device in shown)
     for device in shown:
-        high = max(most[device], limits.get(device, 0.0)) or 1.0
+        high = max(most[device], limits.get(device, 0.0) if sight else fullest) or 1.0
         stages = "+".join(map(str, stages_of_device[device]))
         out.append(label(LEFT - 8, y + HEIGHT / 2 + 4, f"s{stages}  d{device}", 11, INK, "end"))
         parts = [
@@ -119,10 +124,13 @@ def draw_memory(
         ]
         for name, steps in parts:
             out.append(element("path", d=_steps(steps, scale, y + HEIGHT, HEIGHT / high, span), fill=FILLS[name]))
-        if limit := limits.get(device):
+        words, limit = text.num_bytes(most[device]), limits.get(device)
+        if limit and sight:
             at = y + HEIGHT - limit * HEIGHT / high
             out.append(line(LEFT, at, width - RIGHT, at, LIMIT, 1.4, stroke_dasharray="5 3"))
-        words = text.num_bytes(most[device]) + (f", {text.percent(share[device])}" if limits.get(device) else "")
+            words += f", {text.percent(share[device])}"
+        elif limit:
+            words += f" of {text.num_bytes(limit)}"
         out.append(label(width - RIGHT + 8, y + HEIGHT / 2 + 4, words, 11, INK))
         y += HEIGHT + GAP
     if len(levels) > len(shown):

@@ -224,17 +224,19 @@ def _marks(events: list[Event], y: float, height: float, scale: float) -> str:
 
 
 def event_swatches(timelines: Iterable[Timeline] = ()) -> list[Swatch]:
-    """The legend of the shades of events, in the trunk's colours; that of copies where the timelines have some."""
+    """The legend of the shades of events, in the trunk's colours: of the kinds that the timelines have, if any are given."""
+    timelines = list(timelines)
+    found = {event.kind for timeline in timelines for event in timeline.events} if timelines else set(KINDS)
     shades = {
-        "forward": TRUNK.light,
-        "backward": TRUNK.dark,
-        "weight gradient": TRUNK.mid,
-        "reduce gradients": REDUCE,
-        "update": UPDATE,
+        "forward": (TRUNK.light, kinds.FORWARD in found),
+        "backward": (TRUNK.dark, any(KINDS[kind].returns for kind in found)),
+        "weight gradient": (TRUNK.mid, any(KINDS[kind].finishes and not KINDS[kind].returns for kind in found)),
+        "reduce gradients": (REDUCE, kinds.REDUCE in found),
+        "update": (UPDATE, kinds.UPDATE in found),
     }
-    out = [swatch(name, rect(0, 0, 26, 12, fill)) for name, fill in shades.items()]
+    out = [swatch(name, rect(0, 0, 26, 12, fill)) for name, (fill, shown) in shades.items() if shown]
     out.append(swatch("idle", rect(0.5, 0.5, 25, 11, IDLE, stroke=RULE)))
     out.append(swatch("transfer", line(0, 8, 26, 8, TRANSFER, 1.6)))
-    if any(event.kind in COPIES for timeline in timelines for event in timeline.events):
+    if timelines and found & set(COPIES):
         out += [swatch(KINDS[kind].meaning, line(0, 8, 26, 8, fill, COPY_TRACK)) for kind, fill in COPY_FILLS.items()]
     return out

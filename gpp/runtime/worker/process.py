@@ -177,8 +177,13 @@ def report(ranks: Path, rank: int, error: BaseException, kind: str, **more: Any)
         "out": 0,
         **more,
     }
+    _write_whole(path, found)
+
+
+def _write_whole(path: Path, value: object) -> None:
+    """Write JSON that a controller finds whole or not at all."""
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(found))
+    fresh.write_text(json.dumps(value))
     os.replace(fresh, path)
 
 
@@ -277,7 +282,7 @@ def guarded(run_dir: Path, run: Callable[[Job, Path, int, int, torch.device], No
                 torch.cuda.set_per_process_memory_fraction(1.0 / shared, device)
         run(job, run_dir, rank, world, device)
         end = {"rank": rank, "job": program_digest(run_dir), "host": socket.gethostname()}
-        (ranks / f"rank_{rank}.end.json").write_text(json.dumps(end))
+        _write_whole(ranks / f"rank_{rank}.end.json", end)
     except Exception as raised:
         error = Exhausted.of(raised) or raised
         # On a full disk the controller has the exit code, and standard error if that goes elsewhere.
