@@ -135,12 +135,14 @@ class Emulation:
         virtual_iteration_s: a step by the clock that the messages carried: exact, without overhead.
         unpaced_s: seconds that a step took here without waiting for any clock: the runtime's own work.
         step_s: each paced step, in seconds of the cluster.
+        serving: of a stream of requests, what it has shown by that clock.
     """
 
     time_scale: float
     virtual_iteration_s: float
     unpaced_s: float
     step_s: tuple[float, ...]
+    serving: Annotated[Serving | None, Field(exclude_if=lambda found: found is None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

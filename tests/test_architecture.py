@@ -60,6 +60,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"checkpoint"},
         {"memory"},
         {"worker"},
+        {"serve"},
         {"emulator"},
         {"rehearsal"},
         {"reference"},
@@ -69,7 +70,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "helped", "in_place", "private", "several", "stopping", "streams"},
+        {"experiment", "capturing", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
         {"launch", "recording"},
         {"surveys"},
         {"vocabulary"},

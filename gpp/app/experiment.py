@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
+from gpp.app.capturing import captured_model, weights_of
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
@@ -29,7 +30,7 @@ from gpp.cost.models.profiled import Profiled
 from gpp.cost.problem import Problem, check_batch
 from gpp.data.base import AbstractData
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.captured import Captured, capture_key, load_cached, narrowed, store
+from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
@@ -125,16 +126,16 @@ class Experiment:
         check_batch(self.minibatch_size, self.microbatch_size)
         check_survey(self.mode, self.engine, self.plan, self.strategies, self.confirm)
         if isinstance(self.engine.planner, DataParallel) and self.loss_scope == "minibatch":
-            rule = "has the loss on each device's share of the mini-batch only"
-            raise InvalidConfig("loss.scope", "minibatch", f"engine={self.engine.name} {rule}", "use engine=distributed")
+            rule = f"engine={self.engine.name} has the loss on each device's share of the mini-batch only"
+            raise InvalidConfig("loss.scope", "minibatch", rule, "use engine=distributed")
         self.engine.refuse_settings(self.strategy.weights, self.optimizer, self.strategy.schedule)
-        if self.engine.planner is not None:
-            # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
-            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
-            object.__setattr__(self, "strategy", own)
         check_inference(self)
         if self.serves:
             object.__setattr__(self, "strategy", serving_strategy(self.strategy))
+        elif self.engine.planner is not None:
+            # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
+            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
+            object.__setattr__(self, "strategy", own)
 
     @property
     def max_ops(self) -> int:
@@ -167,7 +168,7 @@ class Experiment:
     @property
     def num_steps(self) -> int:
         """Steps that the engine runs."""
-        most = self.engine.max_steps
+        most = None if self.serves else self.engine.max_steps
         return self.steps if most is None else max(2, min(self.steps, most))
 
     @property
@@ -203,16 +204,19 @@ class Experiment:
         if isinstance(self.cost, Profiled):
             check_measurable(self.cluster)
         self.data.check(self.model)
+        if self.computes:
+            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
         if self.trains:
             num_train = self._num_samples["train"]
             if self.minibatch_size > num_train:
-                rule = f"must be at most the number of training samples, {num_train}"
-                fix = f"set minibatch_size={num_train} or less, or use more data"
-                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, fix)
+                rule, fix = (
+                    f"must be at most the number of training samples, {num_train}",
+                    f"set minibatch_size={num_train} or less",
+                )
+                raise InvalidConfig("minibatch_size", self.minibatch_size, rule, f"{fix}, or use more data")
             if self.resumed is not None:
                 sizes = {"minibatch_size": self.minibatch_size, "train_samples": num_train}
                 self.resumed.refuse_another(uncaptured(self.model, self.optimizer, dtype=self.dtype, seed=self.seed, **sizes))
-            self.__dict__["_early"] = early(self.cost, self.cluster, self.engine)
 
     @cached_property
     def resumed(self) -> Found | None:
@@ -233,28 +237,7 @@ class Experiment:
 
     def with_loss(self) -> Captured:
         """The captured model with its loss; from the cache, without torch, if it was captured before."""
-        if isinstance(self.model, AbstractProfile):
-            return self.model.captured()
-        found = self._captured_at(None)
-        if found.batch is None:
-            return found
-        # The model runs at one batch size only: the micro-batch must have it.
-        b = self.microbatch_size or next(b for b in (4, 2, 3, 1, self.minibatch_size) if self.minibatch_size % b == 0)
-        return found if found.batch == b else self._captured_at(b)
-
-    def _captured_at(self, batch: int | None) -> Captured:
-        own = self.model.captured()
-        if own is not None:
-            return own
-        key = capture_key({**self.model.key(), "dtype": self.dtype, **({"batch": batch} if batch else {})})
-        folder = Path(self.cache_dir) / "graphs"
-        found = load_cached(key, folder)
-        if found is None:
-            from gpp.capture.examples import capture_model
-
-            found = capture_model(self.model, dtype=self.dtype, batch=batch)
-            store(key, found, folder)
-        return found
+        return captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
 
     def op_graph(self, captured: Captured) -> OpGraph:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
@@ -320,8 +303,8 @@ class Experiment:
     def in_place(
         self, captured: Captured, problem: Problem, plan: Plan, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> tuple[Problem, Plan]:
-        """The problem and the plan by times that were measured in place, where this run trains (`gpp.app.in_place.settle`)."""
-        if not self.trains:
+        """The problem and the plan by times that were measured in place, where workers compute (`gpp.app.in_place.settle`)."""
+        if not self.computes:
             return problem, plan
         return settle(
             problem,
@@ -430,14 +413,10 @@ class Experiment:
 
     def judged(self, job: Job, run_dir: Path) -> dict[str, float]:
         """What the answers of mode=inference are worth by the data's targets; empty where none were written."""
-        return judge(self, job, run_dir)
+        return judge(self, self.with_loss(), self.data, self.model, job, run_dir)
 
     def weights(self, captured: Captured) -> dict[str, torch.Tensor]:
         """Initial weights by full name: those of `load_weights`, else a function of model, dtype and seed alone."""
-        from gpp.capture.examples import initial_weights
-        from gpp.runtime.checkpoint.weights import read_weights
-
         if "_weights" not in self.__dict__:
-            built = initial_weights(self.model, captured, seed=self.seed, dtype=self.dtype)
-            self.__dict__["_weights"] = read_weights(self.load_weights, built, captured) if self.load_weights else built
+            self.__dict__["_weights"] = weights_of(self.model, captured, self.load_weights, seed=self.seed, dtype=self.dtype)
         return self.__dict__["_weights"]

@@ -5,28 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from gpp.cost.arrivals import Arrivals
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
+from gpp.data.base import AbstractData
 from gpp.errors import InvalidConfig, InvalidPlan
 from gpp.graph.captured import Captured
-from gpp.graph.inference import served
+from gpp.graph.inference import forward_only, served
 from gpp.memory.policy import Keep
+from gpp.models.base import AbstractModel
 from gpp.plan.plan import Plan
 from gpp.program.stream import check_served
+from gpp.runtime.checkpoint.resume import Checkpoints
 from gpp.runtime.engine import AbstractEngine, AbstractServer
 from gpp.runtime.job import Job, ServeSettings
 from gpp.schedules.forward_only import ForwardOnly
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.strategy import Strategy
 
-if TYPE_CHECKING:
-    from gpp.app.experiment import Experiment
-
 INFERENCE: Final = "inference"
 """The mode."""
+
+
+class Asked(Protocol):
+    """What of a run's settings decides how it serves; `gpp.app.experiment.Experiment` has them all."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def engine(self) -> AbstractEngine: ...
+    @property
+    def checkpoint(self) -> Checkpoints: ...
+    @property
+    def resume(self) -> str | None: ...
+    @property
+    def load_weights(self) -> str | None: ...
+    @property
+    def loss_scope(self) -> str: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def serving_strategy(strategy: Strategy) -> Strategy:
@@ -48,7 +69,7 @@ def serving_strategy(strategy: Strategy) -> Strategy:
     return replace(strategy, schedule=ForwardOnly(), memory=Keep())
 
 
-def check_inference(e: Experiment) -> None:
+def check_inference(e: Asked) -> None:
     """Refuse settings of a training that mode=inference cannot follow.
 
     Raises:
@@ -78,12 +99,12 @@ def check_inference(e: Experiment) -> None:
             raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
 
 
-def arrivals_of(e: Experiment, engine: AbstractServer) -> Arrivals:
+def arrivals_of(e: Asked, engine: AbstractServer) -> Arrivals:
     """The stream of requests: `steps` of them."""
     return Arrivals(requests=e.num_steps, rate=engine.arrival_rate, spacing=engine.arrivals, seed=e.seed)
 
 
-def posed(e: Experiment, problem: Problem) -> Problem:
+def posed(e: Asked, problem: Problem) -> Problem:
     """The problem of serving: its regime, and what no stream can run through, refused beside what the engine refuses."""
     engine = e.engine
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
@@ -103,12 +124,15 @@ def _refuses(engine: Callable[[Any], str | None]) -> Callable[[Plan], str | None
     return why_not
 
 
-def model_of(e: Experiment, captured: Captured) -> Captured:
+def model_of(e: Asked, captured: Captured) -> Captured:
     """The model that runs: in mode=inference without its loss, metrics and targets."""
-    return served(captured) if e.mode == INFERENCE and captured.nodes else captured
+    if e.mode != INFERENCE:
+        return captured
+    # A profile has no nodes, and says what a forward takes.
+    return served(captured) if captured.nodes else replace(captured, graph=forward_only(captured.graph))
 
 
-def serve_settings(e: Experiment, engine: AbstractEngine, sizes: dict[str, int]) -> ServeSettings | None:
+def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int]) -> ServeSettings | None:
     """What the job adds; None where it trains."""
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return None
@@ -118,10 +142,14 @@ def serve_settings(e: Experiment, engine: AbstractEngine, sizes: dict[str, int])
     )
 
 
-def judge(e: Experiment, job: Job, run_dir: Path) -> dict[str, float]:
-    """What the answers are worth by the data's targets; empty where nothing was answered."""
-    if not (e.computes and e.serves and job.settings.serving and job.settings.serving.answers):
-        return {}
-    from gpp.runtime.serve.collect import judged
+def judge(e: Asked, whole: Captured, data: AbstractData, model: AbstractModel, job: Job, run_dir: Path) -> dict[str, float]:
+    """What the answers are worth by the data's targets; empty where nothing was answered.
 
-    return judged(e.with_loss(), job, run_dir, e.data, e.model)
+    Args:
+        whole: the model with its loss.
+    """
+    if not (e.engine.runs and e.engine.needs_weights and job.settings.serving and job.settings.serving.answers):
+        return {}
+    from gpp.runtime.controller.stream import judged
+
+    return judged(whole, job, run_dir, data, model)

@@ -14,12 +14,15 @@ sizes a reader may need more messages for one pass than an edge has room for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpp.errors import InvalidPlan
 from gpp.plan.plan import Plan
-from gpp.program.kinds import COMPUTE, SENDS
+from gpp.program.action import Action
+from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
 from gpp.program.program import Program
+from gpp.program.steady_state import moved
 
 
 class Sent(NamedTuple):
@@ -56,6 +59,34 @@ def passes_of(program: Program, plan: Plan) -> list[Served]:
                         sends.append(Sent(other.stage, other.peer_stage, device, other.peer_device, other.hi - other.lo))
                 out.append(Served(action.stage, device, action.microbatch, tuple(sends)))
     return sorted(out, key=lambda own: (own.microbatch, -depth[own.stage], own.device))
+
+
+def stream_of(
+    actions: Sequence[Action], ahead: int, counts: Mapping[int, int], samples: int, requests: int
+) -> Iterator[list[Action]]:
+    """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
+
+    Args:
+        actions: of one request.
+        ahead: passes before the one that needs a message at which its receive is posted.
+        counts: micro-batches of a request, by stage.
+        samples: of a request.
+    """
+    passes = [action for action in actions if action.kind in COMPUTE]
+    receives = {(a.stage, a.microbatch): [b for b in actions if b.kind in RECEIVES and b[1:3] == a[1:3]] for a in passes}
+    sends = {(a.stage, a.microbatch): [b for b in actions if b.kind in SENDS and b[1:3] == a[1:3]] for a in passes}
+
+    def posts(number: int) -> list[Action]:
+        request, place = divmod(number, len(passes))
+        return [moved(a, counts, samples, request) for a in receives[passes[place][1:3]]] if request < requests else []
+
+    for request in range(requests):
+        own = [a for number in range(ahead) for a in posts(number)] if request == 0 else []
+        for place, one in enumerate(passes):
+            own += posts(request * len(passes) + place + ahead)
+            own.append(moved(one, counts, samples, request))
+            own += [moved(a, counts, samples, request) for a in sends[one[1:3]]]
+        yield own
 
 
 def check_served(plan: Plan) -> None:

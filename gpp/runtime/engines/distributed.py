@@ -147,7 +147,7 @@ class Distributed(AbstractServer):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller import follow
         from gpp.runtime.controller.controller import collect, run_workers
-        from gpp.runtime.serve.collect import collect as collect_stream
+        from gpp.runtime.controller.stream import collect as collect_stream
 
         if job.settings.serving is not None:
             logs = run_workers("gpp.runtime.serve.worker", job, run_dir, job.plan.num_devices, progress)

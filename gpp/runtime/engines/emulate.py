@@ -68,6 +68,11 @@ class Emulate(AbstractServer):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import devices_of, run_workers, timeline
 
+        if job.settings.serving is not None:
+            from gpp.runtime.controller.stream import collect_emulated
+
+            logs = run_workers("gpp.runtime.emulator.serving", job, run_dir, job.plan.num_devices, progress, processes=1)
+            return collect_emulated(job, run_dir, logs)
         quiet = Progress(on_step=lambda step, loss, rate: progress.on_step(step, None, None))
         logs = run_workers("gpp.runtime.emulator.worker", job, run_dir, job.plan.num_devices, quiet, processes=1)
         steps = [record["steps"] for record in devices_of(run_dir / "ranks")]

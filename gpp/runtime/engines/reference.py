@@ -61,6 +61,10 @@ class Reference(AbstractServer):
     def execute(self, job: Job, run_dir: Path, progress: Progress) -> Outcome:
         from gpp.runtime.controller.controller import run_workers
 
+        if job.settings.serving is not None:
+            # One after the other: the times say nothing of a pipeline's.
+            run_workers("gpp.runtime.reference.serving", job, run_dir, 1, progress)
+            return Outcome()
         logs = run_workers("gpp.runtime.reference.worker", job, run_dir, 1, progress)
         steps = [with_total(logs.losses[step]) for step in sorted(logs.losses)]
         counted = json.loads((run_dir / "ranks" / VERSIONS).read_text())

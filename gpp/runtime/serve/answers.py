@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 
 from gpp.errors import InvalidConfig
+from gpp.graph.inference import ANSWER
+from gpp.runtime.job import Job
 
 NAME = "answers.safetensors"
 
@@ -80,10 +82,20 @@ class Answers:
         """Put answers of the samples from number `first` on where they belong: [samples, ...] of the form's type."""
         form = self.forms[name]
         raw = rows.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        os.pwrite(self._file, raw.numpy(), self._at[name] + first * form.row_bytes)
+        os.pwrite(self._file, memoryview(raw.numpy()), self._at[name] + first * form.row_bytes)
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def answers_of(job: Job, run_dir: Path) -> Answers:
+    """The file of a job's answers."""
+    forms = dict[str, Form]()
+    for name, node in job.captured.results.items():
+        made = job.captured.node_of[node]
+        shape = tuple(int(extent) for i, extent in enumerate(made.shape or ()) if i != made.batch_dim)
+        forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, made.dtype or "float32"))
+    return Answers(run_dir / NAME, forms, job.settings.steps * job.plan.minibatch_size)
 
 
 def check_room(folder: Path, num_bytes: float) -> None:

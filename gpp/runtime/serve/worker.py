@@ -20,14 +20,15 @@ import torch.distributed as dist
 from gpp.graph.inference import ANSWER
 from gpp.program.action import Action
 from gpp.program.kinds import COMPUTE, RECEIVES, SENDS
-from gpp.program.steady_state import moved
+from gpp.program.stream import stream_of
 from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.serve.answers import NAME, Answers, Form
+from gpp.runtime.serve.answers import Answers, answers_of
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.shared_memory import RingSize
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.build import build_mailboxes, build_modules
+from gpp.runtime.worker.clock import AbstractClock, HostClock
 from gpp.runtime.worker.interpreter import Interpreter
 from gpp.runtime.worker.messages import ring_sizes
 from gpp.runtime.worker.process import KEPT_STEPS, Lines, disconnect, enter, guarded
@@ -64,34 +65,6 @@ def bounded_rings(sizes: Mapping[Channel, RingSize], buffers: int) -> dict[Chann
     return {channel: RingSize(size.message_bytes, buffers + 1 if buffers > 1 else 1) for channel, size in sizes.items()}
 
 
-def stream_of(
-    actions: tuple[Action, ...], ahead: int, counts: Mapping[int, int], samples: int, requests: int
-) -> Iterator[list[Action]]:
-    """A device's actions, request by request: its list, repeated, with receives posted some passes ahead, across requests.
-
-    Args:
-        actions: of one request.
-        ahead: passes before the one that needs a message at which its receive is posted.
-        counts: micro-batches of a request, by stage.
-        samples: of a request.
-    """
-    passes = [action for action in actions if action.kind in COMPUTE]
-    receives = {(a.stage, a.microbatch): [b for b in actions if b.kind in RECEIVES and b[1:3] == a[1:3]] for a in passes}
-    sends = {(a.stage, a.microbatch): [b for b in actions if b.kind in SENDS and b[1:3] == a[1:3]] for a in passes}
-
-    def posts(number: int) -> list[Action]:
-        request, place = divmod(number, len(passes))
-        return [moved(a, counts, samples, request) for a in receives[passes[place][1:3]]] if request < requests else []
-
-    for request in range(requests):
-        own = [a for number in range(ahead) for a in posts(number)] if request == 0 else []
-        for place, one in enumerate(passes):
-            own += posts(request * len(passes) + place + ahead)
-            own.append(moved(one, counts, samples, request))
-            own += [moved(a, counts, samples, request) for a in sends[one[1:3]]]
-        yield own
-
-
 class Server:
     """A device's share of a job that answers requests; arguments as `gpp.runtime.worker.worker.Worker` has them."""
 
@@ -104,6 +77,7 @@ class Server:
         device: torch.device,
         transport: AbstractTransport,
         status: AbstractStatus | None = None,
+        clock: AbstractClock | None = None,
     ) -> None:
         assert job.settings.serving is not None, "the job serves requests"
         self.job, self.device_id, self.transport, self.status = job, device_id, transport, status or NoStatus()
@@ -115,6 +89,7 @@ class Server:
         self.actions = job.program.actions[device_id]
         mailboxes = build_mailboxes(job, self.modules, job.program, device_id=device_id, device=device, transport=transport)
         self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
+        self.clock = clock or HostClock()
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
         sends = [action for action in self.actions if action.kind in SENDS]
         each = max((sum(a[1:3] == b[1:3] for b in sends) for a in sends), default=1)
@@ -126,6 +101,7 @@ class Server:
             device_id=device_id,
             pending_limit=self.serving.buffers * each - 1,
             status=self.status,
+            clock=self.clock,
         )
         self.rings = bounded_rings(
             ring_sizes(self.actions, device_id, {s: runner.mailbox.boundary for s, runner in self.runners.items()}),
@@ -135,6 +111,7 @@ class Server:
         self.answers = self._answers(run_dir) if self.serving.answers else None
         transport.prepare(self.rings)
         self._rows = self._reader()
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
 
     def _runner(self, s: int, mailbox: Any, device: torch.device) -> ServingRunner:
         stage = self.job.plan.stages[s]
@@ -149,6 +126,7 @@ class Server:
             round_robin_degree=stage.round_robin_degree,
             num_samples=size,
             train=False,
+            now=self.clock.now,
         )
 
     def _answers(self, run_dir: Path) -> Answers | None:
@@ -156,13 +134,7 @@ class Server:
         own = [name for runner in self.runners.values() for name in runner.module.results]
         if not own:
             return None
-        captured = self.job.captured
-        forms = dict[str, Form]()
-        for name, node in captured.results.items():
-            holder = captured.node_of[node]
-            shape = tuple(int(extent) for i, extent in enumerate(holder.shape or ()) if i != holder.batch_dim)
-            forms[name.removeprefix(ANSWER)] = Form(shape, getattr(torch, holder.dtype or "float32"))
-        return Answers(run_dir / NAME, forms, self.job.settings.steps * self.job.plan.minibatch_size)
+        return answers_of(self.job, run_dir)
 
     def _reader(self) -> Callable[[int, int], dict[str, torch.Tensor]]:
         """Function (lo, hi) -> the user inputs of those samples of the stream: of a micro-batch, which nothing keeps."""
@@ -205,16 +177,26 @@ class Server:
 
     def run(self, out: TextIO, ranks: Path) -> None:
         """The whole stream; one JSON line for each request to `out`."""
-        plan, kept = self.job.plan, deque[dict[str, Any]](maxlen=KEPT_STEPS)
         gc.collect()
         gc.freeze()
         self.status.begin(EVALUATION, 0)
         peak = self.warm_up()
-        self._begin(self.answers)
-        source = any(not plan.predecessors[s] for s in self.stages)
-        arrivals = self.serving.arrivals.times_s() if self.serving.arrivals.rate and source else None
         lines = Lines(out, holds=any(action.kind in RECEIVES for action in self.actions))
         self.transport.idle = lines.flush
+        self.serve(lines.step)
+        lines.flush()
+        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(self.kept)}
+        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
+
+    def serve(self, log: Callable[[dict[str, Any]], None]) -> None:
+        """Answer all requests.
+
+        Args:
+            log: gets a record of each: number, when it came or was begun, and when this device was done with it.
+        """
+        self._begin(self.answers)
+        source = any(not self.job.plan.predecessors[s] for s in self.stages)
+        arrivals = self.serving.arrivals.times_s() if self.serving.arrivals.rate and source else None
         epoch = _agreed(time.perf_counter()) + SETTLE_S
         self.status.begin(EVALUATION, 1)
         for number, actions in enumerate(self._requests(self.job.settings.steps)):
@@ -226,14 +208,11 @@ class Server:
             end = time.perf_counter()
             events, waited_s = self.interpreter.take()
             begun = min((event.start_s for event in events if event.kind in COMPUTE), default=end)
-            kept.append({"step": number, "start": begun, "end": end, "waited_s": waited_s, "events": events})
-            lines.step({"step": number, "start": begun if came is None else came, "end": end})
-        lines.flush()
+            self.kept.append({"step": number, "start": begun, "end": end, "waited_s": waited_s, "events": events})
+            log({"step": number, "start": begun if came is None else came, "end": end})
         self.transport.flush()
         if self.answers:
             self.answers.close()
-        result = {"device": self.device_id, "peak_memory_bytes": peak, "steps": list(kept)}
-        (ranks / f"device_{self.device_id}.json").write_text(json.dumps(result))
 
     def _wait(self, until_s: float) -> None:
         """Sleep until a request comes; what has been made goes out first."""

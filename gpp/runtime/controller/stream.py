@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,33 @@ from gpp.runtime.engine import Outcome
 from gpp.runtime.job import Job
 from gpp.simulate.simulator import SHOWN
 from gpp.simulate.stream import serving_of
-from gpp.timeline import Event, Metrics, Timeline
+from gpp.timeline import Emulation, Event, Metrics, Timeline
 
 
 def collect(job: Job, run_dir: Path, logs: Follower) -> Outcome:
     """The measured timeline of a stream: its last requests."""
     devices = devices_of(run_dir / "ranks")
     return Outcome(measured=timeline(job, devices, logs.starts, logs.ends))
+
+
+def collect_emulated(job: Job, run_dir: Path, logs: Follower) -> Outcome:
+    """The same of emulated devices: paced, in seconds of the cluster, and by the virtual clock."""
+    devices = devices_of(run_dir / "ranks")
+    scale = devices[0]["time_scale"]
+    measured = timeline(job, devices, logs.starts, logs.ends, seconds=1.0 / scale)
+    virtual = list(zip(*(device["virtual"] for device in devices), strict=True))
+    starts, ends = [min(begin for begin, _ in of) for of in virtual], [max(end for _, end in of) for of in virtual]
+    assert job.settings.serving is not None, "the job serves requests"
+    serving = serving_of(starts, ends, job.settings.serving.arrivals, job.settings.serving.buffers)
+    numbers = sorted(logs.ends)
+    emulation = Emulation(
+        time_scale=scale,
+        virtual_iteration_s=1.0 / serving.requests_per_s,
+        unpaced_s=max(device["unpaced_s"] for device in devices),
+        step_s=tuple((logs.ends[n] - logs.ends[n - 1]) / scale for n in numbers[1:]),
+        serving=serving,
+    )
+    return Outcome(measured=measured, emulation=emulation)
 
 
 def timeline(
@@ -41,8 +62,12 @@ def timeline(
         serving_settings.arrivals,
         serving_settings.buffers,
     )
+    # As of steps of a training, what other programs take of the machine now and then is none of the pace.
+    took = [(ends[n] - ends[n - 1]) * seconds for n in numbers[min(len(numbers) // 4, 16) + 1 :]]
+    period_s = statistics.median(took) if took else 1.0 / serving.requests_per_s
+    if serving_settings.arrivals.rate:
+        period_s = 1.0 / serving.requests_per_s
     seen = [Event(*event) for device in devices for record in device["steps"] for event in record["events"]]
-    period_s = 1.0 / serving.requests_per_s
     counted = max(len(devices[0]["steps"]), 1)
     busy_s = sum(e.end_s - e.start_s for e in seen if e.kind in COMPUTE) * seconds / counted
     sent = sum(e.num_bytes for e in seen if e.kind in SENDS) / counted

@@ -1,0 +1,214 @@
+"""Streams of requests: the simulator beside a clock that ticks, the emulated devices beside the simulator, and the bill."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from gpp.cluster import Cluster, Link
+from gpp.cost.arrivals import Arrivals
+from gpp.cost.models.constant import Constant
+from gpp.cost.problem import Problem
+from gpp.cost.regime import Regime
+from gpp.cost.stage import StageCost
+from gpp.data.synthetic import Synthetic
+from gpp.errors import InvalidPlan
+from gpp.graph.captured import Captured
+from gpp.graph.inference import forward_only
+from gpp.graph.op_graph import Input, Op, OpGraph, Param, Tensor
+from gpp.optimizers import SGD
+from gpp.plan.build import make_plan
+from gpp.plan.plan import Plan
+from gpp.planners.chains.even import Even
+from gpp.program.program import reduce_groups
+from gpp.program.stream import check_served, stream_of
+from gpp.runtime.emulator.serving import EmulatedServer
+from gpp.runtime.job import Job, ServeSettings, assemble
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.schedules.forward_only import ForwardOnly
+from gpp.simulate.stream import Stream, scored
+from gpp.strategy import Strategy
+from tests.oracle import requests
+from tests.support import inprocess
+from tests.support.graphs import DEVICE
+from tests.support.problems import cluster as one_cluster
+
+STRATEGY = Strategy(name="even", planner=Even(), schedule=ForwardOnly())
+
+
+def random_stream(seed: int) -> tuple[Problem, Plan, list[tuple[int, int]]]:
+    """A graph of stages on a device each, all times whole seconds; (source, destination) of each edge."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 5)
+    edges = sorted({(rng.randrange(j), j) for j in range(1, count) for _ in range(2)})
+    consumers: dict[int, list[int]] = {}
+    for a, b in edges:
+        consumers.setdefault(a, []).append(b)
+    graph = OpGraph(
+        name="test",
+        ops=tuple(Op(name=f"op{i}", forward_flops=float(rng.randint(1, 6))) for i in range(count)),
+        tensors=tuple(
+            Tensor(name=f"t{a}", producer=a, consumers=tuple(bs), bytes_per_sample=float(rng.randint(1, 5)))
+            for a, bs in consumers.items()
+        ),
+    )
+    link = Link(latency_s=float(rng.randint(0, 3)), bandwidth_bytes_per_s=1.0)
+    devices: Cluster = replace(one_cluster(count, link=link), devices=(DEVICE,) * count)
+    requests_, per_request = rng.randint(3, 8), rng.choice([1, 1, 2, 3])
+    rate = rng.choice([None, 0.1, 0.25])
+    problem = Problem(
+        graph=forward_only(graph),
+        cluster=devices,
+        cost=Constant(),
+        minibatch_size=per_request,
+        regime=Regime(buffers=rng.randint(1, 3), arrivals=Arrivals(requests=requests_, rate=rate)),
+    )
+    return problem, make_plan(problem, [([i], [i], 1) for i in range(count)]), edges
+
+
+def program_of(problem: Problem, plan: Plan):
+    return STRATEGY.lower(plan, problem)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_request_begins_and_ends_as_by_a_clock_that_ticks(seed: int) -> None:
+    problem, plan, edges = random_stream(seed)
+    stream = Stream(program_of(problem, plan), plan, problem)
+    came = problem.regime.arrivals.times_s()
+    found = [stream.request(at) for at in came]
+    bytes_of = {t.producer: round(t.bytes_per_sample) for t in problem.graph.tensors}
+    latency = round(problem.cluster.link(0, 1).latency_s)
+    assert problem.regime.buffers is not None
+    expected = requests.ends(
+        [round(op.forward_flops) for op in problem.graph.ops],
+        [requests.Edge(a, b, bytes_of[a], latency) for a, b in edges],
+        problem.regime.buffers,
+        [round(at) for at in came],
+        problem.minibatch_size,
+    )
+    assert found == expected
+
+
+def test_a_full_buffer_stalls_its_sender() -> None:
+    """A fast stage before a slow one: with n buffers on either side it is 2 n + 1 passes ahead at most."""
+    for buffers in (1, 2, 4):
+        graph = OpGraph(
+            name="two",
+            ops=(Op(name="a", forward_flops=1.0), Op(name="b", forward_flops=100.0)),
+            tensors=(Tensor(name="t", producer=0, consumers=(1,), bytes_per_sample=1.0),),
+        )
+        link = Link(latency_s=0.0, bandwidth_bytes_per_s=1.0)
+        problem = Problem(
+            graph=forward_only(graph),
+            cluster=replace(one_cluster(2, link=link), devices=(DEVICE,) * 2),
+            cost=Constant(),
+            minibatch_size=1,
+            regime=Regime(buffers=buffers),
+        )
+        plan = make_plan(problem, [([0], [0], 1), ([1], [1], 1)])
+        stream = Stream(program_of(problem, plan), plan, problem)
+        begins: list[list[float]] = []
+        for _ in range(20):
+            stream.request(0.0)
+            begins.append(stream.begins)
+        ahead = [sum(first <= begin for first, _ in begins) - 1 - r for r, (_, begin) in enumerate(begins[:8])]
+        assert max(ahead) == 2 * buffers + 1
+        assert scored(program_of(problem, plan), plan, problem, "throughput").metrics.iteration_s == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> None:
+    problem, plan, _ = random_stream(seed)
+    arrivals, buffers = problem.regime.arrivals, problem.regime.buffers
+    assert buffers is not None
+    program = program_of(problem, plan)
+    job: Job = assemble(
+        Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
+        problem,
+        plan,
+        STRATEGY,
+        optimizer=SGD(lr=0.1),
+        data=Synthetic(num_samples=1),
+        model=None,
+        steps=arrivals.requests,
+        dtype="float32",
+        seed=0,
+        train_samples=0,
+        device_kind="cpu",
+        serving=ServeSettings(buffers=buffers, arrivals=arrivals),
+    )
+    assert job.program == program
+    network = FakeNetwork(reduce_groups(plan, problem.graph), plan.num_devices)
+    barrier, said = threading.Barrier(plan.num_devices), list[list[float]]()
+
+    def agree(values: list[float]) -> list[float]:
+        said.append(values)
+        barrier.wait(20)
+        found = [max(column) for column in zip(*said[-plan.num_devices :], strict=True)]
+        barrier.wait(20)
+        return found
+
+    def one(device: int) -> list[tuple[float, float]]:
+        server = EmulatedServer(job, device_id=device, transport=FakeTransport(network, device), agree=agree)
+        return [record["virtual"] for record in server.stream(arrivals.requests, 0.0)]
+
+    of_devices = inprocess.in_threads([lambda d=d: one(d) for d in plan.devices])
+    stream = Stream(program, plan, problem)
+    for at, records in zip(arrivals.times_s(), zip(*of_devices, strict=True), strict=True):
+        begun, end = stream.request(at)
+        assert min(begin for begin, _ in records) == pytest.approx(at if arrivals.rate else begun, rel=1e-12)
+        assert max(last for _, last in records) == pytest.approx(end, rel=1e-12)
+
+
+def test_the_bill_of_a_chain_is_pipeedges() -> None:
+    """[l > 1] n_in D_in + n_out D_out + D_in + D_out beside the weights, of a graph that says nothing of what is inside."""
+    sizes = [7.0, 5.0, 11.0, 3.0]  # what enters layer i; the last one answers
+    graph = forward_only(
+        OpGraph(
+            name="chain",
+            ops=tuple(Op(name=f"l{i}", params=(f"w{i}",), inputs=("x",) if i == 0 else ()) for i in range(4)),
+            tensors=tuple(Tensor(name=f"t{i}", producer=i, consumers=(i + 1,), bytes_per_sample=sizes[i + 1]) for i in range(3)),
+            params=tuple(Param(name=f"w{i}", num_bytes=100 + i) for i in range(4)),
+            inputs=(Input(name="x", bytes_per_sample=sizes[0]),),
+        )
+    )
+    assert graph.differentiated == 0 and all(not p.trainable for p in graph.params)
+    for buffers in (1, 2):
+        problem = Problem(graph=graph, cluster=one_cluster(2), cost=Constant(), minibatch_size=8, regime=Regime(buffers=buffers))
+        for first, last in [(0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]:
+            plan = make_plan(problem, [(list(range(first, last + 1)), [0], 8)]) if False else None
+            del plan
+            mask = sum(1 << i for i in range(first, last + 1))
+            held = problem.amounts(mask).held(8, 1)
+            weights = sum(100 + i for i in range(first, last + 1))
+            d_in, d_out = 8 * sizes[first], 8 * sizes[last + 1]
+            assert held.peak(5) == weights + (first > 0) * buffers * d_in + buffers * d_out + d_in + d_out
+
+
+def test_a_stream_repeats_one_request_with_receives_ahead() -> None:
+    problem, plan, _ = random_stream(3)
+    program = program_of(problem, plan)
+    counts = dict.fromkeys(range(len(plan.stages)), problem.minibatch_size)
+    for actions in program.actions.values():
+        whole = [a for own in stream_of(actions, 2, counts, problem.minibatch_size, 5) for a in own]
+        assert len(whole) == 5 * len(actions) and len(set(whole)) == len(whole)
+        passes = [a.microbatch for a in whole if a.kind == "F"]
+        assert passes == list(range(5 * problem.minibatch_size))
+        for place, action in enumerate(whole):
+            if action.kind == "RF":
+                later = [a for a in whole[place:] if a.kind == "F"]
+                assert action.microbatch - later[0].microbatch <= 2
+
+
+def test_plans_that_no_stream_runs_through_are_refused() -> None:
+    problem, plan, _ = random_stream(0)
+    check_served(plan)
+    first, *others = plan.stages
+    with pytest.raises(InvalidPlan, match="recomputes operators"):
+        check_served(replace(plan, stages=(replace(first, recompute=first.ops), *others)))
+    with pytest.raises(InvalidPlan, match="must be the same in all stages"):
+        check_served(replace(plan, stages=(replace(first, microbatch_size=2), *others)))
+    assert StageCost.of(problem, first).backward_s == 0.0
