@@ -112,7 +112,10 @@ class Wiring:
         return self._numbered[pair]
 
     def between(self, some: Sequence[int], others: Sequence[int]) -> tuple[Link, ...]:
-        """The links, each once, between a device of one group and another device of the other; groups may share devices."""
+        """The links, each once, between a device of one group and another one of the other.
+
+        Where nodes alone decide, groups that share a device have the link inside its node, even if they have no other there.
+        """
         if self.by_node is None:
             found = (self.link(a, b) for a, b in product(self._told_apart(some), self._told_apart(others)) if a != b)
             return _once(found)

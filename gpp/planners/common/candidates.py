@@ -236,12 +236,12 @@ class Assessor:
         if self._homogeneous:
             return self.placer.equal(counts)
         placer = self.placer
-        seconds = [self._seconds_by_type(mask, count, b) for mask, count in parts]
+        seconds = [self.seconds_by_type(mask, count, b) for mask, count in parts]
         scale = self.costs.memory_scale
         needs = [self._need_bytes(mask, count, b, d, max(depth)) / scale for (mask, count), d in zip(parts, depth, strict=True)]
         return placer.unequal(counts, self._between(parts, b, nexts), seconds, needs)
 
-    def _seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
+    def seconds_by_type(self, mask: int, count: int, b: int) -> list[float]:
         """Seconds of both passes of a stage on each type of device; of its transfers, if they are longer and links differ."""
         out = [sum(self.stage_s(mask, b, (first,) * count)) for first in self.placer.types]
         if self.cluster.wiring.by_node is None:
@@ -369,7 +369,10 @@ class Assessor:
         # Replicas that do not line up share a range between two messages; the larger has half of it.
         share = 1 / many if many % few == 0 else 0.5 / many
         links = self.cluster.wiring.between(a, b)
-        found = self._routes[a][b] = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        found = share, [(link.latency_s, 1 / link.bandwidth_bytes_per_s) for link in links]
+        if self.cluster.wiring.by_node is None and not set(a).isdisjoint(b):
+            found[1].append((0.0, 0.0))  # from a device to itself
+        self._routes[a][b] = found
         return found
 
     def _walk(

@@ -7,14 +7,14 @@ once (`all_boundaries`). What changes a stage's work is tried with the placer's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpp.cluster import Cluster
 from gpp.planners.common.incumbent import Incumbent
 from gpp.planners.common.interval_program import all_boundaries
 from gpp.planners.common.local_search import EqualMicrobatches, climb, climb_best
-from gpp.planners.common.moves import Around, Point, boundaries
+from gpp.planners.common.moves import ANY_STAGES, CHAINS, Around, Point, boundaries
 from gpp.planners.common.placement import Placement
 
 PATIENCE = 6
@@ -27,13 +27,17 @@ ALL_STAGES = 10
 """Plans of at most so many stages are changed everywhere, larger ones at the stages that hold them up."""
 
 
-def rebalance(incumbent: Incumbent) -> None:
-    """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more."""
-    moves = (exchanges, placed_anew, resized, moved_boundaries, all_boundaries)
-    hill = EqualMicrobatches(incumbent=incumbent, moves=moves, keeps_devices=True, all_stages=ALL_STAGES)
+def rebalance(incumbent: Incumbent, order: Sequence[int] | None = None) -> None:
+    """Improve the best plans on their own devices; then by steps that deal the devices out anew, and on those once more.
+
+    Args:
+        order: of the operators, of which all stages stay intervals, in a chain; None for stages of any shape.
+    """
+    moves = (exchanges, placed_anew, resized, moved_boundaries) + (all_boundaries,) * (order is None)
+    hill = EqualMicrobatches(incumbent=incumbent, moves=moves, order=order, keeps_devices=True, all_stages=ALL_STAGES)
     for plan, seconds in incumbent.best_by_size()[:REBALANCED]:
         climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
-    climb_best(incumbent, PATIENCE)
+    climb_best(incumbent, PATIENCE, moves=ANY_STAGES if order is None else CHAINS, order=order)
     for plan, seconds in incumbent.best_by_size()[:1]:
         climb(hill, [(hill.start(plan), seconds)], patience=PATIENCE)
 
