@@ -161,7 +161,10 @@ def usual(target: Any) -> dict[str, Any]:
 
 
 SPECS = {"input_specs": {"x": 4}, "target_specs": {"y": 4}}
-PIPEEDGE = {"path": str(ROOT / "sweeps" / "pipeedge" / "models.yml"), "types": str(ROOT / "sweeps" / "pipeedge" / "device_types.yml")}
+PIPEEDGE = {
+    "path": str(ROOT / "sweeps" / "pipeedge" / "models.yml"),
+    "types": str(ROOT / "sweeps" / "pipeedge" / "device_types.yml"),
+}
 USUAL = {
     "gpp.cluster.Cluster": {"nodes": [0], "devices": [DEVICE]},
     "gpp.models.network.Network": {"network": "torch.nn.Linear", "arguments": {}, **SPECS},
