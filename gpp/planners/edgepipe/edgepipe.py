@@ -73,13 +73,14 @@ class EdgePipe(AbstractPlanner):
     Args:
         compatible: plan as the published tool does, its index error included.
         corrected: plan as the published tool would without its index error; with `compatible`.
-        most_downsets, most_states: downsets of a graph, and states of the search, up to which its stages are searched exactly.
+        most_downsets, most_states: downsets of a graph, and states of the search for all bottlenecks, up to which its stages are
+            searched exactly.
     """
 
     compatible: bool = False
     corrected: bool = False
     most_downsets: Count = 400
-    most_states: Count = 10_000
+    most_states: Count = 30_000
 
     def __post_init__(self) -> None:
         if self.corrected and not self.compatible:

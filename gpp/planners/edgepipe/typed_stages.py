@@ -55,7 +55,7 @@ class TypedStages:
     """The search for one problem.
 
     Args:
-        most_downsets, most_states: limits of the graph, and of one bottleneck's search.
+        most_downsets, most_states: limits of the graph, and of the searches for all bottlenecks together.
 
     Raises:
         TooMany: the graph has more downsets.
@@ -66,7 +66,7 @@ class TypedStages:
         found = all_states(graph, most_downsets, Budget("edgepipe", math.inf, math.inf))
         if found is None:
             raise TooMany
-        self._forward, self._kinds, self._graph, self._most = forward, kinds, graph, most_states
+        self._forward, self._kinds, self._graph, self._left = forward, kinds, graph, most_states
         self._downsets = np.array(sorted((graph.all_mask & ~state for state in found), key=int.bit_count), dtype=object)
         first = [group[0] for group in kinds.groups]
         # [types, downsets]: equal devices of one type take the same, and differ in no link.
@@ -86,7 +86,7 @@ class TypedStages:
             least_s: none are faster.
 
         Raises:
-            TooMany: one bottleneck's search has more states than it may.
+            TooMany: the searches have more states than they may.
         """
         best = known or self._within(math.inf)
         if best is None:
@@ -119,7 +119,8 @@ class TypedStages:
                     if then.done == self._graph.all_mask:
                         return self._trace(ways, then)
                     nexts.append(then)
-                    if len(ways) > self._most:
+                    self._left -= 1
+                    if self._left < 0:
                         raise TooMany
             layer = nexts
         return None
