@@ -134,8 +134,7 @@ class Experiment:
             object.__setattr__(self, "strategy", serving_strategy(self.strategy))
         elif self.engine.planner is not None:
             # The prediction is that of the engine's own plan, which runs one micro-batch after the other.
-            own = replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB())
-            object.__setattr__(self, "strategy", own)
+            object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
     @property
     def max_ops(self) -> int:
@@ -381,9 +380,7 @@ class Experiment:
             InvalidConfig, UnsupportedPlan: the engine cannot run it; `resume` is another training.
         """
         sizes = self._num_samples
-        held_out = (
-            0 if self.serves else sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
-        )
+        whole = sizes["test"] if captured.batch is None else sizes["test"] // captured.batch * captured.batch
         job = assemble(
             captured,
             problem,
@@ -396,7 +393,7 @@ class Experiment:
             dtype=self.dtype,
             seed=self.seed,
             train_samples=sizes["train"],
-            held_out=held_out,
+            held_out=0 if self.serves else whole,
             overwrites=self.engine.overwrites,
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,

@@ -78,7 +78,7 @@ def check_inference(e: Asked) -> None:
     if e.mode != INFERENCE:
         if e.load_weights is not None:
             raise InvalidConfig(
-                "weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
+                "load_weights", e.load_weights, "is what mode=inference answers with", "set resume=PATH to go on training"
             )
         return
     if not isinstance(e.engine, AbstractServer):
@@ -89,7 +89,7 @@ def check_inference(e: Asked) -> None:
         raise InvalidConfig("checkpoint.every", e.checkpoint.every, rule, "leave checkpoint.every out")
     if e.resume is not None:
         rule = "goes on with a training, and mode=inference only reads weights"
-        raise InvalidConfig("resume", e.resume, rule, f"set weights={e.resume}")
+        raise InvalidConfig("resume", e.resume, rule, f"set load_weights={e.resume}")
     if e.loss_scope == "minibatch":
         raise InvalidConfig("loss.scope", "minibatch", "mode=inference computes no loss", "leave loss.scope out")
     for name, fix in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
