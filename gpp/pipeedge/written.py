@@ -52,10 +52,12 @@ def measured_files(problem: Problem, key: str, samples: int) -> dict[str, str]:
         sum(t.bytes_per_sample for t in graph.tensors if t.producer <= op < max(t.consumers, default=op))
         for op in range(graph.num_ops)
     ]
+    # A target is no input of what is served.
+    given = [own for own in graph.inputs if not own.name.startswith("target:")]
     entry = ModelEntry(
         layers=graph.num_ops,
         mem_mb=tuple((own + samples * op.transient_bytes) / MB for own, op in zip(weights, graph.ops, strict=True)),
-        parameters_in=round(sum(given.bytes_per_sample for given in graph.inputs) / width),
+        parameters_in=round(sum(own.bytes_per_sample for own in given) / width),
         parameters_out=tuple(round(size / width) for size in crossing),
     )
     seconds = problem.op_times(samples, 0).forward_s
