@@ -51,7 +51,6 @@ PLANNED_AHEAD = 4
 FRESHER = 1e-3
 """Share of a step that one stage less of depth is worth, where the pipeline does not drain: gradients are fresher by an update."""
 
-
 CLOSE = 0.02
 """Share by which the seconds that a memory policy adds to a candidate may be above a bound: the chosen plan's are exact."""
 
@@ -64,8 +63,7 @@ class Strategy:
     Args:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
-        objective: what planners minimise while serving: seconds of a request at saturation, or its mean latency at the arrival rate
-            (alone, without a rate).
+        objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
     """
 
     name: str
@@ -98,6 +96,8 @@ class Strategy:
         if self.replicas == ROUND_ROBIN:
             size = problem.microbatch_size or (None if self.schedule.drains else self._microbatch_size(problem.minibatch_size))
             check_turns(problem, size)
+        if self.schedule.draft is not self.schedule:
+            return replace(self, schedule=self.schedule.draft).plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
@@ -410,8 +410,8 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        fresher = 0.0 if asked.regime.serves else FRESHER
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * (1.0 + fresher * candidate.depth)
+        fresher = 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
+        seconds = found.metrics.iteration_s * asked.regime.minibatches * fresher
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:

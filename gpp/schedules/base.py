@@ -42,6 +42,11 @@ class AbstractSchedule(ABC):
         """Stages of a device. A plan is made for so many times the devices; then its stages are put together (`arranged`)."""
         return 1
 
+    @property
+    def draft(self) -> AbstractSchedule:
+        """The schedule by which a planner's candidates are judged: one that is quickly asked, and holds as much."""
+        return self
+
     def unfolded(self, cluster: Cluster) -> Cluster:
         """The cluster that a planner is asked with: one device for each stage."""
         return cluster

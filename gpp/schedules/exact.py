@@ -75,7 +75,8 @@ def bound_s(flow: Flow, aim: Aim) -> float:
         around = min(heads[i] for i in own) if aim == "end" else 0.0
         out = max(out, around + work + idle)
     if aim == "end":
-        busy = (heads[ends.first] + ends.between_s + tails[ends.ends] for ends in cuts.ends if ends is not None)
+        known = ((lane, ends) for lane, ends in enumerate(cuts.ends) if ends is not None)
+        busy = (heads[ends.first] + cuts.between_s(lane) + tails[ends.ends] for lane, ends in known)
         return max([out, *busy, *(head + tail for head, tail in zip(heads, tails, strict=True))])
     return max(out, cuts.round_trip_s())
 
@@ -147,9 +148,6 @@ class _Ends(NamedTuple):
         ahead_s: seconds of the forwards that have room between them.
         last, ends: the last forward, and the last pass backwards.
         behind_s: seconds of the passes backwards that are left between them.
-        between_s: seconds of the passes that the lane runs, whatever the order, from the start of its first forward to that of
-            its last
-            pass backwards.
         last_s: seconds of the last micro-batch's passes from that start on, and of updates.
         apart: whether the first pass backwards comes before the last forward, since not all forwards have room.
     """
@@ -160,7 +158,6 @@ class _Ends(NamedTuple):
     last: int
     ends: int
     behind_s: float
-    between_s: float
     last_s: float
     apart: bool
 
@@ -193,12 +190,7 @@ class _Cuts:
             left = room - held.full * (full + 1)
             waiting = (min(count - 1 - full, int(left / held.late)) if held.late > 0 else count - 1 - full) if late else 0
             behind = max(behind, full * (slow + slow_late) + waiting * slow_late)
-        # Of those late when the last pass backwards begins, no more than have room beside its own micro-batch.
-        fit = int((room - held.full) / held.late) if held.late > 0 else count
-        forced = sorted(flow.seconds[i] for i in late)[: max(count - 1 - fit, 0)]
-        passes = [*forwards, *queues[back][:-1]]
         return _Ends(
-            between_s=sum(flow.seconds[i] for i in passes) + sum(forced),
             last_s=flow.seconds[queues[back][-1]] + sum(flow.seconds[i] for i in late[-1:]) + flow.update_s[lane],
             first=forwards[0],
             begins=queues[back][0],
@@ -209,25 +201,56 @@ class _Cuts:
             apart=most < count,
         )
 
+    def _before_s(self, ends: _Ends) -> float:
+        """Seconds that a lane idles between its first forward and its first pass backwards, whatever the order."""
+        return max(self.way_s(ends.first, ends.begins) - self.flow.seconds[ends.first] - ends.ahead_s, 0.0)
+
     def idle_s(self, lane: int) -> float:
-        """Seconds that a lane idles between its first pass and its last one, whatever the order."""
+        """Seconds that a lane idles between its first forward and its last pass backwards, whatever the order."""
         ends = self.ends[lane]
         if ends is None:
             return 0.0
-        seconds = self.flow.seconds
-        start = max(self.way_s(ends.first, ends.begins) - seconds[ends.first] - ends.ahead_s, 0.0)
-        stop = max(self.way_s(ends.last, ends.ends) - seconds[ends.last] - ends.behind_s, 0.0)
+        start = self._before_s(ends)
+        stop = max(self.way_s(ends.last, ends.ends) - self.flow.seconds[ends.last] - ends.behind_s, 0.0)
         return start + stop if ends.apart else max(start, stop)
 
+    def between_s(self, lane: int) -> float:
+        """The least time from the start of a lane's first forward to that of its last pass backwards, whatever the order.
+
+        When the last forward begins, some of the others are in full, some late, as have room beside it. What is done by then has
+        taken its time; from then on it takes the way there and back, or what is left to be done in the meantime.
+        """
+        flow, ends = self.flow, self.ends[lane]
+        assert ends is not None  # asked of lanes with one stage alone
+        forwards, back, *second = ([flow.seconds[i] for i in queue] for queue in _chain(flow.queues[lane], flow.stages[lane][0]))
+        late, others = second[0] if second else [], len(forwards) - 1
+        held, room = flow.held[flow.stages[lane][0]], flow.room[lane] * (1 + HAIR)
+
+        def waiting(full: int) -> int:
+            """Those that have room late beside so many in full, of the others that are no longer in full."""
+            left = others - full
+            return min(left, int((room - held.full * (full + 1)) / held.late)) if late and held.late > 0 else left
+
+        # Of those late when the last pass backwards begins, no more than have room beside its own micro-batch.
+        forced = sum(late[: others - waiting(0)]) if late else 0.0
+        way, start = self.way_s(ends.last, ends.ends), self._before_s(ends) if ends.apart else 0.0
+        least = math.inf
+        for full in range(others + 1):
+            if held.full * (full + 1) > room:
+                break
+            done = sum(forwards[:-1]) + sum(back[: others - full]) + sum(late[: others - full - waiting(full)])
+            least = min(least, start + done + max(way, forwards[-1] + sum(back[others - full : others])))
+        return max(least, sum(forwards) + sum(back[:-1]) + forced + self.idle_s(lane))
+
     def round_trip_s(self) -> float:
-        """The longest way of a lane's first micro-batch to another lane, through all that this one runs, and of its last one
-        back."""
-        out, known = 0.0, [ends for ends in self.ends if ends is not None]
-        for ends in known:
+        """The longest way of a lane's first micro-batch to another lane, through all that this one does between its first one
+        and its last one, and of the last one back."""
+        out, known = 0.0, [(ends, self.between_s(lane)) for lane, ends in enumerate(self.ends) if ends is not None]
+        for ends, _ in known:
             there = self.ways_s(ends.first)
-            for other in known:
+            for other, between_s in known:
                 if other.first in there and ends.ends in (back := self.ways_s(other.ends)):
-                    out = max(out, there[other.first] + other.between_s + back[ends.ends] + ends.last_s)
+                    out = max(out, there[other.first] + between_s + back[ends.ends] + ends.last_s)
         return out
 
     def way_s(self, a: int, b: int) -> float:

@@ -50,6 +50,7 @@ class OptimalOrder(AbstractSchedule):
 
     @property
     def draft(self) -> AbstractSchedule:
+        """List scheduling: a search for each of a planner's candidates would take minutes."""
         return ZeroBubbleAuto(cap=self.cap)
 
     def flow(

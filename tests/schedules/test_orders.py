@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpp.analysis.explain.order import order_gap
 from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan
@@ -16,6 +17,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.held import order_peak
 from gpp.schedules.base import AbstractSchedule
 from gpp.schedules.dualpipe_v import DualPipeV
@@ -122,6 +124,31 @@ def test_the_end_of_a_step_is_proven(towers: bool) -> None:
     flow = flow_of(schedule, made, plan)
     by_lane = flow.by_lane(schedule.orders(plan, made.graph, 16, plan.bills(made), dict.fromkeys(range(9), 1e15), made.cluster))
     assert value_of(flow, by_lane, "end") == bound_s(flow, "end") == (50.0 if towers else 55.0)
+
+
+def test_a_gap_below_zero_is_seen() -> None:
+    """A bound that is wrong would show: what is said to be faster than it has a negative gap."""
+    made = problem(equal(chain(4)), 4, 8, microbatch_size=1)
+    plan = make_plan(made, "test", [(1 << op, 1) for op in range(4)], 1)
+    strategy = Strategy(name="test", planner=Even(), schedule=ZeroBubbleAuto())
+    found = order_gap(plan, made, strategy, strategy.predict(plan, made).metrics.iteration_s, 0.0)
+    below = order_gap(plan, made, strategy, 20.0, 0.0)
+    assert found is not None and below is not None
+    assert found.gap >= -1e-9 and below.gap == pytest.approx(20.0 / found.bound_s - 1) and below.gap < 0
+
+
+def test_planners_ask_the_draft_of_a_schedule_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for each candidate took minutes; a plan's own order is searched when it is lowered."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        "gpp.schedules.optimal.prove", lambda flow, hint, aim, limit: asked.append(flow) or prove(flow, hint, aim, limit)
+    )
+    made = problem(equal(chain(4)), 2, 4, microbatch_size=1)
+    strategy = Strategy(name="test", planner=GraphPipe(), schedule=OptimalOrder(limit=0.1))
+    plan = strategy.plan(made)
+    assert not asked
+    strategy.lower(plan, made)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("depth", "k", "count"), [(4, 2, 8), (4, 2, 12), (2, 4, 6), (4, 3, 8)])

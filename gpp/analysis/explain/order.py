@@ -23,7 +23,7 @@ class OrderGap:
     Args:
         passes: of a step.
         bound_s: no order has a shorter period.
-        gap: (predicted - bound) / bound.
+        gap: (predicted - bound) / bound; not below 0 but by rounding, or the bound is wrong.
         searched: whether a solver looked for a better order; else the bound is one in closed form.
         closed: whether its search came to its end, so that the bound is the best order's period by the schedule's model.
     """
@@ -56,5 +56,5 @@ def order_gap(plan: Plan, problem: Problem, strategy: Strategy, iteration_s: flo
         with suppress(InvalidConfig):  # the solver is optional
             found = proven(flow, tuple(map(tuple, flow.by_lane(orders))), "period", limit)
             least, searched, closed = found.bound_s, True, found.closed
-    gap = max(iteration_s / least - 1.0, 0.0) if least > 0 else 0.0
+    gap = iteration_s / least - 1.0 if least > 0 else 0.0
     return OrderGap(passes=len(flow.tasks), bound_s=least, gap=gap, searched=searched, closed=closed)
