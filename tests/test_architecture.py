@@ -65,6 +65,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"rehearsal"},
         {"reference"},
         {"controller"},
+        {"live"},
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
@@ -75,7 +76,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"api", "multirun"},
+        {"api", "multirun", "pipeline"},
         {"cli"},
     ],
 }
