@@ -80,7 +80,7 @@ class EdgePipe(AbstractPlanner):
     compatible: bool = False
     corrected: bool = False
     most_downsets: Count = 400
-    most_states: Count = 30_000
+    most_states: Count = 100_000
 
     def __post_init__(self) -> None:
         if self.corrected and not self.compatible:
