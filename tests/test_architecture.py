@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "joint_optimizer", "links", "weights"},
     {"cost", "plan", "routing", "optimizers"},
-    {"memory", "program"},
+    {"memory", "pipeedge", "program"},
     {"timeline"},
     {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},
@@ -51,7 +51,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"sharding"},
         {"coarsen"},
     ],
-    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
+    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"edgepipe"}, {"bounds"}],
     "runtime": [
         {"job_fit", "job", "halves", "engine", "stretches", "cut_batches", "devices", "nonfinite", "run_dir", "sharded_state"},
         {"cards"},

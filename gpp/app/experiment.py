@@ -35,7 +35,7 @@ from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
-from gpp.models.profile import Profile
+from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
@@ -192,7 +192,7 @@ class Experiment:
         given = self._given_plan
         if self.runs or self.trains:
             check_helped(self.engine, self.strategy, given)
-        if isinstance(self.model, Profile):
+        if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
@@ -241,11 +241,11 @@ class Experiment:
 
     def op_graph(self, captured: Captured) -> OpGraph:
         """The operators that planners see: convex groups, at most `graph.max_ops` of them, or the captured ones."""
-        if isinstance(self.model, Profile) and not self.model.coarsen:
+        if isinstance(self.model, AbstractProfile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope)
+        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
         # Messages travel in the type of autocast, half as wide as float32.
         return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
 
@@ -255,9 +255,9 @@ class Experiment:
         Raises:
             InvalidConfig: there are more devices than operators.
         """
-        cost = self.model.times if isinstance(self.model, Profile) else self.cost
+        cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,

@@ -29,6 +29,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
+from gpp.pipeedge.written import schedule_of
 from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
@@ -182,6 +183,8 @@ class Job:
         for name in FILES:
             (folder / FILES[name]).write_text(to_json(getattr(self, name)))
         (folder / "program.txt").write_text(self.program.to_text())
+        if (schedule := schedule_of(self.plan, self.graph, self.cluster)) is not None:
+            (folder / "schedule.yml").write_text(schedule)
         if self.evaluation:
             (folder / "evaluation.txt").write_text(self.evaluation.to_text())
         if weights is not None:

@@ -23,6 +23,8 @@ from gpp.optimizers import SGD
 from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
+from gpp.planners.chains.sequential import Sequential
+from gpp.planners.graphpipe.graphpipe import GraphPipe
 from gpp.program.program import Program, reduce_groups
 from gpp.program.stream import check_served, stream_of
 from gpp.runtime.emulator.serving import EmulatedServer
@@ -33,7 +35,8 @@ from gpp.simulate.stream import Stream, scored
 from gpp.strategy import Strategy
 from tests.oracle import requests
 from tests.support import inprocess
-from tests.support.graphs import DEVICE
+from tests.support.graphs import DEVICE, two_towers
+from tests.support.problems import Rate
 from tests.support.problems import cluster as one_cluster
 
 STRATEGY = Strategy(name="even", planner=Even(), schedule=ForwardOnly())
@@ -124,12 +127,10 @@ def test_a_full_buffer_stalls_its_sender() -> None:
         assert scored(program_of(problem, plan), plan, problem, "throughput").metrics.iteration_s == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> None:
-    problem, plan, _ = random_stream(seed)
+def emulated(problem: Problem, plan: Plan) -> list[tuple[float, float]]:
+    """By the virtual clock of emulated devices, in threads: when each request was begun, or came, and when it was over."""
     arrivals, buffers = problem.regime.arrivals, problem.regime.buffers
     assert buffers is not None
-    program = program_of(problem, plan)
     job: Job = assemble(
         Captured(name="none", nodes=(), inputs=(), results={}, graph=problem.graph),
         problem,
@@ -145,7 +146,7 @@ def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> N
         device_kind="cpu",
         serving=ServeSettings(buffers=buffers, arrivals=arrivals),
     )
-    assert job.program == program
+    assert job.program == program_of(problem, plan)
     network = FakeNetwork(reduce_groups(plan, problem.graph), plan.num_devices)
     barrier, said = threading.Barrier(plan.num_devices), list[list[float]]()
 
@@ -161,11 +162,45 @@ def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> N
         return [record["virtual"] for record in server.stream(arrivals.requests, 0.0)]
 
     of_devices = inprocess.in_threads([lambda d=d: one(d) for d in plan.devices])
-    stream = Stream(program, plan, problem)
-    for at, records in zip(arrivals.times_s(), zip(*of_devices, strict=True), strict=True):
-        begun, end = stream.request(at)
-        assert min(begin for begin, _ in records) == pytest.approx(at if arrivals.rate else begun, rel=1e-12)
-        assert max(last for _, last in records) == pytest.approx(end, rel=1e-12)
+    each = list(zip(*of_devices, strict=True))
+    return [(min(begin for begin, _ in own), max(end for _, end in own)) for own in each]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_virtual_clock_of_emulated_devices_is_the_simulators(seed: int) -> None:
+    problem, plan, _ = random_stream(seed)
+    arrivals, stream = problem.regime.arrivals, Stream(program_of(problem, plan), plan, problem)
+    for at, (begin, end) in zip(arrivals.times_s(), emulated(problem, plan), strict=True):
+        begun, over = stream.request(at)
+        assert begin == pytest.approx(at if arrivals.rate else begun, rel=1e-12)
+        assert end == pytest.approx(over, rel=1e-12)
+
+
+def test_two_unequal_towers_on_unequal_devices_answer_sooner_than_any_chain() -> None:
+    """The heavier tower is on a fast device, the lighter one on a device of half the speed, and they run side by side."""
+    towers = two_towers(4)
+    heavy = [1e9] * 4 + [2e9] * 4 + [1e8]
+    ops = tuple(replace(op, forward_flops=flops) for op, flops in zip(towers.ops, heavy, strict=True))
+    tensors = tuple(replace(t, bytes_per_sample=4e4) for t in towers.tensors)
+    own = one_cluster(3, link=Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9))
+    slow, *fast = own.devices
+    problem = Problem(
+        graph=forward_only(replace(towers, ops=ops, tensors=tensors)),
+        cluster=replace(own, devices=(replace(slow, speed_factor=0.5), *fast)),
+        cost=Rate(fixed_s=1e-5),
+        minibatch_size=1,
+        regime=Regime(buffers=2, arrivals=Arrivals(requests=60, rate=50.0, spacing="poisson")),
+    )
+    mean_s = []
+    for planner in (GraphPipe(), Sequential()):
+        strategy = Strategy(name="towers", planner=planner, schedule=ForwardOnly(), objective="latency")
+        plan = strategy.plan(problem)
+        predicted = strategy.predict(plan, problem).metrics.serving
+        assert predicted is not None and predicted.mean_s == strategy.predict(plan, problem, record=False).metrics.iteration_s
+        latencies = [end - came for came, end in emulated(problem, plan)]
+        assert sum(latencies) / len(latencies) == pytest.approx(predicted.mean_s, rel=1e-9)
+        mean_s.append(predicted.mean_s)
+    assert mean_s[0] < 0.8 * mean_s[1]
 
 
 def test_the_bill_of_a_chain_is_pipeedges() -> None:

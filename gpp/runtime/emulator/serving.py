@@ -32,7 +32,7 @@ from gpp.runtime.emulator.emulated import (
 )
 from gpp.runtime.emulator.pace import Pace
 from gpp.runtime.emulator.worker import Agree, largest, run_emulated
-from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus
+from gpp.runtime.hang_detection.status import EVALUATION, AbstractStatus, NoStatus
 from gpp.runtime.job import Job
 from gpp.runtime.transport.channels import AbstractTransport, Channel
 from gpp.runtime.transport.form import Form
@@ -161,16 +161,10 @@ class EmulatedServer:
     def __init__(
         self, job: Job, *, device_id: int, transport: AbstractTransport, agree: Agree, status: AbstractStatus | None = None
     ) -> None:
-        self.agree = agree
         plan, graph, cluster = job.plan, job.graph, job.cluster
         assert job.settings.serving is not None, "the job serves requests"
-        self.job, self.serving, self.device_id, self.transport, self.status = (
-            job,
-            job.settings.serving,
-            device_id,
-            transport,
-            status,
-        )
+        self.job, self.serving, self.device_id, self.transport = job, job.settings.serving, device_id, transport
+        self.status, self.agree = status or NoStatus(), agree
         self.clock, self.route = Clock(), Route.of(job, device_id)
         (self.stage,) = plan.stages_of_device[device_id]
         self.cost = job.costs[self.stage]
@@ -190,7 +184,9 @@ class EmulatedServer:
         )
         self.actions = job.program.actions[device_id]
         mailboxes = {self.stage: self.mailbox}
-        self.interpreter = Interpreter(self.actions, {self.stage: runner}, mailboxes, transport, device_id=device_id, status=status)
+        self.interpreter = Interpreter(
+            self.actions, {self.stage: runner}, mailboxes, transport, device_id=device_id, status=self.status
+        )
         both = (*self.route.incoming, *self.route.outgoing)
         transport.prepare({way: RingSize(8 * CLOCKS, ROOM) for channel in both for way in (channel, _back(channel))})
 
