@@ -49,7 +49,8 @@ def story(experiment: Experiment, recorder: Recorder) -> None:
     if experiment.explains:
         recorder.explained(experiment.explain(problem, plan, predicted, bound, baseline))
 
-    if plan.helped:
+    if plan.divided and not experiment.runs:
+        # Whether an engine could divide these input gradients is asked by a run alone.
         recorder.predicted_only(plan)
         return
 

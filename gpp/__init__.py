@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpp.app.api import capture_model, problem, train
+    from gpp.app.pipeline import Pipeline, parallelize
     from gpp.cluster import Cluster, Device, Link, local, uniform
     from gpp.cost.models.analytical import Analytical
     from gpp.cost.models.profiled import Profiled
@@ -55,6 +56,7 @@ __all__ = [
     "OneFOneB",
     "PipeMare",
     "PipeOptim",
+    "Pipeline",
     "Profiled",
     "RMSprop",
     "Reference",
@@ -68,6 +70,7 @@ __all__ = [
     "ZeroBubbleH2",
     "capture_model",
     "local",
+    "parallelize",
     "problem",
     "train",
     "uniform",
@@ -93,6 +96,7 @@ _HOME = {
     "OneFOneB": "gpp.schedules.one_f_one_b",
     "PipeMare": "gpp.weights.pipemare",
     "PipeOptim": "gpp.weights.pipeoptim",
+    "Pipeline": "gpp.app.pipeline",
     "Profiled": "gpp.cost.models.profiled",
     "RMSprop": "gpp.optimizers",
     "Reference": "gpp.runtime.engines.reference",
@@ -107,6 +111,7 @@ _HOME = {
     "ZeroBubbleH2": "gpp.schedules.zero_bubble_h2",
     "capture_model": "gpp.app.api",
     "local": "gpp.cluster",
+    "parallelize": "gpp.app.pipeline",
     "problem": "gpp.app.api",
     "train": "gpp.app.api",
     "uniform": "gpp.cluster",

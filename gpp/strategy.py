@@ -64,6 +64,7 @@ class Strategy:
         replicas: what those of a stage do: `split` every micro-batch, or take whole ones in turn (`round_robin`). Planners cut
             as if they split; their candidates are judged, and the plan is made, with round robin (`gpp.plan.round_robin.in_turn`).
         objective: what planners minimise while serving (`gpp.simulate.stream.scored`).
+        ceiling: whether it only says how far others are from perfect; a comparison then never names it the best.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Strategy:
     memory: AbstractMemory = field(default_factory=Keep)
     replicas: Literal["split", "round_robin"] = "split"
     objective: Objective = "throughput"
+    ceiling: bool = False
 
     def __post_init__(self) -> None:
         if self.weights.flushes != self.schedule.drains:
@@ -84,6 +86,9 @@ class Strategy:
                 f"{does}, and strategy.weights={self.weights.name} needs {needs}",
                 f"set strategy/schedule={'1f1b' if self.weights.flushes else 'no_flush'}, or other weights",
             )
+        if self.planner.helps and self.memory.ways:
+            rule = "is not for plans with helpers, which keep all"
+            raise InvalidConfig("strategy.memory", self.memory.name, rule, "set strategy/memory=keep")
 
     def plan(self, problem: Problem) -> Plan:
         """The planner's plan, validated, with the time that the search took.
@@ -209,15 +214,14 @@ class Strategy:
             check_stream(plan, problem.graph, self.weights)
 
     def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program if it has no helpers.
+        """Prove that a plan from a file can run under this strategy, to the end of its program.
 
         Raises:
             InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
         """
         try:
             self.check(plan, problem)
-            if not plan.helped:
-                self.lower(plan, problem)
+            self.lower(plan, problem)
         except Infeasible as error:
             raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
         except InvalidConfig as error:
@@ -260,11 +264,7 @@ class Strategy:
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
-        """The checked program of one evaluation over `num_samples` samples.
-
-        Args:
-            cards: as `lower` has it.
-        """
+        """The checked program of one evaluation over `num_samples` samples; `cards` as `lower` has it."""
         orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
@@ -410,8 +410,8 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        fresher = 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * fresher
+        seconds = found.metrics.iteration_s * asked.regime.minibatches
+        seconds *= 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:

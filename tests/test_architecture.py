@@ -64,6 +64,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"rehearsal"},
         {"reference"},
         {"controller"},
+        {"live"},
         {"engines"},
     ],
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
@@ -74,7 +75,7 @@ WINGS: dict[str, list[set[str]]] = {
         {"surveys"},
         {"vocabulary"},
         {"refusals"},
-        {"api", "multirun"},
+        {"api", "multirun", "pipeline"},
         {"cli"},
     ],
 }

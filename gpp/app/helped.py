@@ -1,26 +1,27 @@
-"""Plans with helpers (`gpp.plan.helpers`) are predicted only: what would run them is refused before anything is captured."""
+"""What plans with helpers (`gpp.plan.helpers`) cannot be combined with is refused before anything is captured."""
 
 from __future__ import annotations
 
 from gpp.errors import InvalidConfig
-from gpp.plan.helpers import refuse_helpers
+from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.runtime.engine import AbstractEngine
 from gpp.strategy import Strategy
 
 
 def check_helped(engine: AbstractEngine, strategy: Strategy, given: Plan | None) -> None:
-    """Refuse to run plans with helpers.
+    """Refuse to run plans with helpers of a form that nobody runs, or on an engine without helpers.
 
     Args:
         given: the plan in the user's own file; None where the strategy is to plan.
 
     Raises:
-        InvalidConfig: the planner's plans have helpers.
-        UnsupportedPlan: the given one has.
+        InvalidConfig: the planner's plans are such, or the engine is.
+        UnsupportedPlan: the given plan is.
     """
     if given is not None:
-        refuse_helpers(given.stages)
-    elif strategy.planner.helps:
-        rule = f"strategy={strategy.name} has other devices make parts of a stage's backward, which no engine does yet"
-        raise InvalidConfig("engine", engine.name, rule, "set mode=plan or mode=compare, which predict it, or strategy=pipedream")
+        check_runnable(given.stages)
+    if (given.helped if given is not None else strategy.planner.helps) and not engine.helps:
+        rule = "does not have devices make parts of other devices' backwards"
+        fix = "use engine=distributed or engine=reference, or mode=plan, which predicts it"
+        raise InvalidConfig("engine", engine.name, rule, fix)

@@ -111,7 +111,7 @@ def settle(
     path = _machine_path(problem.cost, engine, problem.cluster)
     # What a host spends on actions of a card overlaps with the card's work.
     unmeasured = problem.cluster.devices[0].kind == "cpu" and known(path) is None
-    if not unmeasured and _timed(profile, plan):
+    if not unmeasured and not _to_time(profile, plan):
         return problem, plan
     found = _Settled(problem, profile, strategy, given)
     try:
@@ -154,7 +154,7 @@ class _Settled:
     ) -> tuple[Problem, Plan]:
         """Rehearse plans until the one that follows has been, or there have been enough; the best of them."""
         initial, tried = None, list[Plan]()
-        while len(tried) < self.cost.rehearsals and not _timed(self.profile, plan):
+        while len(tried) < self.cost.rehearsals and _to_time(self.profile, plan):
             say(f"timing the stages of plan {len(tried) + 1} in place ...")
             initial = initial or weights()
             predicted_s = self.seconds(plan)
@@ -171,6 +171,11 @@ class _Settled:
         # Of those that were timed one may be better than the plan that followed from it.
         timed = [own for own in [plan, *tried] if _timed(self.profile, own)]
         return self.problem, min(timed, key=self.seconds, default=plan)
+
+
+def _to_time(profile: Profile, plan: Plan) -> bool:
+    """Whether a plan is to be rehearsed: not one with helpers, a pass of whose stages is made on several devices."""
+    return not plan.helped and not _timed(profile, plan)
 
 
 def _profile(problem: Problem, engine: AbstractEngine) -> Profile | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpp.capture.codec import dtype_of
+from gpp.capture.codec import bound_arguments, dtype_of, operator_of
 from gpp.capture.stage import StageModule, build_stage
 from gpp.graph.captured import Captured, evaluate, is_loss, loss_nodes
 
@@ -20,6 +20,8 @@ MOST_BYTES = 64 << 20
 """The most bytes of the loss's inputs: above it (logits over a large vocabulary) the check costs too much."""
 
 _BATCH = 4
+_MEAN = 1
+"""ATen's number of a mean among the reductions of a loss."""
 _TOLERANCE = 1e-6
 
 
@@ -63,6 +65,19 @@ def cut_loss(captured: Captured) -> Cut:
     means = [_near(value, total / 2) for value, total in known.values()]
     summed = any(not mean and _near(*pair) for mean, pair in zip(means, known.values(), strict=True))
     return Cut(not all(means) if alone else summed or None, summed)
+
+
+def ignored_label(captured: Captured) -> int | None:
+    """The label that a cross-entropy of the model leaves out of its mean; None where there is no such loss.
+
+    Where samples have unequally many of them, the mean of a batch is not the mean of the means of its parts.
+    """
+    for node in captured.nodes:
+        if node.kind == "call" and any(name in node.target for name in ("cross_entropy_loss", "nll_loss")):
+            given = bound_arguments(operator_of(node.target), list(node.args), dict(node.kwargs))
+            if given.get("reduction") == _MEAN and isinstance(given.get("ignore_index"), int):
+                return given["ignore_index"]
+    return None
 
 
 def _near(a: float, b: float) -> bool:

@@ -51,6 +51,7 @@ class Cut:
         self.captured, self.device, self.dtypes, self.shards = captured, device, dtypes, shards
         self.halves: Halves | None = None
         self.late: Late | None = None
+        self.calls_through: dict[str, Callable[..., Any]] = {}
         self.node_of = captured.node_of
         self.order = {node.name: i for i, node in enumerate(captured.nodes)}
         self.own = set(nodes)
@@ -153,24 +154,26 @@ class Cut:
         run = emitter.finish([*self.sends, *(self.captured.results[name] for name in results)])
         return run, tuple(reads), [node.target for node in leaves], (*self.sends, *results)
 
-    def split(self, whole: frozenset[str], formulas: bool) -> tuple[Halves, Late]:
+    def split(self, whole: frozenset[str], formulas: bool, elsewhere: bool) -> tuple[Halves, Late]:
         """Let the code that is compiled from now on split its backward; arguments as `halves` has them."""
         outputs = [*self.sends, *(self.captured.results[name] for name in self.results if is_loss(name))]
-        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas)
+        self.halves = halves(self.node_of, self.calls, outputs, whole=whole, formulas=formulas, elsewhere=elsewhere)
         self.late = Late(self.device)
         return self.halves, self.late
 
     def _emitter(self, root: Root, *, training: bool, watched: bool) -> Emitter:
         batch = self.captured.batch
-        through = self._through if training and self.halves else None
+        through = self._through if training and (self.halves or self.calls_through) else None
         return Emitter(
             root, device=self.device, dtypes=self.dtypes, training=training, batch=batch, watched=watched, through=through
         )
 
     def _through(self, node: Node) -> Callable[..., Any] | None:
-        """What calls an operator in a split backward's forward, if it is another."""
+        """What calls an operator, in a split backward's forward or in the place of it, if it is another."""
+        if other := self.calls_through.get(node.name):
+            return other
         late = self.halves.split.get(node.name) if self.halves else None
-        return self.late.of(node.target, late, operator_of(node.target)) if late and self.late else None
+        return self.late.of(node.name, node.target, late, operator_of(node.target)) if late and self.late else None
 
     def _tell(self, emitter: Emitter, call: Callable[[Node], None], name: str, following: int, draws: frozenset[str]) -> None:
         """Call a node, and tell the watcher of it."""

@@ -53,6 +53,7 @@ def halves(
     *,
     whole: frozenset[str] = frozenset(),
     formulas: bool = False,
+    elsewhere: bool = False,
 ) -> Halves:
     """How the backward of a stage is split.
 
@@ -63,14 +64,18 @@ def halves(
         whole: nodes that are to stay whole.
         formulas: whether all but the operators of `gpp.capture.late.FORMULAS` stay whole: an operator with a graph of its own keeps
             its inputs and its weights as the forward found them.
+        elsewhere: whether another device makes the second half, out of what it is sent (`gpp.capture.operands`): operators of which
+            it could not know enough stay whole.
     """
-    return _Search(node_of, calls, whole, formulas).run(set(outputs))
+    return _Search(node_of, calls, whole, formulas or elsewhere, elsewhere).run(set(outputs))
 
 
 class _Search:
-    def __init__(self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool) -> None:
+    def __init__(
+        self, node_of: Mapping[str, Node], calls: Sequence[str], whole: frozenset[str], formulas: bool, elsewhere: bool
+    ) -> None:
         self.node_of, self.calls = node_of, calls
-        self.own, self.asked, self.formulas = set(calls), whole, formulas
+        self.own, self.asked, self.formulas, self.elsewhere = set(calls), whole, formulas, elsewhere
         self.order = {name: place for place, name in enumerate(calls)}
         self.roots: dict[str, frozenset[str]] = {}
         """Weights, and nodes that follow from weights alone -> the trained parameters behind them."""
@@ -148,7 +153,8 @@ class _Search:
             weights = [name for key in ("weight", "bias") for name in references(given.get(key))]
             rest = [name for key, value in given.items() if key not in ("weight", "bias") for name in references(value)]
             if not any(name in self.data for name in weights) and not any(name in self.roots for name in rest):
-                return None
+                computed = self.elsewhere and any(name in self.own for name in weights)
+                return "it reads what is computed from weights, which its helper does not have" if computed else None
             return "it computes with weights in place of data"
         if not self.formulas and _reads_twice(node, self.node_of, self.data):
             return "it reads its data several times, whose gradients autograd adds up one by one"

@@ -31,11 +31,15 @@ class _Entry(NamedTuple):
     Args:
         make: makes those of the targets.
         fresh: whether nobody else has the memory of these.
+        node: the operator of `FORMULAS` that they are of; "" for others.
+        operands: what its formula makes them of, beside sizes: the gradient of its output, and its data where they are needed.
     """
 
     targets: Sequence[Target]
     make: Callable[[], Gradients]
     fresh: bool
+    node: str = ""
+    operands: tuple[Tensor, ...] = ()
 
 
 class LateGradients:
@@ -43,10 +47,26 @@ class LateGradients:
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
+        self.divided: tuple[Tensor, Tensor] | None = None
+        """Of an operator whose gradient of the data is divided: the gradient of its output, by rows, and its weight."""
 
-    def add(self, targets: Sequence[Target], make: Callable[[], Gradients], *, fresh: bool) -> None:
+    def add(
+        self,
+        targets: Sequence[Target],
+        make: Callable[[], Gradients],
+        *,
+        fresh: bool,
+        node: str = "",
+        operands: tuple[Tensor, ...] = (),
+    ) -> None:
         """Queue gradients; arguments as `_Entry` has them."""
-        self._entries.append(_Entry(targets, make, fresh))
+        self._entries.append(_Entry(targets, make, fresh, node, operands))
+
+    def hand_over(self) -> dict[str, tuple[Tensor, ...]]:
+        """Operator -> what the gradients of its weights are made of, which somebody else makes; they leave the queue."""
+        given = {entry.node: entry.operands for entry in self._entries if entry.node}
+        self._entries = [entry for entry in self._entries if not entry.node]
+        return given
 
     def deliver(self) -> None:
         """Make all of them, and add them to the `.grad` of the parameters; each is let go of as soon as it is used."""
@@ -57,7 +77,7 @@ class LateGradients:
         self._entries.reverse()
         with torch.no_grad():
             while self._entries:
-                targets, make, fresh = self._entries.pop()
+                targets, make, fresh, *_ = self._entries.pop()
                 for target, gradient in zip(targets, make(), strict=True):
                     key = _key(target)
                     uses[key] -= 1
@@ -107,6 +127,8 @@ class Late:
     def __init__(self, device: torch.device) -> None:
         self.queue = LateGradients()
         self._device = device
+        self.own_columns: dict[str, tuple[int, int]] = {}
+        """Linear operator of which this device makes these columns [lo, hi) of the data's gradient alone; the others are zero."""
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def take(self) -> LateGradients:
@@ -114,35 +136,45 @@ class Late:
         found, self.queue = self.queue, LateGradients()
         return found
 
-    def of(self, target: str, late: Sequence[bool], operator: Callable[..., Any]) -> Callable[..., Any]:
+    def of(self, node: str, target: str, late: Sequence[bool], operator: Callable[..., Any]) -> Callable[..., Any]:
         """What calls an operator in its place.
 
         Args:
+            node, target: its name in the captured model, and what it is.
             late: of each tensor among its arguments, in order, whether it is a weight or computed from weights alone.
         """
         apart = _Apart.calling(self, operator, tuple(late))
         if target not in FORMULAS:
             return apart
-        call, kind = FORMULAS[target], self._device.type
+        call, kind, site = FORMULAS[target], self._device.type, Site(self, node)
 
         def called(*args: Any, **kwargs: Any) -> Any:
             # Casts that autocast puts into an operator are differentiated with it.
             if torch.is_autocast_enabled(kind):
                 return apart(*args, **kwargs)
-            return call(self, *args, **kwargs)
+            return call(site, *args, **kwargs)
 
         return called
 
-    def leave(self, out: Tensor, weight: Tensor | None, bias: Tensor | None, formula: Formula, *saved: Any) -> Tensor:
+
+class Site(NamedTuple):
+    """An operator of `FORMULAS`, by its name in the captured model."""
+
+    late: Late
+    node: str
+
+    def leave(self, out: Tensor, weight: Tensor | None, bias: Tensor | None, formula: Formula, data: Tensor, *saved: Any) -> Tensor:
         """`out`, whose backward queues the gradients of the weights.
 
         Args:
             out: made of data and of detached weights; no view.
-            saved: tensors and numbers that the formula takes.
+            data: what the formula takes of the operator's input.
+            saved: weights and numbers that it takes behind that.
         """
         needs = (weight is not None and weight.requires_grad, bias is not None and bias.requires_grad)
         targets = tuple(map(_target, (t for t, needed in zip((weight, bias), needs, strict=True) if needed and t is not None)))
-        return _Leave.apply(out, None if out.requires_grad else self.anchor, (self, targets, needs, formula, saved))  # type: ignore[return-value]
+        anchor = None if out.requires_grad else self.late.anchor
+        return _Leave.apply(out, anchor, (self, targets, needs, formula, (data, *saved)))  # type: ignore[return-value]
 
 
 class _Leave(torch.autograd.Function):
@@ -157,10 +189,16 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        late, targets, needs, formula = ctx.call
+        site, targets, needs, formula = ctx.call
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors).detach() if value is None else value for value in ctx.form]
-        late.queue.add(targets, lambda: [g for g in formula(gradient, needs, *saved) if g is not None], fresh=True)
+        site.late.queue.add(
+            targets,
+            lambda: [g for g in formula(gradient, needs, *saved) if g is not None],
+            fresh=True,
+            node=site.node,
+            operands=(gradient, saved[0]),
+        )
         return gradient, None, None
 
 
@@ -172,7 +210,7 @@ class _Linear(torch.autograd.Function):
     """The most frequent operator in one step, which spares autograd's own nodes: [.., K] -> [.., M]."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, anchor: Tensor | None, call: tuple[Late, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, input: Tensor, anchor: Tensor | None, call: tuple[Site, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
         ctx.call = call
         _, weight, bias = call
         frozen = weight.detach()
@@ -187,7 +225,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
-        late, weight, bias = ctx.call
+        site, weight, bias = ctx.call
         rows, frozen = ctx.saved_tensors
         flat = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
         targets, needs_bias = list[Target](), False
@@ -197,11 +235,34 @@ class _Linear(torch.autograd.Function):
             needs_bias = True
             targets.append(_target(bias))
         by_columns = _by_columns(weight.t())
-        late.queue.add(targets, lambda: _linear_gradients(flat, rows, needs_bias, by_columns), fresh=True)
+        operands = (flat,) if rows is None else (flat, rows)
+        site.late.queue.add(
+            targets,
+            lambda: linear_gradients(flat, rows, needs_bias, by_columns),
+            fresh=True,
+            node=site.node,
+            operands=operands,
+        )
         if frozen is None:
             return None, None, None
-        made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
+        if site.node in site.late.own_columns:
+            site.late.queue.divided = flat, frozen
+            made = flat.new_zeros(flat.shape[0], frozen.shape[1])
+            lo, hi = site.late.own_columns[site.node]
+            made[:, lo:hi] = in_columns(flat, frozen[:, lo:hi])
+        else:
+            made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
         return (made if flat is gradient else made.reshape(*gradient.shape[:-1], -1)), None, None
+
+
+def in_columns(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Columns of the data's gradient of a linear operator, [N, columns]: the same bits wherever they are made.
+
+    Args:
+        gradient: of its output, by rows, [N, M].
+        weight: these columns of its weight, [M, columns].
+    """
+    return gradient.contiguous().mm(weight.contiguous())
 
 
 def _by_columns(matrix: Tensor) -> bool:
@@ -209,11 +270,18 @@ def _by_columns(matrix: Tensor) -> bool:
     return matrix.stride(0) == 1 and matrix.stride(1) == matrix.size(0)
 
 
-def _linear(late: Late, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _Linear.apply(input, None if input.requires_grad else late.anchor, (late, weight, bias))  # type: ignore[return-value]
+def _linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _Linear.apply(input, None if input.requires_grad else site.late.anchor, (site, weight, bias))  # type: ignore[return-value]
 
 
-def _linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, by_columns: bool) -> list[Tensor]:
+def linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, by_columns: bool) -> list[Tensor]:
+    """Of a linear operator.
+
+    Args:
+        gradient: of its output, by rows, [N, M].
+        rows: its input, [N, K]; None where the weight is not trained.
+        by_columns: whether the weight's transpose lies by columns.
+    """
     made = []
     if rows is not None:
         made.append(gradient.t().mm(rows) if by_columns else rows.t().mm(gradient).t())
@@ -222,7 +290,7 @@ def _linear_gradients(gradient: Tensor, rows: Tensor | None, needs_bias: bool, b
 
 def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
     def convolution(
-        late: Late,
+        site: Site,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -234,12 +302,12 @@ def _convolution(call: Callable[..., Tensor], dims: int) -> Callable[..., Tensor
         out = call(input, weight.detach(), _detached(bias), stride, padding, dilation, groups)
         several = [list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
                    for value in (stride, padding, dilation)]  # fmt: skip
-        return late.leave(out, weight, bias, _convolution_gradients, input, weight.detach(), several, [0] * dims, groups)
+        return site.leave(out, weight, bias, convolution_gradients, input, weight.detach(), several, [0] * dims, groups)
 
     return convolution
 
 
-def _convolution_gradients(
+def convolution_gradients(
     gradient: Tensor,
     needs: tuple[bool, bool],
     input: Tensor,
@@ -248,19 +316,27 @@ def _convolution_gradients(
     none: list[int],
     groups: int,
 ) -> Gradients:
+    """Of a convolution.
+
+    Args:
+        gradient: of its output.
+        weight: of which the form alone counts.
+        several: stride, padding and dilation, a number for each dimension; `none` has as many zeros.
+    """
     sizes = [weight.shape[0]] if needs[1] else None
     backward = torch.ops.aten.convolution_backward.default
     return backward(gradient, input, weight, sizes, *several, False, none, groups, [False, *needs])[1:]
 
 
 def _embedding(
-    late: Late, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    site: Site, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
     out = torch.embedding(weight.detach(), indices, padding_idx, scale_grad_by_freq, False)
-    return late.leave(out, weight, None, _embedding_gradients, indices, weight.shape[0], padding_idx, scale_grad_by_freq, sparse)
+    return site.leave(out, weight, None, embedding_gradients, indices, weight.shape[0], padding_idx, scale_grad_by_freq, sparse)
 
 
-def _embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+def embedding_gradients(gradient: Tensor, needs: tuple[bool, bool], *saved: Any) -> Gradients:
+    """Of an embedding; `saved` are its indices, the rows of its table, and its options."""
     return torch.ops.aten.embedding_backward.default(gradient, *saved), None
 
 

@@ -78,11 +78,16 @@ class StageModule(nn.Module):
         self._parameters, self._buffers, self._modules = root._parameters, root._buffers, root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
-    def split(self, *, whole: frozenset[str] = frozenset(), formulas: bool = False) -> Halves:
+    def split(self, *, whole: frozenset[str] = frozenset(), formulas: bool = False, elsewhere: bool = False) -> Halves:
         """Let the backward of training passes leave the gradients of the weights in `late`; arguments as `halves` has them."""
-        found, self.late = self._cut.split(whole, formulas)
+        found, self.late = self._cut.split(whole, formulas, elsewhere)
         self._run = self._cut.compile(self._root, training=True)[0]
         return found
+
+    def call_through(self, calls: Mapping[str, Callable[..., Any]]) -> None:
+        """Let training passes call nodes by other functions of the same arguments."""
+        self._cut.calls_through = dict(calls)
+        self._run = self._cut.compile(self._root, training=True)[0]
 
     def watch(self, draws: frozenset[str]) -> None:
         """Let training passes take a watcher.
@@ -224,6 +229,15 @@ def tie(modules: Iterable[StageModule]) -> None:
 def leaves_of(captured: Captured, nodes: Iterable[str]) -> frozenset[str]:
     """Full names of the parameters, buffers and constants that the stage of `nodes` holds; nothing is built."""
     return frozenset(node.target for node in Cut(captured, nodes, torch.device("meta"), {}).leaves)
+
+
+def halves_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) -> Mapping[str, tuple[bool, ...]]:
+    """The operators of the stage of `nodes` whose gradients a helper makes, in order; nothing is built.
+
+    Args:
+        whole: nodes that are to stay whole.
+    """
+    return Cut(captured, nodes, torch.device("meta"), {}).split(whole, formulas=False, elsewhere=True)[0].split
 
 
 def _fill(tensor: Tensor, node: Node, data: str) -> None:

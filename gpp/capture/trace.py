@@ -23,7 +23,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gpp.errors import CaptureError, InvalidConfig
+from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.models.losses import Loss, Measure, loss_terms
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
@@ -164,12 +164,12 @@ def trace(
         with _without_storage(whole, tensors) as flat, _annotations(notes):
             try:
                 program, fixed = _export(whole, flat, torch.export.Dim("batch", min=1)), None
-            except CaptureError:
+            except GppError:
                 raise
             except Exception as error:
                 program, fixed = _export_fixed(whole, flat, batch or size, error), batch or size
                 notes.append(f"captured at the fixed batch size {fixed}: {_reason(error)}")
-    except CaptureError:
+    except GppError:
         raise
     except (Exception, SystemExit) as error:
         raise CaptureError(_explain(error)) from error

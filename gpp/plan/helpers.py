@@ -60,6 +60,18 @@ def delays(stages: Sequence[Stage], edges: Edges) -> tuple[int, ...]:
     return tuple(tick.weight - tick.forward for tick in ticks(stages, edges))
 
 
+def columns(stage: Stage, count: int) -> tuple[tuple[int, int, int], ...]:
+    """Who makes which of a stage's input gradients: (device, columns [lo, hi) of the weight), of `count` columns, its own first.
+
+    Shares are rounded to columns, so a device may have none.
+    """
+    out, at, whole = list[tuple[int, int, int]](), 0, 0.0
+    for device, share in ((stage.devices[0], stage.own_input_share), *stage.input_share):
+        whole += share
+        out.append((device, at, at := round(min(whole, 1.0) * count)))
+    return tuple(out)
+
+
 def gradient_bytes(stage: Stage, graph: OpGraph) -> tuple[float, float]:
     """Bytes of the gradients of a stage's inputs and of its outputs, for each sample."""
     own, inputs, outputs = mask_of(stage.ops), 0.0, 0.0
@@ -71,15 +83,12 @@ def gradient_bytes(stage: Stage, graph: OpGraph) -> tuple[float, float]:
     return inputs, outputs
 
 
-def helping_bytes(stage: Stage, problem: Problem, copies: int) -> Iterator[tuple[int, float]]:
+def helping_bytes(stage: Stage, problem: Problem) -> Iterator[tuple[int, float]]:
     """Bytes that the helpers of a stage hold: (device, bytes).
 
     Gradients of weights take their sum, and for two micro-batches, of which one comes and one is in use, what they are made of.
-    Gradients of inputs take, for as many, those of the outputs and their own part, and their part of the weights in each version
-    that the stage keeps.
-
-    Args:
-        copies: versions of the weights that the stage keeps.
+    Gradients of inputs take, for as many, those of the outputs, their own part, and their part of the weights, which comes with
+    them: a helper keeps no versions.
     """
     if not stage.helpers:
         return
@@ -88,7 +97,7 @@ def helping_bytes(stage: Stage, problem: Problem, copies: int) -> Iterator[tuple
         yield stage.weight_device, trained + samples * sum(problem.graph.ops[op].late_bytes for op in stage.ops)
     of_inputs, of_outputs = gradient_bytes(stage, problem.graph)
     for device, share in stage.input_share:
-        yield device, share * trained * copies + samples * (of_outputs + share * of_inputs)
+        yield device, share * trained * RESIDENT_COPIES + samples * (of_outputs + share * of_inputs)
 
 
 def check_helpers(stages: Sequence[Stage], edges: Edges, num_devices: int) -> None:
@@ -124,18 +133,41 @@ def refuse_drained(stages: Sequence[Stage]) -> None:
             )
 
 
-def refuse_helpers(stages: Sequence[Stage]) -> None:
-    """Refuse a plan with helpers where a program is to be made, or run.
+def check_runnable(stages: Sequence[Stage]) -> None:
+    """Refuse a plan with helpers of a form that has no program.
 
     Raises:
         UnsupportedPlan: names stage, field, value, rule and fix.
     """
+    if not any(stage.helpers for stage in stages):
+        return
+    size = stages[0].microbatch_size
     for s, stage in enumerate(stages):
-        if stage.helpers:
-            raise UnsupportedPlan(
-                f"stage {s}: {_named(stage)}: engines run both halves of a backward on the devices of their stage, so a plan with "
-                "helpers is predicted only. Fix: mode=plan or mode=compare, or a strategy without helpers (strategy=pipedream)"
-            )
+        for field, value, fits, rule, fix in (
+            (
+                "devices",
+                list(stage.devices),
+                len(stage.devices) == 1,
+                "are several, beside a stage with helpers, whose devices go from period to period",
+                "one device a stage",
+            ),
+            (
+                "microbatch_size",
+                stage.microbatch_size,
+                stage.microbatch_size == size,
+                f"is not {size}, as of stage 0: in a plan with helpers a period is one micro-batch of every stage",
+                "one micro-batch size",
+            ),
+            (
+                "offload",
+                list(stage.offload[:8]),
+                not stage.offload,
+                "stands beside a stage with helpers, in whose order of passes copies to the host have no place",
+                "strategy/memory=keep",
+            ),
+        ):
+            if not fits:
+                raise UnsupportedPlan(f"stage {s}: {field}={value} {rule}. Fix: {fix}")
 
 
 def _named(stage: Stage) -> str:

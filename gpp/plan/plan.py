@@ -74,6 +74,11 @@ class Plan:
         """Whether other devices make a part of some stage's backward (`gpp.plan.helpers`)."""
         return any(stage.helpers for stage in self.stages)
 
+    @property
+    def divided(self) -> bool:
+        """Whether other devices make parts of the gradients of some stage's inputs."""
+        return any(stage.input_share for stage in self.stages)
+
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         return self._neighbours(self.edges)
@@ -125,6 +130,15 @@ class Plan:
         out: dict[int, tuple[int, ...]] = {}
         for s, stage in enumerate(self.stages):
             for device in stage.devices:
+                out[device] = (*out.get(device, ()), s)
+        return out
+
+    @cached_property
+    def work_of_device(self) -> dict[int, tuple[int, ...]]:
+        """The stages that each device runs, and behind them those that it helps; devices that only help come last."""
+        out = dict(self.stages_of_device)
+        for s, stage in enumerate(self.stages):
+            for device in stage.helpers:
                 out[device] = (*out.get(device, ()), s)
         return out
 
@@ -384,7 +398,7 @@ class Plan:
             need = max(bill.memory.peak(*state) for state in holds.states(full, self.late(s, holds)))
             for device in stage.devices:
                 out[device] = out.get(device, 0.0) + need
-            for device, more in helping_bytes(stage, problem, problem.regime.weights.copies(self.position(s))):
+            for device, more in helping_bytes(stage, problem):
                 out[device] = out.get(device, 0.0) + more
         return out
 

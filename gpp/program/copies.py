@@ -17,7 +17,7 @@ from gpp.errors import MalformedProgram
 from gpp.program.action import Action
 from gpp.program.kinds import BACKWARD, COPIES, COPY_OUT, HALVES, KINDS, PASS, Kind, Resource
 
-_FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs)
+_FOLLOWED = frozenset(row.text for row in KINDS.values() if row.needs and not row.transfers)
 """Kinds of which a stage that copies has one for each micro-batch: of a backward the whole, or both halves."""
 
 

@@ -1,4 +1,4 @@
-"""A stage's backwards are all whole, or all in two halves."""
+"""A stage's backwards are all whole, or all in two halves; a helper's pass is given what it is to work on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 from gpp.errors import MalformedProgram
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, HALVES, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import (
+    BACKWARD,
+    HALVES,
+    HELPED_INPUTS,
+    HELPED_WEIGHTS,
+    INPUT_GRADIENTS,
+    KINDS,
+    PASS,
+    RECEIVES,
+    WEIGHT_GRADIENTS,
+)
+
+HELPED = frozenset((HELPED_INPUTS, HELPED_WEIGHTS))
 
 
 def check_halves(device: int, actions: Sequence[Action]) -> None:
@@ -18,7 +30,14 @@ def check_halves(device: int, actions: Sequence[Action]) -> None:
     Raises:
         MalformedProgram: names the action.
     """
-    if HALVES.isdisjoint([action.kind for action in actions]):
+    present = {action.kind for action in actions}
+    if not HELPED.isdisjoint(present):
+        given = {(KINDS[action.kind].direction, *action[1:3]) for action in actions if action.kind in RECEIVES}
+        for action in actions:
+            if action.kind in HELPED and (KINDS[action.kind].direction, *action[1:3]) not in given:
+                rule = "helps a stage of another device, and is not sent what it is to work on"
+                raise MalformedProgram(f"{action.text(device)} {rule}")
+    if HALVES.isdisjoint(present):
         return
     found: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for kind, stage, microbatch, *_ in actions:

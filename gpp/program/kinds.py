@@ -13,6 +13,13 @@
     s2.U0@d1                 optimizer step of mini-batch 0
     s2.O0@d1                 copy of what micro-batch 0 keeps on the host: there, after its forward
     s2.P0@d1                 and back, before its backward
+    s2.SW0>s2.d4[0:4]@d1     send a helper what the gradients of the weights are made of (`gpp.plan.helpers`)
+    s2.RW0<s2.d1[0:4]@d4     receive it
+    s2.HW0@d4                a helper's W: of a stage that its device does not have
+    s2.SI0>s2.d4[0:4]@d1     send a helper the gradients of the outputs, and its columns of the weights
+    s2.RI0<s2.d1[0:4]@d4     receive them
+    s2.HI0@d4                a helper's part of I
+    s2.SP0>s1.d3[0:4]@d4     send its part of the gradients of the inputs
 
 Nobody else reads or writes these letters: the row of a kind answers every question about it, and a new kind is a new row. The graph
 of waits (`gpp.program.waits`) is derived from what a row occupies and needs.
@@ -28,10 +35,15 @@ from typing import Final, NamedTuple
 from gpp.errors import MalformedProgram
 
 Direction = str
-"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither."""
+"""`FORWARD` along the data, `BACKWARD` along the gradients: of a pass, and of the messages that it makes; "" for neither.
+
+`HELPING` and `HELPING_INPUTS` are those of helpers' passes, and of the messages that these need, made on the stage's own device.
+"""
 
 FORWARD: Final[Direction] = "F"
 BACKWARD: Final[Direction] = "B"
+HELPING: Final[Direction] = "W"
+HELPING_INPUTS: Final[Direction] = "I"
 
 
 class Resource(Enum):
@@ -88,13 +100,15 @@ class Kind:
         meaning: what it does, for readers of traces and reports.
         role: how it is carried out.
         occupies: what it occupies.
-        needs: what it waits for, beside what its role says of messages.
+        needs: what it waits for, beside what its role says of messages; of a send, the pass that makes the message, where that is
+            not the one of its direction.
         direction: of a pass that takes and makes messages, and of a message; "" for what has nothing to do with any.
         holds: whether a micro-batch's activations are held from its end on.
         frees: whether they are freed at its end.
         returns: whether it makes the gradients of a stage's inputs.
         finishes: whether it is the pass after which a micro-batch's gradients of the weights are complete.
         everyone: whether the members of a sum are all devices; else those of the gradient group that the action names.
+        helps: whether a helper runs it: its device does not have the stage.
     """
 
     text: str
@@ -108,6 +122,7 @@ class Kind:
     returns: bool = False
     finishes: bool = False
     everyone: bool = False
+    helps: bool = False
 
     @property
     def computes(self) -> bool:
@@ -171,10 +186,61 @@ KINDS: Final = _Table(
             frees=True,
             finishes=True,
         ),
+        Kind(
+            text="HW",
+            meaning="weight gradients for another device",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            direction=HELPING,
+            finishes=True,
+            helps=True,
+        ),
+        Kind(
+            text="HI",
+            meaning="input gradients for another device",
+            role=Role.COMPUTE,
+            occupies=Resource.DEVICE,
+            direction=HELPING_INPUTS,
+            returns=True,
+            helps=True,
+        ),
         Kind(text="SF", meaning="send outputs", role=Role.SEND, occupies=Resource.CHANNEL, direction=FORWARD),
         Kind(text="SB", meaning="send gradients", role=Role.SEND, occupies=Resource.CHANNEL, direction=BACKWARD),
+        Kind(
+            text="SW",
+            meaning="send to a helper",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("I"),),
+            direction=HELPING,
+        ),
+        Kind(
+            text="SI",
+            meaning="send to a helper for input gradients",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("I"),),
+            direction=HELPING_INPUTS,
+        ),
+        Kind(
+            text="SP",
+            meaning="send a part of gradients",
+            role=Role.SEND,
+            occupies=Resource.CHANNEL,
+            needs=(Need("HI"),),
+            direction=BACKWARD,
+            helps=True,
+        ),
         Kind(text="RF", meaning="receive inputs", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=FORWARD),
         Kind(text="RB", meaning="receive gradients", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=BACKWARD),
+        Kind(text="RW", meaning="receive as a helper", role=Role.RECEIVE, occupies=Resource.NOTHING, direction=HELPING),
+        Kind(
+            text="RI",
+            meaning="receive as a helper for input gradients",
+            role=Role.RECEIVE,
+            occupies=Resource.NOTHING,
+            direction=HELPING_INPUTS,
+        ),
         Kind(text="R", meaning="reduce gradients", role=Role.SUM, occupies=Resource.MEMBERS),
         Kind(text="N", meaning="sum the norm", role=Role.SUM, occupies=Resource.MEMBERS, everyone=True),
         Kind(text="U", meaning="update", role=Role.UPDATE, occupies=Resource.DEVICE),
@@ -188,15 +254,15 @@ def _texts(role: Role) -> frozenset[str]:
     return frozenset(kind.text for kind in KINDS.values() if kind.role is role)
 
 
-def _only(role: Role, direction: Direction = "", *, everyone: bool = False) -> str:
-    own = (kind for kind in KINDS.values() if kind.role is role)
+def _only(role: Role, direction: Direction = "", *, everyone: bool = False, helps: bool = False) -> str:
+    own = (kind for kind in KINDS.values() if kind.role is role and kind.helps == helps)
     (found,) = [kind.text for kind in own if kind.direction == direction and kind.everyone == everyone]
     return found
 
 
-def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False) -> str:
-    passes = (kind for kind in KINDS.values() if kind.computes)
-    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes) == (holds, returns, finishes)]
+def _pass(*, holds: bool = False, returns: bool = False, finishes: bool = False, helps: bool = False) -> str:
+    passes, wanted = (kind for kind in KINDS.values() if kind.computes), (holds, returns, finishes, helps)
+    (found,) = [kind.text for kind in passes if (kind.holds, kind.returns, kind.finishes, kind.helps) == wanted]
     return found
 
 
@@ -216,14 +282,21 @@ TRANSFERS: Final = SENDS | RECEIVES
 BESIDE: Final = frozenset(kind.text for kind in KINDS.values() if kind.occupies not in (Resource.DEVICE, Resource.MEMBERS))
 """Kinds that do not occupy their device: it goes on meanwhile."""
 
+DIRECTIONS: Final = (FORWARD, BACKWARD, HELPING, HELPING_INPUTS)
+"""Those of messages."""
 PASS: Final = {FORWARD: _pass(holds=True), BACKWARD: _pass(returns=True, finishes=True)}
 """Direction -> the whole pass that runs in it."""
 INPUT_GRADIENTS: Final = _pass(returns=True)
 WEIGHT_GRADIENTS: Final = _pass(finishes=True)
 """The two halves of a backward that is split."""
 HALVES: Final = frozenset((INPUT_GRADIENTS, WEIGHT_GRADIENTS))
-SEND: Final = {direction: _only(Role.SEND, direction) for direction in (FORWARD, BACKWARD)}
-RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in (FORWARD, BACKWARD)}
+HELPED_WEIGHTS: Final = _pass(finishes=True, helps=True)
+HELPED_INPUTS: Final = _pass(returns=True, helps=True)
+"""Second halves that a helper makes, and parts of first halves."""
+SEND: Final = {direction: _only(Role.SEND, direction) for direction in DIRECTIONS}
+SEND_PART: Final = _only(Role.SEND, BACKWARD, helps=True)
+"""What a helper sends in place of the stage's own device."""
+RECEIVE: Final = {direction: _only(Role.RECEIVE, direction) for direction in DIRECTIONS}
 REDUCE: Final = _only(Role.SUM)
 NORM: Final = _only(Role.SUM, everyone=True)
 UPDATE: Final = _only(Role.UPDATE)

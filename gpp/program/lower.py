@@ -7,10 +7,23 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpp.graph.op_graph import OpGraph
-from gpp.plan.helpers import refuse_helpers
+from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
-from gpp.program.kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, KINDS, NORM, RECEIVE, REDUCE, SEND, UPDATE, Direction
+from gpp.program.helped import endings, operand_messages, returned_by
+from gpp.program.kinds import (
+    BACKWARD,
+    COPY_IN,
+    COPY_OUT,
+    FORWARD,
+    KINDS,
+    NORM,
+    RECEIVE,
+    REDUCE,
+    SEND,
+    UPDATE,
+    Direction,
+)
 from gpp.program.program import Program, Task, reduce_groups
 from gpp.routing import copies, messages
 
@@ -49,15 +62,19 @@ def lower(
         global_norm: sum the squares of all gradients before the update, to clip by their norm.
 
     Raises:
-        UnsupportedPlan: stages have helpers, which programs do not know.
+        UnsupportedPlan: stages have helpers of a form that no engine runs.
     """
-    refuse_helpers(plan.stages)
+    check_runnable(plan.stages)
     before, after = communication(plan, graph, num_samples)
     groups = reduce_groups(plan, graph)
     trains = any(KINDS[task.kind].finishes for order in orders.values() for task in order)
     actions: dict[int, tuple[Action, ...]] = {}
-    for device, stages in plan.stages_of_device.items():
-        order = orders[device]
+    ends = endings(plan, graph, num_samples, minibatches) if trains and plan.helped else {}
+    for device, stages in plan.work_of_device.items():
+        order = orders.get(device, ())
+        if device in ends or not order:
+            actions[device] = tuple(_interleave(order, device, before, after, ends.get(device, {}), {}))
+            continue
         updates: dict[Task, list[Action]] = {}
         sums = [Action(REDUCE, stages[0], g) for g, group in enumerate(groups) if device in group.devices]
         sums += [Action(NORM, stages[0], 0)] if global_norm else []
@@ -94,9 +111,18 @@ def communication(plan: Plan, graph: OpGraph, num_samples: int) -> tuple[Slots, 
             for src, dst in copies(makers, readers):
                 after[src, (s, forward, src_mb)].append(new(Action, (send, s, src_mb, t, dst, lo, hi)))
                 before[dst, (t, forward, dst_mb)].append(new(Action, (receive, t, dst_mb, s, src, lo, hi)))
+            if back and plan.stages[t].input_share:
+                (src,) = makers
+                for dst, kind, way in returned_by(plan.stages[t]):
+                    after[dst, (t, way, dst_mb)].append(Action(kind, t, dst_mb, s, src, lo, hi))
+                    before[src, (s, backward, src_mb)].append(Action(take_back, s, src_mb, t, dst, lo, hi))
+                continue
             for dst, src in copies(readers, makers) if back else ():
                 after[dst, (t, backward, dst_mb)].append(new(Action, (give_back, t, dst_mb, s, src, lo, hi)))
                 before[src, (s, backward, src_mb)].append(new(Action, (take_back, s, src_mb, t, dst, lo, hi)))
+    for (src, sent), (dst, received) in operand_messages(plan, num_samples):
+        after[src, (sent.stage, backward, sent.microbatch)].append(sent)
+        before[dst, (received.stage, KINDS[received.kind].direction, received.microbatch)].append(received)
     return before, after
 
 

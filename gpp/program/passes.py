@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpp.cost.stage import StageCost
-from gpp.program.kinds import BACKWARD, FORWARD, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
+from gpp.program.kinds import BACKWARD, FORWARD, HELPED_INPUTS, HELPED_WEIGHTS, INPUT_GRADIENTS, PASS, WEIGHT_GRADIENTS
 
 
 def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
     """Kind -> seconds of a pass of one micro-batch, or of the last one, which may be smaller.
 
-    The halves of a backward take together what it takes whole.
+    The halves of a backward take together what it takes whole; of halves that several devices make, each has its part.
     """
     forward_s, backward_s = bill.pass_s(last=last)
     weight_s = bill.last_weight_s if last else bill.weight_s
@@ -18,4 +18,6 @@ def pass_seconds(bill: StageCost, *, last: bool = False) -> dict[str, float]:
         PASS[BACKWARD]: backward_s,
         INPUT_GRADIENTS: backward_s - weight_s,
         WEIGHT_GRADIENTS: weight_s,
+        HELPED_INPUTS: backward_s - weight_s,
+        HELPED_WEIGHTS: weight_s,
     }

@@ -119,6 +119,8 @@ class ReduceGroup(NamedTuple):
 
 def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     """Who sums which gradients: trainable parameters by the set of devices that hold them, if several."""
+    if plan.helped:
+        return tuple(_helped_group(plan.stages[s], graph) for s in summed_stages(plan))
     holders: dict[str, set[int]] = defaultdict(set)
     split: list[ReduceGroup] = []
     for stage in plan.stages:
@@ -137,11 +139,22 @@ def reduce_groups(plan: Plan, graph: OpGraph) -> tuple[ReduceGroup, ...]:
     return tuple(sorted([*whole, *split]) if split else whole)
 
 
+def summed_stages(plan: Plan) -> tuple[int, ...]:
+    """The stages whose gradients are summed with a helper's, ascending: of a plan with helpers each is a gradient group."""
+    return tuple(s for s, stage in enumerate(plan.stages) if stage.weight_device is not None)
+
+
+def _helped_group(stage: Stage, graph: OpGraph) -> ReduceGroup:
+    """The gradients of a stage, parts of which its own device makes, and others its helper."""
+    names = {name for op in stage.ops for name in graph.trained_by[op]}
+    return ReduceGroup(tuple(sorted((*stage.devices, stage.weight_device or 0))), tuple(sorted(names)))
+
+
 def adding_stages(plan: Plan, graph: OpGraph, group: ReduceGroup, device: int) -> tuple[int, ...]:
     """The stages of a device whose backwards add to the gradients of a group."""
     params = set(group.params)
     return tuple(
-        s for s in plan.stages_of_device[device] if any(not params.isdisjoint(graph.ops[op].params) for op in plan.stages[s].ops)
+        s for s in plan.work_of_device[device] if any(not params.isdisjoint(graph.ops[op].params) for op in plan.stages[s].ops)
     )
 
 

@@ -29,7 +29,7 @@ from gpp.program.action import Action
 from gpp.program.channels import Channel, Ends, both_ends, check_channels
 from gpp.program.copies import Copies
 from gpp.program.halves import check_halves
-from gpp.program.kinds import BACKWARD, BESIDE, COMPUTE, COPIES, FORWARD, KINDS, SUMS, Direction, Resource, Role
+from gpp.program.kinds import BESIDE, COMPUTE, COPIES, DIRECTIONS, KINDS, SUMS, Direction, Resource, Role
 
 EVERYONE = -1
 """In place of the group of a sum over all devices."""
@@ -315,7 +315,7 @@ class Waits:
                     label = self._label((kind, stage), device, node - base)
                 order.append((OCCUPY, node, resource, label, needs, resource))
             elif role == _SEND:
-                if what != latest and what not in passes:
+                if (made := what if needed is None else (needed, stage, microbatch)) != latest and made not in passes:
                     return node  # nothing has made it yet
                 channel = (direction, stage, peer_stage, device, peer_device)
                 ends = channels.get(channel) or self._open(channel)
@@ -371,7 +371,7 @@ class Waits:
                     last[stage] = microbatch
         for own, copies in zip(self._passes, self._copies, strict=True):
             stages = {stage for _, stage, _ in own}
-            places = [own.get((direction, s, last[s])) for s, direction in product(stages, (FORWARD, BACKWARD, ""))]
+            places = [own.get((direction, s, last[s])) for s, direction in product(stages, (*DIRECTIONS, ""))]
             if copies is not None:
                 places += [copies.steps.get((kind, s, last[s])) for s, kind in product(sorted(copies.stages), sorted(COPIES))]
             for at in places:

@@ -29,7 +29,7 @@ from gpp.graph.op_graph import OpGraph
 from gpp.models.base import AbstractModel, describe
 from gpp.models.dotted import resolve
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.helpers import refuse_helpers
+from gpp.plan.helpers import check_runnable
 from gpp.plan.plan import Plan
 from gpp.program.cards import check_cards
 from gpp.program.program import Program, ReduceGroup, check_program, reduce_groups
@@ -210,7 +210,7 @@ class Job:
         plan, graph = values["plan"], values["graph"]
         try:
             plan.check_stages(graph, values["cluster"].num_devices)
-            refuse_helpers(plan.stages)
+            check_runnable(plan.stages)
         except (InvalidPlan, UnsupportedPlan) as error:
             raise InvalidFile(folder / FILES["plan"], "", str(error).removesuffix("."), AGAIN) from None
         groups, evaluation = reduce_groups(plan, graph), folder / "evaluation.txt"
@@ -301,6 +301,11 @@ def assemble(
     optimizer.check(strategy.weights)
     _check_clipping(optimizer, plan, problem.graph)
     check_shares(optimizer, plan, problem.graph, strategy.weights, cards=kind == "cuda")
+    if plan.divided:
+        from gpp.capture.operands import check_divided
+
+        whole = problem.cost.whole_ops(problem.graph, problem.cluster.devices[0])
+        check_divided(captured, plan, problem.graph, whole)
     if overwrites:
         _check_derived(captured, plan, problem.graph, strategy.weights, kind)
     return Job(

@@ -23,6 +23,8 @@ from gpp.program.kinds import (
     COPY_OUT,
     FORWARD,
     HALVES,
+    HELPED_INPUTS,
+    HELPED_WEIGHTS,
     INPUT_GRADIENTS,
     KINDS,
     NORM,
@@ -34,7 +36,7 @@ from gpp.program.kinds import (
     WEIGHT_GRADIENTS,
 )
 from gpp.program.lower import communication
-from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups
+from gpp.program.program import Program, ReduceGroup, adding_stages, reduce_groups, summed_stages
 
 AGAIN = "make the job again, by the command that wrote it"
 """What helps when a file of a job is wrong."""
@@ -118,10 +120,8 @@ def check_work(program: Program, plan: Plan, graph: OpGraph, num_samples: int, p
     if program.num_samples != num_samples:
         rule = f"is for {program.num_samples} samples, and by settings.json and plan.json there are {num_samples}"
         raise MalformedProgram(f"{path}: line 1: {rule}")
-    if set(program.actions) != set(plan.stages_of_device):
-        raise MalformedProgram(
-            f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {sorted(plan.stages_of_device)[:8]}"
-        )
+    if set(program.actions) != set(plan.devices):
+        raise MalformedProgram(f"{path}: is for devices {sorted(program.actions)[:8]}, and plan.json for {list(plan.devices[:8])}")
     trains = any(KINDS[action.kind].finishes for own in program.actions.values() for action in own)
     splits = {action.stage for own in program.actions.values() for action in own if action.kind in HALVES}
     expected = _work(plan, graph, num_samples, program.minibatches, trains=trains, splits=splits)
@@ -148,10 +148,10 @@ def _work(
     Args:
         splits: the stages whose backwards are in halves.
     """
-    out: dict[int, list[Action]] = {device: [] for device in plan.stages_of_device}
+    out: dict[int, list[Action]] = {device: [] for device in plan.devices}
     groups: tuple[ReduceGroup, ...] = reduce_groups(plan, graph) if trains else ()
     for s, stage in enumerate(plan.stages):
-        halves = s in splits and plan.has_weight_gradients(s, graph)
+        halves = bool(stage.helpers) or (s in splits and plan.has_weight_gradients(s, graph))
         backward = [INPUT_GRADIENTS, WEIGHT_GRADIENTS] if halves else [PASS[BACKWARD]]
         kinds = [PASS[FORWARD], *(backward if trains and plan.runs_backward(s, graph) else ())]
         kinds += [COPY_OUT, COPY_IN] if trains and stage.offload else []
@@ -160,15 +160,21 @@ def _work(
             turn = stage.replicas[m % stage.round_robin_degree] if stage.round_robin_degree > 1 else stage.devices
             for device in turn:
                 out[device] += [Action(kind, s, m) for kind in kinds]
-        for device in stage.devices:
+            if trains and stage.weight_device is not None:
+                out[stage.weight_device].append(Action(HELPED_WEIGHTS, s, m))
+            for device, _ in stage.input_share if trains else ():
+                out[device].append(Action(HELPED_INPUTS, s, m))
+        for device in (*stage.devices, *stage.helpers):
             out[device] += [Action(UPDATE, s, t) for t in range(minibatches if trains else 0)]
     for slots in communication(plan, graph, num_samples):
         for (device, task), actions in slots.items():
             if trains or task[1] == FORWARD:
                 out[device] += actions
+    of_helped = summed_stages(plan)
     for g, group in enumerate(groups):
         for device in group.devices:
-            out[device] += [Action(REDUCE, plan.stages_of_device[device][0], g)] * minibatches
+            stage_of = of_helped[g] if of_helped else plan.stages_of_device[device][0]
+            out[device] += [Action(REDUCE, stage_of, g)] * minibatches
     return out
 
 
@@ -180,7 +186,8 @@ def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, adding: Map
     """
     done: Counter[int] = Counter()
     whole = Counter(action.stage for action in own if KINDS[action.kind].finishes)
-    count = max(sum(action.kind in UPDATES and action.stage == plan.stages_of_device[device][0] for action in own), 1)
+    first = plan.work_of_device[device][0]
+    count = max(sum(action.kind in UPDATES and action.stage == first for action in own), 1)
     times: dict[Action, int] = defaultdict(int)
     for action in own:
         if KINDS[action.kind].finishes:
@@ -188,6 +195,8 @@ def _check_updates(own: tuple[Action, ...], plan: Plan, device: int, adding: Map
         elif action.kind in UPDATES or action.kind in SUMS:
             minibatch = action.microbatch if action.kind in UPDATES else times[action]
             times[action] += 1
-            stages = adding.get(action.microbatch, ()) if action.kind == REDUCE else plan.stages_of_device[device]
+            # With helpers each stage has updates of its own, and so has whoever helps it.
+            together = (action.stage,) if plan.helped else plan.stages_of_device[device]
+            stages = adding.get(action.microbatch, ()) if action.kind == REDUCE else together
             if any(done[s] * count != whole[s] * (minibatch + 1) for s in stages):
                 raise MalformedProgram(f"{where}: {action.text(device)} does not come right after its mini-batch's backwards")

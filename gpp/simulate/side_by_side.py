@@ -7,7 +7,7 @@ or of a link:
 * a device has the forwards of its stages, the parts of I and W that it makes of theirs and of others', the sums of gradients with
   helpers, and its updates;
 * a link has what stages send each other, what helpers are sent for I (the gradients of the stage's outputs) and for W (these and
-  what was saved for them), and after an update the weights that helpers for I read.
+  what was saved for them); helpers for I are sent their part of the weights with every micro-batch.
 
 That messages are never late is the model's own assumption: a message may take as long as a period.
 """
@@ -108,7 +108,8 @@ def _carried(plan: Plan, problem: Problem) -> dict[Link, float]:
             out[own, stage.weight_device] += samples * late + trained
             out[stage.weight_device, own] += trained
         for device, share in stage.input_share:
-            out[own, device] += samples * gradient_bytes(stage, problem.graph)[1] + share * trained
+            passes = -(-samples // stage.microbatch_size)
+            out[own, device] += samples * gradient_bytes(stage, problem.graph)[1] + passes * share * trained
     return {link: size for link, size in out.items() if link[0] != link[1] and size}
 
 

@@ -19,12 +19,23 @@ from gpp.errors import MalformedProgram
 from gpp.plan.plan import Plan
 from gpp.program.action import Action
 from gpp.program.held import device_peaks
-from gpp.program.kinds import BACKWARD, COMPUTE, FORWARD, KINDS, RECEIVES, UPDATES, Role
+from gpp.program.kinds import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    HELPED_INPUTS,
+    INPUT_GRADIENTS,
+    KINDS,
+    RECEIVES,
+    UPDATES,
+    WEIGHT_GRADIENTS,
+    Role,
+)
 from gpp.program.passes import pass_seconds
 from gpp.program.program import NORM_BYTES, Program, ReduceGroup, reduce_groups
 from gpp.program.waits import Times
 from gpp.simulate.copies import copy_costs
-from gpp.simulate.messages import message_rates
+from gpp.simulate.messages import message_bytes, message_rates, part_of
 from gpp.simulate.period import Period, spans
 from gpp.simulate.sharing import shared_times
 from gpp.timeline import Event, Metrics, StageMemory, Timeline
@@ -62,7 +73,8 @@ def simulate(program: Program, plan: Plan, problem: Problem, *, record: bool = T
         if record:
             events = _events(program, costs, times, min(times.first_s[: len(waits.devices)], default=0.0))
     held = max_in_flight(program, plan)
-    memory = {device: round(need) for device, need in device_peaks(program, plan.bills(problem)).items()}
+    peaks = plan.device_memory(problem, held) if plan.helped else device_peaks(program, plan.bills(problem))
+    memory = {device: round(need) for device, need in peaks.items()}
     busy = _computing_s(program, plan, problem, costs)
     sent = sum(times * costs.moved[label] for label, times in waits.counts.items())
     metrics = Metrics(
@@ -217,16 +229,16 @@ class Costs(NamedTuple):
             if row.role is Role.COMPUTE:
                 b = plan.stages[s].microbatch_size
                 took = pass_seconds(bills[s], last=(action.microbatch + 1) * b > program.num_samples)[action.kind]
+                took *= _part(plan, action, device)
             elif row.role is Role.SEND:
                 # What a device hands to itself stays in memory.
-                per_sample, fixed = rates[row.direction, s, action.peer_stage]
-                size = per_sample * (action.hi - action.lo) + fixed if action.peer_device != device else 0.0
+                size = message_bytes(plan, rates, action, device) if action.peer_device != device else 0.0
                 took = size / problem.cluster.link(device, action.peer_device).bandwidth_bytes_per_s if size else 0.0
             elif row.role is Role.SUM:
                 size, members = _summed(program, groups, problem, device, action)
                 took, share = problem.cluster.allreduce_s(size, members), 2 * (len(members) - 1) / len(members)
             elif row.role is Role.UPDATE:
-                took = bills[s].update_s
+                took = bills[s].update_s if device in plan.stages[s].devices else 0.0
             elif row.role is Role.COPY and (action.kind, s) in copies:
                 b = plan.stages[s].microbatch_size
                 took, size = copies[action.kind, s].of(last=(action.microbatch + 1) * b > program.num_samples)
@@ -240,6 +252,14 @@ class Costs(NamedTuple):
         for (_, _, _, src, dst), ends in waits.channels.items():
             late[ends.resource - len(waits.devices)] = 0.0 if src == dst else problem.cluster.link(src, dst).latency_s
         return cls(seconds, num_bytes, moved, late)
+
+
+def _part(plan: Plan, action: Action, device: int) -> float:
+    """Of a pass, what its device makes: less than all where others help."""
+    stage = plan.stages[action.stage]
+    if action.kind == WEIGHT_GRADIENTS:
+        return float(stage.weight_device is None)
+    return part_of(stage, device) if action.kind in (INPUT_GRADIENTS, HELPED_INPUTS) else 1.0
 
 
 def _summed(

@@ -10,17 +10,24 @@ from gpp.app.helped import check_helped
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, UnsupportedPlan
+from gpp.memory.policy import Recompute
 from gpp.plan.build import make_plan
-from gpp.plan.helpers import delays, helping_bytes
+from gpp.plan.helpers import columns, delays, helping_bytes
 from gpp.plan.plan import Plan
 from gpp.planners.chains.even import Even
 from gpp.planners.chains.layerpipe import LayerPipe
+from gpp.program.steady_state import check_stream
 from gpp.runtime.engines.distributed import Distributed
+from gpp.runtime.engines.emulate import Emulate
+from gpp.runtime.engines.reference import Reference
 from gpp.schedules.no_flush import NoFlush
 from gpp.schedules.one_f_one_b import OneFOneB
 from gpp.serialization import from_json, to_json
 from gpp.strategy import Strategy
+from gpp.weights.base import AbstractWeights
+from gpp.weights.corrections.gap_aware import GapAware
 from gpp.weights.double_buffer import DoubleBuffer
+from gpp.weights.naive import Naive
 from gpp.weights.stash import Stash
 from tests.simulate.test_side_by_side import layers
 from tests.support.graphs import cluster
@@ -85,10 +92,10 @@ def test_versions_follow_the_delay() -> None:
 def test_helpers_hold_what_they_are_sent() -> None:
     # The sum of the gradients, and two micro-batches of two samples, each of which is made of two bytes.
     trained = PROBLEM.trainable_bytes((1,))
-    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM, 3)) == [(4, trained + 2 * 2 * 2.0)]
-    # Half of the weights in every version, the gradients of the outputs, and half of those of the inputs.
-    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM, 3))
-    assert found == {0: trained / 2 * 3 + 2 * 2 * 1.5}
+    assert list(helping_bytes(helped(weight_device=4).stages[1], PROBLEM)) == [(4, trained + 2 * 2 * 2.0)]
+    # Half of the weights, which come with every micro-batch, the gradients of the outputs, and half of those of the inputs.
+    found = dict(helping_bytes(helped(input_share=((0, 0.5),)).stages[1], PROBLEM))
+    assert found == {0: trained / 2 * 2 + 2 * 2 * 1.5}
     small = replace(PROBLEM, cluster=cluster(6, memory_bytes=90.0))
     heavy = replace(GRAPH, ops=tuple(replace(op, late_bytes=50.0) for op in GRAPH.ops))
     STREAM.check(helped(weight_device=4), small)
@@ -129,11 +136,49 @@ def test_a_pipeline_that_drains_has_no_helpers() -> None:
 
 
 def test_engines_refuse_helpers_before_anything_starts() -> None:
-    message = r"stage 1: weight_device=4: engines run both halves .* Fix: mode=plan or mode=compare"
-    with pytest.raises(UnsupportedPlan, match=message):
-        STREAM.lower(helped(weight_device=4), PROBLEM)
-    with pytest.raises(UnsupportedPlan, match=r"stage 1: input_share=\[\[4, 0.5\]\]"):
-        check_helped(Distributed(), STREAM, helped(input_share=((4, 0.5),)))
-    with pytest.raises(InvalidConfig, match=r"engine=distributed: strategy=stream has other devices make parts .* mode=compare"):
-        check_helped(Distributed(), STREAM, None)
+    whole, weights = replace(STREAM, planner=LayerPipe(divide=False)), helped(weight_device=4)
+    for engine in (Distributed(), Reference()):
+        check_helped(engine, whole, None)
+        check_helped(engine, STREAM, weights)
+    for refuses in (lambda: check_helped(Emulate(), whole, None), lambda: check_helped(Emulate(), STREAM, weights)):
+        with pytest.raises(InvalidConfig, match=r"engine=emulate: does not have devices make .* Fix: use engine=distributed"):
+            refuses()
     check_helped(Distributed(), STREAM, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (Naive(), "strategy.weights=naive: has backwards use the latest weights"),
+        (Stash(correction=GapAware()), "strategy.weights.correction=gap_aware: damps gradients"),
+    ],
+)
+def test_policies_that_need_more_than_a_helper_has_are_refused(weights: AbstractWeights, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        replace(STREAM, weights=weights).check(helped(weight_device=4), PROBLEM)
+
+
+def test_an_unequal_plan_has_no_periods() -> None:
+    plan = helped(weight_device=4)
+    unequal = replace(plan, stages=(*plan.stages[:3], replace(plan.stages[3], microbatch_size=1, in_flight=1)))
+    with pytest.raises(UnsupportedPlan, match="stage 3: microbatch_size=1 is not 2, as of stage 0"):
+        STREAM.lower(unequal, PROBLEM)
+
+
+def test_a_helper_without_work_is_refused() -> None:
+    (name,) = GRAPH.trained_by[1]
+    frozen = replace(GRAPH, params=tuple(replace(p, trainable=p.name != name) for p in GRAPH.params))
+    with pytest.raises(InvalidPlan, match="stage 1: weight_device=4 has nothing to make"):
+        check_stream(replace(helped(weight_device=4), graph_fingerprint=frozen.fingerprint), frozen, STREAM.weights)
+
+
+def test_memory_policies_are_refused_by_the_settings() -> None:
+    with pytest.raises(InvalidConfig, match=r"strategy\.memory=recompute: .* helpers, .* Fix: set strategy/memory=keep"):
+        replace(STREAM, memory=Recompute())
+
+
+def test_columns_follow_the_shares() -> None:
+    stage = helped(input_share=((0, 0.25), (4, 0.5))).stages[1]
+    assert columns(stage, 8) == ((1, 0, 2), (0, 2, 4), (4, 4, 8))
+    assert columns(stage, 3) == ((1, 0, 1), (0, 1, 2), (4, 2, 3))
+    assert columns(replace(stage, input_share=((4, 1.0),)), 5) == ((1, 0, 0), (4, 0, 5))

@@ -13,6 +13,9 @@ from torch import Tensor
 from gpp.optimizers import SGD, AbstractOptimizer, Adam, LearningRate, Muon, NAdam, RMSprop
 from gpp.runtime.job import Job
 from gpp.runtime.reference.pipeline import Pipeline, run_reference
+from gpp.runtime.transport.channels import FakeNetwork, FakeTransport
+from gpp.runtime.worker.halves import operands_of_stage
+from gpp.runtime.worker.helper import build_helpers
 from gpp.weights.base import AbstractWeights
 from gpp.weights.corrections.base import AbstractCorrection
 from gpp.weights.corrections.delayed_momentum import DelayedMomentum
@@ -135,6 +138,16 @@ def _others() -> dict[str, Case]:
     for name in SIDE_BY_SIDE:
         # Stages that run side by side are late by twice the stages behind them, and by one more where their W comes later.
         out[f"late, {name}"] = make_job("Chain4", POLICIES[name], sgd, ahead=(7, 6, 3, 1), **drained)
+    # A device with two stages and helpers of each kind: of a stage's reader, of a stage before, and one that only helps.
+    together = {"devices": (0, 1, 1, 2), "helpers": (1, 3, 0, None)}
+    out["helped, stash"] = make_job("Chain4", POLICIES["stash"], sgd, sizes=MINIBATCH // 2, **together, **drained)
+    # Columns of one product on two devices and on three, on none of the stage's own; one part goes to a reader in memory.
+    parts = {1: ((0, 0.25), (3, 0.3)), 2: ((3, 1.0),), 3: ((2, 0.4),)}
+    out["helped, columns"] = make_job(
+        "Chain4", POLICIES["stash"], adamw, devices=(0, 1, 2, 1), helpers=(1, 2, 3, None), shares=parts, **drained
+    )
+    each = {"devices": (0, 1, 2, 3), "helpers": (1, 2, 3, None)}
+    out["helped, spectrain 2"] = make_job("Fork", POLICIES["spectrain 2"], adamw, **each, **plain)
     for name in ("nadam", "muon"):
         for policy in ("stash", "pipeoptim", "spectrain 2"):
             out[f"{name}, {policy}"] = make_job("Chain4", POLICIES[policy], MORE_OPTIMIZERS[name], **plain)
@@ -221,6 +234,7 @@ def test_policies_differ(real: dict[str, Trained]) -> None:
         "nadam",
         "muon",
         "late",
+        "helped",
     ],
 )
 def test_processes_compute_what_the_table_says_elsewhere(what: str, jobs: dict[str, Case], real: dict[str, Trained]) -> None:
@@ -236,6 +250,15 @@ def test_delays_of_devices_that_run_side_by_side(jobs: dict[str, Case]) -> None:
     places = [plan.position(s) for s in range(4)]
     assert [weights.staleness(place) for place in places] == [6, 5, 2, 0]
     assert [weights.copies(place) for place in places] == [7, 6, 3, 1]
+
+
+def test_a_helper_holds_no_weights_and_makes_all_that_it_is_there_for(jobs: dict[str, Case]) -> None:
+    """Else equality would say little: nothing of a linear layer is left to the stage's own device."""
+    job, _ = jobs["helped, stash"]
+    (helper,) = build_helpers(job, 3, torch.device("cpu"), FakeTransport(FakeNetwork((), 4), 3), lambda: 0.0, {}).values()
+    names = {name for op in job.plan.stages[1].ops for name in job.graph.trained_by[op]}
+    assert set(helper.params) == names == {name for each in operands_of_stage(job, 1) for name in each.params}
+    assert all(param.untyped_storage().nbytes() == 8 for param in helper.params.values())
 
 
 @pytest.mark.parametrize("name", ["three replicas", "norm of the model"])

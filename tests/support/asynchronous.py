@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from gpp.data.synthetic import Synthetic
 from gpp.graph.captured import Captured
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.build import make_plan
+from gpp.plan.helpers import delays
 from gpp.planners.chains.even import Even
 from gpp.runtime.job import Job, assemble
 from gpp.schedules.no_flush import NoFlush
@@ -46,6 +48,9 @@ def make_job(
     held_out: int = 0,
     whole: bool = False,
     ahead: tuple[int, ...] = (),
+    devices: tuple[int, ...] = (),
+    helpers: tuple[int | None, ...] = (),
+    shares: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
     **settings: Any,
 ) -> tuple[Job, dict[str, Tensor]]:
     """The job of a network, a stage for each of its submodules s0, s1, ...; and its initial weights.
@@ -55,19 +60,31 @@ def make_job(
         replicas: devices of each stage; one each by default.
         whole: all of it is one stage.
         ahead: micro-batches in flight at each stage, where it is not 1F1B's number.
+        devices: of the stages, one each, where helpers make parts of their backwards; as many are in flight as these ask for.
+        helpers: who makes the gradients of each stage's weights.
+        shares: stage -> who makes parts of the gradients of its inputs.
     """
     model, found, weights = captured(network)
     masks = [found.graph.all_mask] if whole else parts_of(found.graph)
     counts = replicas or (1,) * len(masks)
-    problem = replace(inprocess.problem_of(found, sum(counts), minibatch_size), graph=found.graph)
+    world = 1 + max(*devices, *(h or 0 for h in helpers)) if devices else sum(counts)
+    problem = replace(inprocess.problem_of(found, world, minibatch_size), graph=found.graph)
     schedule = OneFOneB() if policy.flushes else NoFlush()
     strategy = Strategy(name="test", planner=Even(), schedule=schedule, weights=policy)
     # As strategies ask planners: one with a very large mini-batch is a pipeline that does not drain.
     asked = problem if policy.flushes else replace(problem, minibatch_size=64 * minibatch_size)
     parts = list(zip(masks, counts, strict=True))
-    plan = make_plan(asked, "test", parts, sizes if isinstance(sizes, int) else list(sizes), ordered=True)
+    placement = [(device,) for device in devices] or None
+    plan = make_plan(asked, "test", parts, sizes if isinstance(sizes, int) else list(sizes), ordered=True, placement=placement)
     held = [count * stage.microbatch_size for count, stage in zip(ahead, plan.stages, strict=True)] if ahead else []
     stages = tuple(replace(stage, in_flight=held[s]) if held else stage for s, stage in enumerate(plan.stages))
+    if devices:
+        stages = tuple(
+            replace(stage, weight_device=helper, input_share=(shares or {}).get(s, ()))
+            for s, (stage, helper) in enumerate(zip(stages, helpers, strict=True))
+        )
+        late = delays(stages, plan.edges)
+        stages = tuple(replace(s, in_flight=(d + 1) * s.microbatch_size) for s, d in zip(stages, late, strict=True))
     plan = replace(plan, minibatch_size=minibatch_size, stages=stages)
     strategy.check(plan, strategy.posed(problem))
     job = assemble(

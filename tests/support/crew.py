@@ -66,7 +66,7 @@ def _work(jobs: dict[Path, Job], folder: Path, rank: int) -> None:
     store = dist.FileStore(str(folder / "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=TIMEOUT_S))
     for run_dir, job in jobs.items():
-        devices = sorted(job.plan.stages_of_device)
+        devices = list(job.plan.devices)
         assert len(devices) == WORLD, f"{run_dir.name} has {len(devices)} devices"
         transport = TorchTransport(
             job.plan,

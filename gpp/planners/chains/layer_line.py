@@ -49,13 +49,20 @@ class Placed(NamedTuple):
     inputs: tuple[tuple[int, float], ...]
 
 
-def dealt(layers: Sequence[Layer], num_processors: int, intra: Intra) -> list[Placed]:
+def dealt(layers: Sequence[Layer], num_processors: int, intra: Intra, *, divide: bool = True) -> list[Placed]:
     """Each layer's processors, so that the slowest processor is fast.
 
     Args:
+        divide: whether other processors may have parts of an I; else it is where its F is.
         intra: `neighbour`: intervals of the line, exact; `anywhere`: F, I and W whole on any processor, longest first, each to the
             processor that has least to do yet (Graham 1969: at most 4/3 - 1/(3p) of the best for p processors).
     """
+    if not divide:
+        # Side by side on the line: as one piece of work, which only F's processor can have.
+        joined = [Layer(layer.input_s + layer.forward_s, 0.0, layer.weight_s) for layer in layers]
+        found = dealt(joined, num_processors, intra)
+        own = [((where.forward, 1.0),) if layer.input_s else () for layer, where in zip(layers, found, strict=True)]
+        return [where._replace(inputs=inputs) for where, inputs in zip(found, own, strict=True)]
     return _longest_first(layers, num_processors) if intra == "anywhere" else _intervals(layers, num_processors)
 
 

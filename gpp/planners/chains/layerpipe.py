@@ -9,7 +9,7 @@ together with those behind it that do not, in the graph's depth-first order. `gp
 intervals of the line F1 W1 | I2 | F2 W2 | I3 | ... or anywhere; for intervals the result is the least there is.
 
 Constraints:
-1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole.
+1. Processors hold intervals of the line (`intra: neighbour`); F and W are whole, and so is I, beside its F, with `divide: false`.
 2. Memory: as the plan's bills have it; micro-batch sizes whose plan does not fit are left out.
 3. No replicas. All stages use the same b; b is swept, and the best prediction wins.
 4. The pipeline does not drain: a helper has its half a period later.
@@ -52,11 +52,13 @@ class LayerPipe(AbstractPlanner):
 
     Args:
         intra: where half of a backward may go: `neighbour` (the next processor) or `anywhere` (any, longest first).
+        divide: whether a processor may have parts of the input gradients of another's layer. Linear layers can run so.
     """
 
     helps: ClassVar[bool] = True
 
     intra: Intra = "neighbour"
+    divide: bool = True
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         if problem.regime.weights.flushes:
@@ -98,12 +100,12 @@ class LayerPipe(AbstractPlanner):
         self, problem: Problem, layers: Sequence[tuple[int, ...]], seconds: Sequence[Layer], microbatch_size: int
     ) -> tuple[list[Placed], Plan]:
         """The processors of the layers, and the plan of it."""
-        placed = dealt(seconds, problem.cluster.num_devices, self.intra)
+        placed = dealt(seconds, problem.cluster.num_devices, self.intra, divide=self.divide)
         plan = staged(problem, layers, placed, microbatch_size)
         if plan.shares_devices and not plan.helped:
             # Layers went to processors as wholes and in no order, which only helpers would be worth: stages of one device would
             # have to interleave their updates.
-            placed = dealt(seconds, problem.cluster.num_devices, "neighbour")
+            placed = dealt(seconds, problem.cluster.num_devices, "neighbour", divide=self.divide)
             plan = staged(problem, layers, placed, microbatch_size)
         return placed, plan
 

@@ -72,7 +72,7 @@ def owned_names(job: Job, device: int, names: Iterable[str]) -> frozenset[str]:
         for name in leaves_of(job.captured, [node for op in stage.ops for node in job.graph.ops[op].nodes]):
             first.setdefault(name, stage.devices[0])
     # A hand-written block may hold tensors that the captured graph does not name.
-    otherwise = next(stage.devices[0] for stage in plan.stages if device in stage.devices)
+    otherwise = next((stage.devices[0] for stage in plan.stages if device in stage.devices), device)
     return frozenset(name for name in names if first.get(name, otherwise) == device)
 
 

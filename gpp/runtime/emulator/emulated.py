@@ -124,7 +124,7 @@ class EmulatedMailbox(AbstractMailbox):
         self._opened.clear()
         return out
 
-    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
+    def _form(self, direction: str, peer_stage: int, peer_device: int, samples: int) -> Form:
         return _CLOCKS
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:

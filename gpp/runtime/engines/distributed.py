@@ -16,7 +16,7 @@ from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
 from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.engine import AbstractServer, Outcome, Progress, Task, crowded
-from gpp.runtime.halves import check_halves
+from gpp.runtime.halves import check_halves, check_helped
 from gpp.runtime.job import Job
 from gpp.runtime.memory.policies import check_policies, refuse_split_recomputation
 from gpp.runtime.transport.interfaces import check_interface
@@ -50,6 +50,7 @@ class Distributed(AbstractServer):
     """
 
     own_runtime: ClassVar[bool] = True
+    helps: ClassVar[bool] = True
     bounds_memory: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     planner: ClassVar[AbstractPlanner | None] = None
@@ -123,6 +124,7 @@ class Distributed(AbstractServer):
     def refuse(self, job: Job) -> None:
         check_policies(job)
         check_halves(job)
+        check_helped(job)
         _check_split_stages(job)
         if self.workers_per_card > 1 and job.settings.device_kind != "cuda":
             rule = f"cluster={job.cluster.name} has no cards to share"

@@ -20,11 +20,14 @@ from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.data.sampler import minibatch
 from gpp.errors import NonFinite
 from gpp.graph.captured import is_loss
+from gpp.plan.helpers import columns
 from gpp.routing import Piece, pieces
 from gpp.runtime.job import Job, restore
 from gpp.runtime.nonfinite import Place, Seen, told, told_of_weights
+from gpp.runtime.reference.divided import in_parts
 from gpp.runtime.reference.stage import FollowedStage, Kept, Table, advance
 from gpp.runtime.stretches import stretch_at
+from gpp.runtime.worker.halves import head_of_stage
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.weights.base import AbstractWeights, PipelinePosition
 from gpp.weights.flush import Flush
@@ -57,11 +60,15 @@ class Pipeline:
         self.policy: AbstractWeights = restore(settings.weights) if settings.weights else Flush()
         self.model, self.data = restore(settings.model) if settings.model else None, restore(settings.data)
         modules: list[list[StageModule]] = []
-        for stage in plan.stages:
+        for s, stage in enumerate(plan.stages):
             nodes = [node for op in stage.ops for node in job.graph.ops[op].nodes]
             modules.append([build_stage(job.captured, nodes, device="cpu") for _ in stage.devices])
             for module in modules[-1]:
                 module.load(weights)
+                if stage.input_share:
+                    head = head_of_stage(job, s)
+                    parts = in_parts([(lo, hi) for _, lo, hi in columns(stage, head.columns)])
+                    module.call_through({head.node: parts})
         tie(module for replicas in modules for module in replicas)
         self.optimizers: list[torch.optim.Optimizer] = []
         self.stages = self._stages(modules)

@@ -9,17 +9,25 @@ import torch
 
 from gpp.capture.stage import StageModule, build_stage, tie
 from gpp.optimizers import AbstractOptimizer
+from gpp.plan.plan import Plan
 from gpp.program.program import Program
+from gpp.program.steady_state import accumulation
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.checkpoint.split import ShareOf
+from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
+from gpp.runtime.checkpoint.split import ShareOf, SplitWeights
 from gpp.runtime.checkpoint.state import job_weights
 from gpp.runtime.job import Job
 from gpp.runtime.memory.copies import CardCopies, HostCopies
 from gpp.runtime.memory.keeper import Keeper
 from gpp.runtime.memory.marks import Marks
+from gpp.runtime.nonfinite import Probes
+from gpp.runtime.sharded_state import Shares
 from gpp.runtime.transport.channels import AbstractTransport, Channel, Mark
 from gpp.runtime.transport.shared_memory import RingSize
+from gpp.runtime.worker.halves import Given
+from gpp.runtime.worker.helper import with_helpers
 from gpp.runtime.worker.interpreter import Interpreter
+from gpp.runtime.worker.loss_scale import NAME, LossScale
 from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import boundary, ring_sizes, sending
 from gpp.runtime.worker.seeding import generators
@@ -61,6 +69,11 @@ def build_optimizers(
     return out
 
 
+def build_probes(plan: Plan, stage: int, module: StageModule) -> Probes:
+    """Numbers of a stage's last backwards: those of two steps, and more where the pipeline does not drain."""
+    return Probes([p for p in module.parameters() if p.requires_grad], last=4 * accumulation(plan, stage))
+
+
 def build_keepers(
     job: Job,
     modules: Mapping[int, StageModule],
@@ -86,6 +99,36 @@ def build_keepers(
     }
 
 
+def build_checkpointer(
+    job: Job,
+    run_dir: Path,
+    modules: Mapping[int, StageModule],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    *,
+    device_id: int,
+    shares: Shares,
+    split: SplitWeights,
+    scale: LossScale | None,
+) -> Checkpointer:
+    """A device's share of every checkpoint.
+
+    Args:
+        shares: who applies which gradients.
+        split: which weights are shares of tensor-parallel stages.
+        scale: the loss scale, which the first rank saves.
+    """
+    params = {name: p for module in modules.values() for name, p in module.named_parameters()}
+    weights = {**params, **{name: b for module in modules.values() for name, b in module.named_buffers()}}
+    own = shares.owned(device_id, owned_names(job, device_id, weights))
+    owned = own if job.settings.checkpoint_every else frozenset[str]()
+    rank = job.plan.devices.index(device_id)
+    if scale:
+        weights, owned = weights | {NAME: scale.state}, owned if rank else owned | {NAME}
+    world = job.plan.num_devices
+    found = list(optimizers.values())
+    return Checkpointer(job, run_dir, rank=rank, world=world, weights=weights, optimizers=found, owned=owned, split=split)
+
+
 def build_mailboxes(
     job: Job,
     modules: Mapping[int, StageModule],
@@ -94,13 +137,16 @@ def build_mailboxes(
     device_id: int,
     device: torch.device,
     transport: AbstractTransport,
+    given: Mapping[int, Given],
+    handover: Handover,
 ) -> dict[int, Mailbox]:
     """A mailbox for each stage of a device.
 
     Args:
         program: whose messages they are.
+        given: what is sent to the helpers of stages that have some.
+        handover: of the device.
     """
-    handover: Handover = {}
     narrow = getattr(torch, job.settings.autocast) if job.settings.autocast else None
     return {
         s: Mailbox(
@@ -108,7 +154,7 @@ def build_mailboxes(
             device_id=device_id,
             transport=transport,
             device=device,
-            boundary=boundary(job.plan, job.graph, module, s, narrow),
+            boundary=with_helpers(boundary(job.plan, job.graph, module, s, narrow), given.get(s), job, s),
             handover=handover,
             sends=sending(program.actions[device_id], s),
         )
@@ -123,7 +169,7 @@ def all_ring_sizes(
     out: dict[Channel, RingSize] = {}
     for program, interpreter in ((job.program, training), (job.evaluation, evaluation)):
         if program and interpreter:
-            boundaries = {s: runner.mailbox.boundary for s, runner in interpreter.runners.items()}
+            boundaries = {s: mailbox.boundary for s, mailbox in interpreter.mailboxes.items() if isinstance(mailbox, Mailbox)}
             for channel, size in ring_sizes(program.actions[device_id], device_id, boundaries).items():
                 out[channel] = size.merged(out.get(channel, size))
     return out

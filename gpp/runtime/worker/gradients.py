@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -75,7 +75,7 @@ class Gradients:
                 self._buckets[g] = Buckets(own, flat, partial(self._begin, g), bucket_bytes)
         shared = {name for group in self._groups.values() for name in group.params}
         self._sums: list[Handle] = []
-        self._own = [param for name, param in self.params.items() if name not in shared]
+        self._own = {name: param for name, param in self.params.items() if name not in shared}
 
     @property
     def overlaps(self) -> bool:
@@ -160,9 +160,15 @@ class Gradients:
         counted = [found[name] for name in (name_of[id(param)] for param in self._counted) if name in found]
         return torch.stack(counted) if counted else torch.zeros(1, device=self._device)
 
-    def clear(self) -> None:
-        """After the update: nothing is left of this step's gradients."""
-        for flat in self._flat.values():
-            flat.zero_()
-        for param in self._own:
-            param.grad = None
+    def clear(self, names: Collection[str] | None = None) -> None:
+        """After the update: nothing is left of this step's gradients.
+
+        Args:
+            names: the parameters that are meant; those of a gradient group all or none. None: all.
+        """
+        for g, flat in self._flat.items():
+            if names is None or self._groups[g].params[0] in names:
+                flat.zero_()
+        for name, param in self._own.items():
+            if names is None or name in names:
+                param.grad = None

@@ -13,6 +13,8 @@ from gpp.program.kinds import (
     COMPUTE,
     COPIES,
     FORWARD,
+    HELPING,
+    HELPING_INPUTS,
     KINDS,
     RECEIVES,
     REDUCE,
@@ -49,6 +51,13 @@ class Runner(Protocol):
         micro-batches' copies are on the device (`gpp.program.copies`).
         """
         ...
+
+
+class AbstractHelper(Protocol):
+    """A device's part in a stage of another; `gpp.runtime.worker.helper.Helper` has the contract."""
+
+    def weight_gradients(self, microbatch: int) -> Span | None: ...
+    def input_gradients(self, microbatch: int) -> Span | None: ...
 
 
 class Sums(Protocol):
@@ -110,6 +119,7 @@ class Interpreter(Generic[R]):
         clock: says when actions begin and end.
         arm: called before a pass that the sums of gradient groups follow at once, with the groups.
         issued: called when the last action has been issued, before the wait for what goes on.
+        helpers: stage -> what makes parts of its backwards, for stages of other devices that this device helps.
     """
 
     def __init__(
@@ -128,7 +138,9 @@ class Interpreter(Generic[R]):
         clock: AbstractClock | None = None,
         arm: Callable[[Sequence[int]], None] | None = None,
         issued: Callable[[], None] | None = None,
+        helpers: Mapping[int, AbstractHelper] | None = None,
     ) -> None:
+        self.helpers = helpers or {}
         self.runners, self.mailboxes, self.transport = runners, mailboxes, transport
         self.device_id, self.update = device_id, update
         self.gradients, self.pending_limit, self.updated = gradients, pending_limit, updated
@@ -188,6 +200,8 @@ class Interpreter(Generic[R]):
         if kind.role is Role.SUM:
             return self._norm if kind.everyone else self._reduce
         if kind.role is Role.COMPUTE:
+            if kind.helps:
+                return self._help_inputs if kind.returns else self._help_weights
             if kind.direction == FORWARD:
                 return self._forward
             if not kind.direction:
@@ -228,6 +242,14 @@ class Interpreter(Generic[R]):
     def _weight_gradients(self, action: Action, last: bool) -> Span | None:
         self._prepare(action)
         return self.runners[action[1]].weight_gradients(action[2])
+
+    def _help_weights(self, action: Action, last: bool) -> Span | None:
+        self._arrive(HELPING, action)
+        return self.helpers[action[1]].weight_gradients(action[2])
+
+    def _help_inputs(self, action: Action, last: bool) -> Span | None:
+        self._arrive(HELPING_INPUTS, action)
+        return self.helpers[action[1]].input_gradients(action[2])
 
     def _copy_out(self, action: Action, last: bool) -> Span | None:
         return self.runners[action[1]].copy_out(action[2])

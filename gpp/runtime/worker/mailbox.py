@@ -32,6 +32,7 @@ class Posted:
 
     receive: Receive | None
     peer_stage: int
+    peer_device: int
     lo: int
     hi: int
     buffer: torch.Tensor | None = None
@@ -56,8 +57,8 @@ class AbstractMailbox(ABC):
         receive = None
         if peer_device != self.device_id:
             channel = (direction, peer_stage, self.stage, peer_device, self.device_id)
-            receive = self.transport.post(channel, self._form(direction, peer_stage, hi - lo))
-        self._posted.setdefault((direction, microbatch), []).append(Posted(receive, peer_stage, lo, hi))
+            receive = self.transport.post(channel, self._form(direction, peer_stage, peer_device, hi - lo))
+        self._posted.setdefault((direction, microbatch), []).append(Posted(receive, peer_stage, peer_device, lo, hi))
 
     @final
     def expects(self, direction: str, microbatch: int) -> bool:
@@ -92,7 +93,7 @@ class AbstractMailbox(ABC):
         return num_bytes
 
     @abstractmethod
-    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
+    def _form(self, direction: str, peer_stage: int, peer_device: int, samples: int) -> Form:
         """The form of a message of so many samples."""
 
     @abstractmethod
@@ -132,8 +133,7 @@ class Mailbox(AbstractMailbox):
     ) -> None:
         super().__init__(stage=stage, device_id=device_id, transport=transport)
         self.device, self.boundary, self.handover, self._sends = device, boundary, handover, sends
-        self._layouts_in = {FORWARD: boundary.incoming, BACKWARD: boundary.returning_in}
-        self._layouts_out = {FORWARD: boundary.outgoing, BACKWARD: boundary.returning_out}
+        self._layouts_in, self._layouts_out = boundary.received, boundary.sent
         self._batch_dims = {name: spec.batch_dim for name, spec in boundary.specs().items() if spec.batch_dim}
         self._arrived: dict[tuple[str, int], list[Posted]] = {}
         self._made: dict[tuple[str, int], tuple[int, dict[str, torch.Tensor]]] = {}
@@ -157,7 +157,7 @@ class Mailbox(AbstractMailbox):
     def _tensors(self, direction: str, message: Posted) -> list[tuple[str, torch.Tensor]]:
         """Names and tensors of a message."""
         peer, buffer = message.peer_stage, message.buffer
-        lay = self._layouts_in[direction][peer]
+        lay = self._layout_in(direction, peer, message.peer_device)
         if buffer is None:
             tensors = self.handover.pop((direction, peer, self.stage, message.lo))
         else:
@@ -171,11 +171,16 @@ class Mailbox(AbstractMailbox):
             parts.setdefault(message.peer_stage, []).append(message)
         out: list[tuple[str, torch.Tensor]] = []
         for found in parts.values():
-            found.sort(key=lambda message: message.lo)
+            places = [key for key in self.boundary.parts if key[:2] == (direction, found[0].peer_stage)]
+            if places:
+                # All have the same samples, and each has columns of its own.
+                found.sort(key=lambda message: places.index((direction, message.peer_stage, message.peer_device)))
+            else:
+                found.sort(key=lambda message: message.lo)
             first, *more = [self._tensors(direction, message) for message in found]
             if more:
-                columns = zip(first, *more, strict=True)
-                out += [(column[0][0], torch.cat([tensor for _, tensor in column])) for column in columns]
+                dim, rows = -1 if places else 0, zip(first, *more, strict=True)
+                out += [(row[0][0], torch.cat([tensor for _, tensor in row], dim)) for row in rows]
             else:
                 out += first
         return out
@@ -187,22 +192,25 @@ class Mailbox(AbstractMailbox):
             lo: their first sample.
             tensors: by name, detached, the batch dimension where the stage's module has it; the mapping is kept.
         """
-        if not self._layouts_out[direction] or direction not in self._sends:
+        if direction not in self._sends or not self._layouts_out[direction]:
             return
         for name, dim in self._batch_dims.items():
             if name in tensors:
                 tensors[name] = tensors[name].movedim(dim, 0)
         self._made[direction, microbatch] = lo, tensors
 
-    def _form(self, direction: str, peer_stage: int, samples: int) -> Form:
-        return self._layouts_in[direction][peer_stage].form(samples, self.device)
+    def _form(self, direction: str, peer_stage: int, peer_device: int, samples: int) -> Form:
+        return self._layout_in(direction, peer_stage, peer_device).form(samples, self.device)
+
+    def _layout_in(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
+        return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_in[direction][peer_stage]
 
     def _accept(self, direction: str, microbatch: int, messages: list[Posted]) -> None:
         if messages:
             self._arrived[direction, microbatch] = messages
 
     def _message(self, channel: Channel, microbatch: int, lo: int, hi: int, last: bool) -> tuple[torch.Tensor, int]:
-        layout = self._layouts_out[channel[0]][channel[2]]
+        layout = self._layout_out(channel[0], channel[2], channel[4])
         tensors, form = self._rows(layout, (channel[0], microbatch), lo, hi, last), layout.form(hi - lo, self.device)
         if len(tensors) == 1:
             (tensor,) = tensors
@@ -218,9 +226,14 @@ class Mailbox(AbstractMailbox):
         rows = self._rows(layout, (direction, microbatch), lo, hi, last)
         self.handover[direction, self.stage, peer_stage, lo] = [tensor.detach() for tensor in rows]
 
+    def _layout_out(self, direction: str, peer_stage: int, peer_device: int) -> Layout:
+        return self.boundary.parts.get((direction, peer_stage, peer_device)) or self._layouts_out[direction][peer_stage]
+
     def _rows(self, layout: Layout, key: tuple[str, int], lo: int, hi: int, last: bool) -> list[torch.Tensor]:
         """Samples [lo, hi) of a compute action's tensors that a neighbour receives, batch first."""
         first, made = self._made.pop(key) if last else self._made[key]
+        if layout.whole:
+            return [made[name] for name in layout.names]
         if lo == first and len(layout.names) == 1 and (tensor := made[layout.names[0]]).shape[0] == hi - lo:
             return [tensor if tensor.dtype is layout.specs[0].dtype else tensor.to(layout.specs[0].dtype)]
         if self.boundary.wide:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO, TypeVar
 
 import torch
 
@@ -14,9 +16,28 @@ from gpp.runtime.worker.limit import Limit
 from gpp.runtime.worker.process import disconnect, enter, guarded
 from gpp.runtime.worker.worker import Worker
 
+W = TypeVar("W", bound=Worker)
+
 
 def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) -> None:
     """Train as one worker of `job`, whose device in the plan follows from the rank."""
+    work(job, run_dir, rank, world, device, Worker, Worker.run)
+
+
+def work(
+    job: Job,
+    run_dir: Path,
+    rank: int,
+    world: int,
+    device: torch.device,
+    kind: type[W],
+    does: Callable[[W, TextIO], None],
+) -> None:
+    """Make a worker of some kind, let it do its work, and leave together with the others.
+
+    Args:
+        does: called with the worker and the file of its lines.
+    """
     card = CudaCard(device) if device.type == "cuda" else None
     device_id, transport, status = enter(job, run_dir, rank, world, card)
     limit: Limit | None = None
@@ -27,11 +48,11 @@ def run(job: Job, run_dir: Path, rank: int, world: int, device: torch.device) ->
         if job.settings.enforce_memory:
             status = limit = Limit(job, device_id, status)
             stack.enter_context(limit.explained())
-        worker = Worker(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
+        worker = kind(job, run_dir, device_id=device_id, device=device, transport=transport, status=status, card=card)
         if limit:
             limit.watch(worker)
         with open(run_dir / "ranks" / f"rank_{rank}.jsonl", "w") as out:
-            worker.run(out)
+            does(worker, out)
     disconnect(status)
 
 

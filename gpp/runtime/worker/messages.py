@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpp.graph.op_graph import OpGraph
+from gpp.plan.helpers import columns
 from gpp.plan.plan import Plan
+from gpp.plan.stage import Stage
 from gpp.program.action import Action
-from gpp.program.kinds import FORWARD, KINDS, SENDS
+from gpp.program.kinds import BACKWARD, FORWARD, KINDS, SENDS, Direction
 from gpp.program.lower import POSTED_AHEAD
 from gpp.program.program import channel_of
 from gpp.runtime.transport.channels import Channel
@@ -31,10 +33,15 @@ ALIGN = 16
 
 @dataclass(slots=True)
 class Layout:
-    """Arrangement of the tensors of one message in its buffer."""
+    """Arrangement of the tensors of one message in its buffer.
+
+    Args:
+        whole: whether its tensors are not made of samples: the shapes of their specs are all of them.
+    """
 
     names: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
+    whole: bool = False
     forms: dict[tuple[int, torch.device], Form] = field(default_factory=dict, compare=False, repr=False)
 
     def views(self, buffer: torch.Tensor, samples: int) -> list[torch.Tensor]:
@@ -43,7 +50,7 @@ class Layout:
             return [buffer]
         out, at = [], 0
         for spec in self.specs:
-            shape = (samples, *spec.shape)
+            shape = self._shape(spec, samples)
             size = _num_bytes(shape, spec.dtype)
             out.append(buffer[at : at + size].view(spec.dtype).view(shape))
             at += -(-size // ALIGN) * ALIGN
@@ -53,7 +60,7 @@ class Layout:
         """Bytes of a message."""
         if not self.names:
             return 1
-        sizes = [_num_bytes((samples, *spec.shape), spec.dtype) for spec in self.specs]
+        sizes = [_num_bytes(self._shape(spec, samples), spec.dtype) for spec in self.specs]
         return sizes[0] if len(sizes) == 1 else sum(-(-size // ALIGN) * ALIGN for size in sizes)
 
     def form(self, samples: int, device: torch.device) -> Form:
@@ -61,11 +68,14 @@ class Layout:
         found = self.forms.get((samples, device))
         if found is None:
             if len(self.names) == 1:
-                found = Form((samples, *self.specs[0].shape), self.specs[0].dtype, device)
+                found = Form(self._shape(self.specs[0], samples), self.specs[0].dtype, device)
             else:
                 found = Form((self.num_bytes(samples),), torch.uint8, device)
             self.forms[samples, device] = found
         return found
+
+    def _shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+        return spec.shape if self.whole else (samples, *spec.shape)
 
     def fill(self, buffer: torch.Tensor, tensors: list[torch.Tensor], samples: int) -> None:
         """Write batch-first `tensors` into the buffer of a message; the byte of an order-only edge says nothing."""
@@ -94,6 +104,10 @@ class Boundary:
         wide: types of the tensors inside the stage, by name, where messages have a narrower one.
         incoming, outgoing: layouts of forward messages, from predecessors and to successors.
         returning_in, returning_out: layouts of gradients, from successors and to predecessors.
+        helping: layouts of what a helper of the stage needs, by direction: at the helper those that come, at the stage's own device
+            those that go.
+        parts: layouts that differ from one device of a neighbour to the next, by direction, neighbour and device: gradients of
+            inputs that several devices make, in the order of their columns, and what these are sent.
     """
 
     incoming: dict[int, Layout]
@@ -101,6 +115,18 @@ class Boundary:
     returning_in: dict[int, Layout]
     returning_out: dict[int, Layout]
     wide: dict[str, torch.dtype] = field(default_factory=dict)
+    helping: dict[Direction, dict[int, Layout]] = field(default_factory=dict)
+    parts: dict[tuple[Direction, int, int], Layout] = field(default_factory=dict)
+
+    @property
+    def received(self) -> dict[Direction, dict[int, Layout]]:
+        """Layouts of what the stage receives, by direction and neighbour."""
+        return {FORWARD: self.incoming, BACKWARD: self.returning_in, **self.helping}
+
+    @property
+    def sent(self) -> dict[Direction, dict[int, Layout]]:
+        """The same of what it sends."""
+        return {FORWARD: self.outgoing, BACKWARD: self.returning_out, **self.helping}
 
     def specs(self) -> dict[str, TensorSpec]:
         """Every tensor that the stage receives or sends forward, by name."""
@@ -125,7 +151,26 @@ def boundary(plan: Plan, graph: OpGraph, module: StageModule, stage: int, narrow
             peer = t if stage == s else s
             forward, backward = (out.outgoing, out.returning_in) if stage == s else (out.incoming, out.returning_out)
             forward[peer], backward[peer] = layout(specs, gradients=False), layout(specs, gradients=True)
+            if plan.stages[t].input_share:
+                parts = by_columns(plan.stages[t], backward[peer])
+                if stage == t:
+                    backward[peer] = parts.get(plan.stages[t].devices[0], Layout((), ()))
+                else:
+                    out.parts.update({(BACKWARD, t, device): part for device, part in parts.items()})
     return out
+
+
+def by_columns(stage: Stage, whole: Layout) -> dict[int, Layout]:
+    """Device -> the message of the columns that it makes of a stage's input gradients, in the order of the columns.
+
+    Args:
+        whole: the message of all of them.
+    """
+    (spec,) = whole.specs
+    *rest, count = spec.shape
+    return {
+        device: Layout(whole.names, (replace(spec, shape=(*rest, hi - lo)),)) for device, lo, hi in columns(stage, count) if hi > lo
+    }
 
 
 def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, Boundary]) -> dict[Channel, RingSize]:
@@ -139,11 +184,10 @@ def ring_sizes(actions: Iterable[Action], device: int, boundaries: Mapping[int, 
     for action in actions:
         if action.peer_device in (-1, device):
             continue
-        forward, lays, channel = KINDS[action.kind].direction == FORWARD, boundaries[action.stage], channel_of(action, device)
-        if action.kind in SENDS:
-            lay = (lays.outgoing if forward else lays.returning_out)[action.peer_stage]
-        else:
-            lay = (lays.incoming if forward else lays.returning_in)[action.peer_stage]
+        lays, channel = boundaries[action.stage], channel_of(action, device)
+        ways = lays.sent if action.kind in SENDS else lays.received
+        way = KINDS[action.kind].direction
+        lay = lays.parts.get((way, action.peer_stage, action.peer_device)) or ways[way][action.peer_stage]
         largest[channel] = max(largest.get(channel, 1), lay.num_bytes(action.hi - action.lo))
         count[channel] += 1
     return {channel: RingSize(size, count[channel]) for channel, size in largest.items()}
@@ -163,7 +207,8 @@ def most_sends(actions: Iterable[Action], plan: Plan) -> int | None:
     for the oldest message.
     """
     found = list(actions)
-    if any(KINDS[action.kind].frees for action in found):
+    # What a helper is sent bounds what it sends.
+    if any(KINDS[action.kind].frees or KINDS[action.kind].helps for action in found):
         return None
     sends = Counter((action.stage, action.microbatch) for action in found if action.kind in SENDS)
     smallest = min((plan.stages[stage].microbatch_size for stage, _ in sends), default=1)

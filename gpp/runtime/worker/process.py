@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,6 +39,7 @@ from gpp.runtime.transport.network import clock_offset_s, interface_of, join, me
 from gpp.runtime.transport.shared_memory import place
 from gpp.runtime.transport.staged import StagedTransport
 from gpp.runtime.worker.parent import end_with_parent
+from gpp.runtime.worker.weights.base import AbstractStageWeights
 
 KEPT_STEPS = 8
 """Steps whose events a worker keeps for the measured timeline: the last ones."""
@@ -82,6 +83,25 @@ class Lines:
         if self._held is not None:
             held, self._held = self._held, None
             write_line(self._out, held)
+
+
+def write_device(
+    run_dir: Path, device: int, peak_bytes: int, steps: Iterable[dict[str, Any]], weights: Mapping[int, AbstractStageWeights]
+) -> None:
+    """Write down what a device has measured, for the timeline of the run.
+
+    Args:
+        steps: records of its last steps, with their events.
+        weights: by stage, those under a policy with versions.
+    """
+    found = {
+        "device": device,
+        "peak_memory_bytes": peak_bytes,
+        "steps": list(steps),
+        "weight_versions": {s: own.copies for s, own in weights.items()},
+        "staleness": {s: own.staleness for s, own in weights.items()},
+    }
+    (run_dir / "ranks" / f"device_{device}.json").write_text(json.dumps(found))
 
 
 def _keep_alive(status: Status) -> None:
@@ -228,7 +248,7 @@ def enter(
     Raises:
         InvalidConfig: not as many workers as the plan has devices.
     """
-    devices = sorted(job.plan.stages_of_device)
+    devices = job.plan.devices
     check_world(job, world)
     status = connect(job, run_dir, rank, world)
     status.enter(STARTING)

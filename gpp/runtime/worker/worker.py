@@ -7,7 +7,6 @@ graph, loads that stage's weights only, and walks its list of actions for every 
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,36 +18,43 @@ from typing import Any, TextIO
 import torch
 
 from gpp.capture.stage import StageModule
-from gpp.program.kinds import KINDS, RECEIVES
+from gpp.program.kinds import KINDS, RECEIVES, UPDATES
 from gpp.program.program import Program, ReduceGroup, reduce_groups
 from gpp.program.steady_state import accumulation, fill, of_length
 from gpp.runtime.cards.card import AbstractCard
-from gpp.runtime.checkpoint.checkpoint import Checkpointer, owned_names
 from gpp.runtime.hang_detection.status import CHECKPOINT, EVALUATION, STARTING, TRAINING, AbstractStatus, NoStatus
 from gpp.runtime.job import Job, restore
-from gpp.runtime.nonfinite import Probes
 from gpp.runtime.sharded_state import Shares
 from gpp.runtime.stretches import stretch_at
 from gpp.runtime.transport.channels import AbstractTransport
 from gpp.runtime.worker.allocator import MemoryEvents, held_by
 from gpp.runtime.worker.buckets import BUCKET_BYTES
-from gpp.runtime.worker.build import all_ring_sizes, build_keepers, build_mailboxes, build_modules, build_optimizers
+from gpp.runtime.worker.build import (
+    all_ring_sizes,
+    build_checkpointer,
+    build_keepers,
+    build_mailboxes,
+    build_modules,
+    build_optimizers,
+    build_probes,
+)
 from gpp.runtime.worker.clock import AbstractClock, CardClock, HostClock
 from gpp.runtime.worker.gradients import Gradients
-from gpp.runtime.worker.halves import split_modules
+from gpp.runtime.worker.halves import Given, split_modules
 from gpp.runtime.worker.handout import Handout
+from gpp.runtime.worker.helper import build_helpers
 from gpp.runtime.worker.interpreter import Interpreter
-from gpp.runtime.worker.loss_scale import NAME, LossScale
-from gpp.runtime.worker.mailbox import Mailbox
+from gpp.runtime.worker.loss_scale import LossScale
+from gpp.runtime.worker.mailbox import Handover, Mailbox
 from gpp.runtime.worker.messages import most_sends
-from gpp.runtime.worker.process import KEPT_STEPS, Lines
+from gpp.runtime.worker.process import KEPT_STEPS, Lines, write_device
 from gpp.runtime.worker.rows import Order, Rows, minibatch_indices
 from gpp.runtime.worker.search import Search
 from gpp.runtime.worker.seeding import pass_seed
 from gpp.runtime.worker.stage import StageRunner
 from gpp.runtime.worker.team import Teams
 from gpp.runtime.worker.weights.base import AbstractStageWeights
-from gpp.runtime.worker.weights.make import stage_weights
+from gpp.runtime.worker.weights.make import device_weights
 
 EVALUATION_SENDS = 16
 """Sends under way in an evaluation, which nothing else bounds (a forward-only DAG cannot deadlock on it)."""
@@ -64,6 +70,7 @@ class Worker:
         status: is told the worker's actions.
         card: the accelerator that `device` is; None for a processor.
         clock: says when actions begin and end; None for the device's own.
+        rows: where the rows of its stages come from.
     """
 
     def __init__(
@@ -77,53 +84,56 @@ class Worker:
         status: AbstractStatus | None = None,
         card: AbstractCard | None = None,
         clock: AbstractClock | None = None,
+        rows: type[Rows] = Rows,
     ) -> None:
         self.job, self.run_dir, self.device_id, self.device, self.transport = job, run_dir, device_id, device, transport
         self.status, self.card, self.memory = status or NoStatus(), card, MemoryEvents(transport.lend)
         self.clock = clock or (CardClock(card) if card else HostClock())
         plan, settings = job.plan, job.settings
-        self.stages = plan.stages_of_device[device_id]
+        self.stages = plan.stages_of_device.get(device_id, ())
         self.teams = Teams(job, self.stages, device_id, transport, self.status)
         self._autocast: torch.dtype | None = getattr(torch, settings.autocast) if settings.autocast else None
         self.modules = build_modules(job, run_dir, self.stages, device, self.teams)
         self._notes = split_modules(job, self.modules)
         self.params = {name: p for module in self.modules.values() for name, p in module.named_parameters()}
+        handover: Handover = {}
+        self._helpers = build_helpers(job, device_id, device, transport, self.clock.now, handover)
+        self._given = {s: Given.of(job, s) for s in self.stages if plan.stages[s].helpers}
         self.spec = restore(settings.optimizer)
         self._policy = restore(settings.weights) if job.streams else None
         self._specs = {s: self.spec.at(self._policy, plan.position(s)) for s in self.stages}
         self.shares = Shares(self.spec, job.graph, groups := reduce_groups(plan, job.graph))
         self.optimizers = build_optimizers(self._specs, self.modules, partial(self.shares.applies, device_id))
         self._hand_out = Handout(self.params, self.shares, groups, device_id=device_id, transport=transport, status=self.status)
-        self.weights = self._weights()
-        self.rows, self.num_train = Rows(settings, device, card), settings.train_samples
+        self.weights = device_weights(
+            self._policy, plan, self.modules, self.optimizers, self._specs, rate=self._rate, saved_at=self._saved_at
+        )
+        self.rows, self.num_train = rows(settings, device, card), settings.train_samples
         overlaps = settings.backend == "nccl" and not job.streams
         self.scale = LossScale(self._skipped) if self._autocast is torch.float16 else None
         self.gradients = self._gradients(groups, BUCKET_BYTES if overlaps else None)
-        rank = sorted(plan.stage_of_device).index(device_id)
-        self.search = Search(run_dir / "ranks", settings, rank=rank, world=plan.num_devices, warn=self._warn)
-        self._mailboxes = partial(build_mailboxes, job, device_id=device_id, device=device, transport=transport)
-        mailboxes = self._mailboxes(self.modules, job.program)
-        self.training = Interpreter(
-            job.program.actions[device_id],
-            self._runners(self.modules, mailboxes, job.program, train=True),
-            mailboxes,
-            transport,
-            device_id=device_id,
-            gradients=self.gradients,
-            update=self._update,
-            updated=self._updated if job.streams else None,
-            pending_limit=most_sends(job.program.actions[device_id], plan),
-            status=self.status,
-            clock=self.clock,
-            arm=self.gradients.arm if overlaps else None,
-            issued=self.rows.ahead if card else None,
-        )
+        rank, world = plan.devices.index(device_id), plan.num_devices
+        self.search = Search(run_dir / "ranks", settings, rank=rank, world=world, warn=lambda words: self._log({"warning": words}))
+        ends = {"device_id": device_id, "device": device, "transport": transport, "given": self._given, "handover": handover}
+        self._mailboxes = partial(build_mailboxes, job, **ends)
+        self.training = self._training(overlaps=overlaps)
         if card is None:
             transport.idle = self._idle
         self.search.runners = tuple(self.training.runners.values())
         self.evaluation = self._evaluation() if job.evaluation else None
         transport.prepare(all_ring_sizes(job, device_id, self.training, self.evaluation))
-        self.checkpoints = self._checkpointer(rank)
+        self.checkpoints = build_checkpointer(
+            job,
+            run_dir,
+            self.modules,
+            self.optimizers,
+            device_id=device_id,
+            shares=self.shares,
+            split=self.teams.split,
+            scale=self.scale,
+        )
+        # Stages of one device may end a mini-batch in different periods: the last of them ends it for the device.
+        self._last = next((a.stage for a in reversed(job.program.actions[device_id]) if a.kind in UPDATES), None)
         self.checkpoints.restore()
         # Mini-batches that the pipeline takes to fill, and to drain; stages are so many steps apart at a time.
         self._ahead = fill(plan) if job.streams else 0
@@ -132,39 +142,12 @@ class Worker:
         self._log: Callable[[dict[str, Any]], None] = lambda record: None
         self._lines: Lines | None = None
 
-    def _checkpointer(self, rank: int) -> Checkpointer:
-        """This worker's share of every checkpoint."""
-        weights = {**self.params, **{name: b for module in self.modules.values() for name, b in module.named_buffers()}}
-        own = self.shares.owned(self.device_id, owned_names(self.job, self.device_id, weights))
-        owned = own if self.job.settings.checkpoint_every else frozenset[str]()
-        if self.scale:
-            weights, owned = weights | {NAME: self.scale.state}, owned if rank else owned | {NAME}
-        return Checkpointer(
-            self.job,
-            self.run_dir,
-            rank=rank,
-            world=self.job.plan.num_devices,
-            weights=weights,
-            optimizers=list(self.optimizers.values()),
-            owned=owned,
-            split=self.teams.split,
-        )
-
     def _gradients(self, groups: Sequence[ReduceGroup], bucket_bytes: int | None) -> Gradients:
         """The gradients of the device's parameters; arguments as `Gradients` has them."""
-        made = partial(Gradients, self.params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
+        params = {**self.params, **{name: p for helper in self._helpers.values() for name, p in helper.params.items()}}
+        made = partial(Gradients, params, groups, device_id=self.device_id, device=self.device, transport=self.transport)
         clip = self.spec.clip_norm if self.spec.clips_model else None
         return made(clip_norm=clip, counts=self.teams.split.counts, shares=self.shares, scale=self.scale, bucket_bytes=bucket_bytes)
-
-    def _weights(self) -> dict[int, AbstractStageWeights]:
-        """Weights under a policy other than flushing, for each stage that trains something."""
-        if (policy := self._policy) is None:
-            return {}
-        plan, settings = self.job.plan, {"rate": self._rate, "saved_at": self._saved_at}
-        return {
-            s: stage_weights(policy, plan.position(s), self.modules[s], optimizer=optimizer, spec=self._specs[s], **settings)
-            for s, optimizer in self.optimizers.items()
-        }
 
     def _rate(self, update: int) -> float:
         """The learning rate of an update."""
@@ -194,19 +177,33 @@ class Worker:
                 deferred=self.card is not None,
                 weights=self.weights.get(s) if train else None,
                 on_nonfinite=self.search.told(train=train, late=self.card is not None),
-                probes=self._probes(s, module) if train else None,
+                # Where sums are under way when a backward ends there are no numbers of it.
+                probes=build_probes(plan, s, module) if train and not self.gradients.overlaps else None,
                 scale=self.scale if train else None,
                 keeper=keepers.get(s),
+                given=self._given.get(s) if train else None,
             )
         return out
 
-    def _probes(self, stage: int, module: StageModule) -> Probes | None:
-        """Numbers of the stage's last backwards; none where sums are under way when a backward ends."""
-        if self.gradients.overlaps:
-            return None
-        # Those of two steps, and more where the pipeline does not drain.
-        last = 4 * accumulation(self.job.plan, stage)
-        return Probes([p for p in module.parameters() if p.requires_grad], last=last)
+    def _training(self, *, overlaps: bool) -> Interpreter[StageRunner]:
+        job, actions = self.job, self.job.program.actions[self.device_id]
+        mailboxes = self._mailboxes(self.modules, job.program)
+        return Interpreter(
+            actions,
+            self._runners(self.modules, mailboxes, job.program, train=True),
+            {**mailboxes, **{s: helper.mailbox for s, helper in self._helpers.items()}},
+            self.transport,
+            device_id=self.device_id,
+            gradients=self.gradients,
+            update=self._update,
+            updated=self._updated if job.streams else None,
+            pending_limit=most_sends(actions, job.plan),
+            status=self.status,
+            clock=self.clock,
+            arm=self.gradients.arm if overlaps else None,
+            issued=self.rows.ahead if self.card else None,
+            helpers=self._helpers,
+        )
 
     def _evaluation(self) -> Interpreter[StageRunner]:
         program = self.job.evaluation
@@ -241,7 +238,10 @@ class Worker:
                 self.weights[stage].update()
             else:
                 optimizer.step()
-        if stage == self.stages[-1]:
+        if self.job.plan.helped:
+            of = self._helpers[stage].params if stage in self._helpers else dict(self.modules[stage].named_parameters())
+            self.gradients.clear(of)
+        elif stage == self.stages[-1]:
             self._hand_out()
             self.gradients.clear()
 
@@ -255,8 +255,7 @@ class Worker:
         settings = self.job.settings
 
         def order(minibatch_of_stretch: int) -> torch.Tensor:
-            step = first + minibatch_of_stretch
-            return minibatch_indices(step, settings.minibatch_size, self.num_train, settings.seed)
+            return minibatch_indices(first + minibatch_of_stretch, settings.minibatch_size, self.num_train, settings.seed)
 
         self._begin(self.training, "train", settings.minibatch_size, order, first)
         self._begin_weights(first)
@@ -320,14 +319,13 @@ class Worker:
             runner.examine()
 
     def _updated(self, stage: int, minibatch_of_stretch: int) -> None:
+        if stage != self._last:
+            return
         if self.card:
             self.rows.ahead()
         self._record(minibatch_of_stretch)
         if self._saved_at(self.step + minibatch_of_stretch + 1):
             self._checkpoint(self.step + minibatch_of_stretch + 1)
-
-    def _warn(self, words: str) -> None:
-        self._log({"warning": words})
 
     def _skipped(self) -> None:
         for runner in self.training.runners.values():
@@ -404,16 +402,14 @@ class Worker:
                 self.memory.end()
                 self.status.enter(CHECKPOINT)
                 self.checkpoints.save(done)
+        self.finish()
+
+    def finish(self) -> None:
+        """What is written at the end: the last steps' events, the most memory held, the final weights."""
         self.memory.end()
         self.status.enter(CHECKPOINT)
         self.checkpoints.wait()
         self.search.weights(self._stop - 1)
-        result = {
-            "device": self.device_id,
-            "peak_memory_bytes": self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes,
-            "steps": list(self.kept),
-            "weight_versions": {s: weights.copies for s, weights in self.weights.items()},
-            "staleness": {s: weights.staleness for s, weights in self.weights.items()},
-        }
-        (self.run_dir / "ranks" / f"device_{self.device_id}.json").write_text(json.dumps(result))
+        peak_bytes = self.card.peak_memory_bytes() if self.card else self.memory.peak_bytes
+        write_device(self.run_dir, self.device_id, peak_bytes, self.kept, self.weights)
         self.teams.save(self.run_dir, self.modules)

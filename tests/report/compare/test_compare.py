@@ -176,3 +176,11 @@ def test_the_plan_says_which_stages_recompute_or_split(compared: RunRecord, widt
     for words in (out, " ".join(parse(run_report(run)).words)):
         assert f"{len(first.ops)} recomputed" in words and "split in 2" in words
     assert "operators" not in printed(width, show_plan, replace(compared, compared=(), explanation=None)).split("•")[0]
+
+
+def test_a_ceiling_is_never_the_best(compared: RunRecord) -> None:
+    first = best_of(compared.compared).own
+    assert first is not None
+    without = tuple(replace(attempt, ceiling=attempt is first) for attempt in compared.compared)
+    second = best_of(without).own
+    assert second is not None and second.strategy != first.strategy and second.sample_s >= first.sample_s

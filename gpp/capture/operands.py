@@ -1,0 +1,185 @@
+"""What a helper is sent of a micro-batch, and what it makes of it: the gradients of the weights of another device's stage.
+
+The stage's own device hands on what `gpp.capture.late` has queued: for each operator of `FORMULAS` the gradient of its output and
+the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are, and of which
+sizes; a helper needs no weights, only their sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpp.capture.codec import bound_arguments, decode, dtype_of, operator_of
+from gpp.capture.cut import Cut
+from gpp.capture.late import Gradients, convolution_gradients, embedding_gradients, linear_gradients
+from gpp.errors import UnsupportedPlan
+from gpp.graph.captured import Captured, Node, evaluate, node_references, references
+from gpp.graph.op_graph import OpGraph
+from gpp.plan.helpers import columns
+from gpp.plan.plan import Plan
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """Of one operator and one number of samples.
+
+    Args:
+        node: its name in the captured model.
+        params: full names of the trained weights that it reads.
+        forms: of the tensors that the gradients are made of; the first is the gradient of the output.
+        make: (those tensors, empty tensors of the sizes of `params`) -> the gradients of `params`.
+    """
+
+    node: str
+    params: tuple[str, ...]
+    forms: tuple[Form, ...]
+    make: Callable[[Sequence[Tensor], Sequence[Tensor]], Gradients]
+
+
+def operands_of(names: Sequence[str], node_of: Mapping[str, Node], samples: int) -> tuple[Operands, ...]:
+    """What is sent of the operators that `gpp.capture.halves.halves` splits for a helper.
+
+    Args:
+        names: in the order of the forward.
+        samples: of a micro-batch.
+    """
+    return tuple(_operands(node_of[name], node_of, samples) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The operator of a stage that makes all gradients of its inputs, as one product with its weight: linear.
+
+    Args:
+        node, data, weight: names of it, of the tensor from another stage that it reads, and of the weight.
+        columns: of the weight, [M, columns].
+    """
+
+    node: str
+    data: str
+    weight: str
+    columns: int
+
+    def forms(self, node_of: Mapping[str, Node], samples: int) -> tuple[Form, Form]:
+        """Of the gradient of the output by rows, [N, M], and of the gradients of the inputs."""
+        (*batch, wide), dtype = _form(node_of[self.node], samples)
+        return ((math.prod(batch), wide), dtype), _form(node_of[self.data], samples)
+
+
+def head_of(captured: Captured, nodes: Iterable[str], *, whole: frozenset[str]) -> Head | str:
+    """The head of the stage of `nodes`; or why its input gradients cannot be divided by columns.
+
+    Args:
+        whole: nodes whose gradients are to stay whole.
+    """
+    cut, node_of = Cut(captured, nodes, torch.device("meta"), {}), captured.node_of
+    received = [name for name in cut.receives if node_of[name].requires_grad]
+    if len(received) != 1:
+        return f"it has {len(received)} inputs with gradients"
+    (data,) = received
+    readers = [name for name in cut.calls if data in node_references(node_of[name])]
+    if len(readers) != 1 or node_of[readers[0]].target != "aten.linear.default":
+        return f"{data} is read by {', '.join(node_of[name].target for name in readers)}"
+    (name,) = readers
+    given = bound_arguments(operator_of(node_of[name].target), node_of[name].args, node_of[name].kwargs)
+    (weight,), read = references(given["weight"]), list(references(given["input"]))
+    if read != [data] or name not in cut.split(whole, formulas=False, elsewhere=True)[0].split:
+        return f"the gradients of {name} are not made in two halves"
+    if node_of[data].batch_dim != 0 or len(node_of[data].shape or ()) < 2:
+        return f"the samples of {data} are not its first dimension"
+    return Head(node=name, data=data, weight=weight, columns=int((node_of[weight].shape or (0, 0))[1]))
+
+
+def check_divided(captured: Captured, plan: Plan, graph: OpGraph, whole_ops: Collection[int]) -> None:
+    """Refuse to divide input gradients that are no product with columns of one weight.
+
+    Args:
+        whole_ops: operators whose backwards are to stay whole.
+
+    Raises:
+        UnsupportedPlan: names stage, field, value, rule and fix.
+    """
+    for s, stage in enumerate(plan.stages):
+        if not stage.input_share:
+            continue
+        field = f"stage {s}: input_share={[list(pair) for pair in stage.input_share]}"
+        nodes = [node for op in stage.ops for node in graph.ops[op].nodes]
+        slow = frozenset(node for op in set(stage.ops) & set(whole_ops) for node in graph.ops[op].nodes)
+        head = head_of(captured, nodes, whole=slow)
+        if isinstance(head, str):
+            raise UnsupportedPlan(
+                f"{field} divides gradients of inputs that are not one product of a linear layer: {head}. Fix: plan with "
+                "strategy.planner.divide=false, or leave it out of the plan; mode=plan and mode=compare predict it as it is"
+            )
+        if any(hi == lo for device, lo, hi in columns(stage, head.columns) if device not in stage.devices or stage.own_input_share):
+            raise UnsupportedPlan(
+                f"{field} gives a device less than one of the {head.columns} columns of {head.weight}. Fix: give it more, or "
+                "leave it out"
+            )
+
+
+def _form(of: Node, samples: int) -> Form:
+    return tuple(int(evaluate(size, samples)) for size in of.shape or ()), dtype_of(of.dtype or "float32")
+
+
+def _operands(node: Node, node_of: Mapping[str, Node], samples: int) -> Operands:
+    target = operator_of(node.target)
+    given = bound_arguments(target, node.args, node.kwargs)
+
+    def trained(key: str) -> list[str]:
+        return [name for name in references(given.get(key)) if node_of[name].requires_grad]
+
+    def argument(key: str) -> Any:
+        value = given.get(key)
+        return decode(value, ref=lambda name: name, number=lambda tree: evaluate(tree, samples), device=torch.device("cpu"))
+
+    needs = bool(trained("weight")), bool(trained("bias"))
+    params = tuple(node_of[name].target for key in ("weight", "bias") for name in trained(key))
+    (out, dtype), (data,) = _form(node, samples), references(given["indices" if "indices" in given else "input"])
+    kind = node.target.split(".")[1]
+    if kind == "linear":
+        (*batch, wide), of_rows = out, _form(node_of[data], samples)
+        rows = math.prod(batch)
+        forms = [((rows, wide), dtype), ((rows, of_rows[0][-1]), of_rows[1])][: 2 if needs[0] else 1]
+        make = partial(_linear, needs_bias=needs[1])
+    elif kind == "embedding":
+        (weight,) = references(given["weight"])
+        options = [argument(key) for key in ("padding_idx", "scale_grad_by_freq", "sparse")]
+        forms = [(out, dtype), _form(node_of[data], samples)]
+        make = partial(_embedding, rows=int((node_of[weight].shape or (0,))[0]), options=options)
+    else:
+        several = [_several(argument(key), len(out) - 2) for key in ("stride", "padding", "dilation")]
+        forms = [(out, dtype), _form(node_of[data], samples)]
+        make = partial(_convolution, needs=needs, several=several, groups=argument("groups"))
+    return Operands(node=node.name, params=params, forms=tuple(forms), make=make)
+
+
+def _several(value: Any, dims: int) -> list[int]:
+    return list(value) * (dims // len(value)) if isinstance(value, (list, tuple)) else [value] * dims
+
+
+def _linear(tensors: Sequence[Tensor], params: Sequence[Tensor], *, needs_bias: bool) -> Gradients:
+    # Weights of captured models lie by rows, so autograd takes their transposes for ones that lie by columns.
+    return linear_gradients(tensors[0], tensors[1] if len(tensors) > 1 else None, needs_bias, by_columns=True)
+
+
+def _embedding(tensors: Sequence[Tensor], params: Sequence[Tensor], *, rows: int, options: list[Any]) -> Gradients:
+    return embedding_gradients(tensors[0], (True, False), tensors[1], rows, *options)[:1]
+
+
+def _convolution(
+    tensors: Sequence[Tensor], params: Sequence[Tensor], *, needs: tuple[bool, bool], several: list[list[int]], groups: int
+) -> Gradients:
+    gradient, data = tensors
+    made = convolution_gradients(gradient, needs, data, params[0], several, [0] * len(several[0]), groups)
+    return [found for found in made if found is not None]

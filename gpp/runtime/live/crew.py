@@ -1,0 +1,160 @@
+"""The workers of a program that trains step by step: started, told what to do, watched, ended.
+
+Each has a connection of its own: a socket of this machine in a folder that only this user can enter, with a secret that only the
+workers are given. What goes through it is JSON and safetensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+
+from gpp.errors import WorkerFailed
+from gpp.runtime.controller.controller import POLL_S, clear, failure
+from gpp.runtime.hang_detection.watch import LocalWatch, watch_of
+from gpp.runtime.job import Job
+from gpp.runtime.live.fed import ADDRESS, SECRET, hear, tell
+from gpp.runtime.worker.parent import MODULE, PARENT, identity, worker_environment
+
+END_S = 5.0
+"""Seconds that workers have to end after a signal."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Crew:
+    """The workers of a job on this machine, from their start to `end`.
+
+    Raises:
+        WorkerFailed: from any method: one died, or they stand still; the others have been stopped.
+    """
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        self._job, self._ranks, self._world = job, run_dir / "ranks", job.plan.num_devices
+        clear(run_dir)
+        self._folder = tempfile.mkdtemp(prefix="gpp-feed-")  # a path in the run directory may be too long for a socket
+        secret = secrets.token_bytes(32)
+        self._listener = Listener(f"{self._folder}/socket", "AF_UNIX", backlog=self._world, authkey=secret)
+        own = {
+            "WORLD_SIZE": str(self._world),
+            PARENT: identity(),
+            ADDRESS: str(self._listener.address),
+            SECRET: secret.hex(),
+            **worker_environment(job.settings.threads),
+        }
+        envs = {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **own} for rank in range(self._world)}
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        words = {rank: ("-m", MODULE, str(run_dir), "gpp.runtime.live.main") for rank in envs}
+        logs = DefaultLogsSpecs(log_dir=str(self._ranks), redirects=Std.ALL)
+        self._context: Any = start_processes("worker", sys.executable, words, envs, logs)
+        self._watch = LocalWatch(watch=watch_of(job), ranks=self._ranks, pids=self._context.pids())
+        self._feeds: dict[int, Connection] = {}
+        self._reads: dict[int, list[str]] = {}
+        self.notes: tuple[str, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Wait until all workers are ready."""
+        import threading
+
+        def accept() -> None:
+            while len(self._feeds) < self._world:
+                feed = self._listener.accept()
+                head, _ = hear(feed)
+                self._feeds[head["rank"]] = feed
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL_S)
+            self._look()
+        answers = self._answers()
+        self._reads = {rank: head["reads"] for rank, (head, _) in answers.items()}
+        self.notes = tuple(dict.fromkeys(note for head, _ in answers.values() for note in head["notes"]))
+
+    def ask(self, what: str, batch: Tensors | None = None) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Let all workers do the same; the sums of their numbers, and the tensors of all of them.
+
+        Args:
+            batch: rows by name; each worker is sent those that it reads.
+        """
+        for rank, feed in self._feeds.items():
+            try:
+                tell(feed, {"do": what}, {name: batch[name] for name in self._reads[rank]} if batch else None)
+            except OSError:
+                self._gone()
+        numbers: dict[str, float] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for head, own in self._answers().values():
+            for name, value in head.items():
+                numbers[name] = numbers.get(name, 0.0) + value
+            tensors = own | tensors
+        return numbers, tensors
+
+    def _answers(self) -> dict[int, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+        """One answer of each worker."""
+        out: dict[int, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {}
+        rank_of = {feed: rank for rank, feed in self._feeds.items()}
+        while len(out) < self._world:
+            ready = wait([feed for feed, rank in rank_of.items() if rank not in out], POLL_S)
+            for feed in ready:
+                try:
+                    out[rank_of[feed]] = hear(feed)  # type: ignore[index]
+                except (EOFError, OSError):
+                    self._gone()
+            if not ready:
+                self._look()
+        return dict(sorted(out.items()))
+
+    def _look(self) -> None:
+        """Whether all workers live and move."""
+        result = self._context.wait(timeout=0)
+        if result is not None and result.is_failed():
+            self.close()
+            raise failure(self._ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+        if hang := self._watch.poll(time.monotonic()):
+            self._watch.kill(hang.out)
+            self.close()
+            raise WorkerFailed(hang.rank, hang.reason)
+
+    def _gone(self) -> None:
+        """A worker has closed its connection: it is about to end, or has ended."""
+        until = time.monotonic() + END_S
+        while time.monotonic() < until:
+            self._look()
+            time.sleep(POLL_S)
+        self.close()
+        raise WorkerFailed(min(self._feeds, default=0), "closed its connection and says nothing")
+
+    def end(self) -> None:
+        """Let the workers write down what they have measured and the final weights, and wait for their end."""
+        for feed in self._feeds.values():
+            try:
+                tell(feed, {"do": "end"})
+            except OSError:
+                self._gone()
+        while (result := self._context.wait(timeout=POLL_S, period=POLL_S)) is None:
+            self._look()
+        self.close()
+        if result.is_failed():
+            raise failure(self._ranks, {rank: f.exitcode for rank, f in result.failures.items()}, result.stderrs)
+
+    def close(self) -> None:
+        """Stop what still runs; no result is written."""
+        self._context.close(signal.SIGTERM, timeout=END_S)
+        for feed in self._feeds.values():
+            feed.close()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,140 @@
+"""`gpp.parallelize` against a plain loop over the same model."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import gpp
+from gpp.errors import InvalidConfig, WorkerFailed
+from tests.support.cli import workers_of
+from tests.support.long import long
+
+SIZE = 16
+
+
+class Towers(nn.Module):
+    """Two branches that meet in a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12))
+        self.right = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.head(torch.relu(self.left(x) + self.right(z)))
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(1)
+    return Towers().double()
+
+
+def batches(count: int) -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+    torch.manual_seed(2)
+    wide = {"dtype": torch.float64}
+    return [((torch.randn(SIZE, 8, **wide), torch.randn(SIZE, 6, **wide)), torch.randint(5, (SIZE,))) for _ in range(count)]
+
+
+def started(model: nn.Module, folder: Path, **settings: object) -> gpp.Pipeline:
+    inputs, targets = batches(1)[0]
+    strategy = gpp.Strategy(name="mine", planner=gpp.Even(), schedule=gpp.OneFOneB())
+    given = {"loss": functional.cross_entropy, "microbatch_size": 4, "cost": gpp.Analytical(), "strategy": strategy, **settings}
+    return gpp.parallelize(model, inputs, targets, run_dir=folder, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[gpp.Pipeline, nn.Module, list[float]]]:
+    """A pipeline after some steps, and the model and the losses of a plain loop."""
+    model, plain = model_of(), model_of()
+    optimizer, losses = torch.optim.Adam(plain.parameters(), lr=1e-3), []
+    with started(model, tmp_path_factory.mktemp("pipeline")) as pipeline:
+        for inputs, targets in batches(6):
+            pipeline.step(inputs, targets)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(plain(*inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        yield pipeline, plain, losses
+
+
+@pytest.mark.dist
+def test_steps_are_those_of_a_plain_loop(trained: tuple[gpp.Pipeline, nn.Module, list[float]]) -> None:
+    pipeline, plain, losses = trained
+    assert len(pipeline.plan.stages) > 1
+    assert pipeline.losses == pytest.approx(losses, rel=1e-12)
+    state = pipeline.state_dict()
+    assert set(state) == set(plain.state_dict())
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(state[name], weight, rtol=0, atol=1e-12)
+    inputs, targets = batches(8)[-1]
+    with torch.no_grad():
+        expected = functional.cross_entropy(plain(*inputs), targets).item()
+    assert pipeline.evaluate(inputs, targets) == pytest.approx({"loss": expected}, rel=1e-12)
+    assert pipeline.losses == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.dist
+def test_a_batch_that_would_train_otherwise_is_refused_and_harms_nothing(
+    trained: tuple[gpp.Pipeline, nn.Module, list[float]],
+) -> None:
+    """Among them labels that a mean leaves out, unequally many in each micro-batch: gradients would be wrong without a word."""
+    pipeline, _, losses = trained
+    (x, z), targets = batches(1)[0]
+    for inputs, labels, message in (
+        ((x[:5], z[:5]), targets[:5], r"batch=\[5,8\]: 'x' must be of shape \[16, 8\].*drop_last"),
+        ({"x": x}, targets, "lacks 'z'"),
+        ((x, z), targets.where(torch.arange(SIZE) > 1, -100), "target=-100: micro-batches of 4 samples have 0 to 2 labels"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            pipeline.step(inputs, labels)
+    assert len(pipeline.losses) == len(losses)
+    # As many in each are no matter.
+    pipeline.evaluate((x, z), targets.where(torch.arange(SIZE) % 4 > 0, -100))
+
+
+@pytest.mark.dist
+def test_the_end_leaves_the_weights_and_a_report(tmp_path: Path) -> None:
+    model, before = model_of(), copy.deepcopy(model_of().state_dict())
+    with started(model, tmp_path / "run") as pipeline:
+        for inputs, targets in batches(3):
+            pipeline.step(inputs, targets)
+        last = pipeline.state_dict()
+    assert all(torch.equal(weight, last[name]) for name, weight in model.state_dict().items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Measured" in page and "Towers" in page
+    with pytest.raises(InvalidConfig, match="its workers have ended"):
+        pipeline.step(*batches(1)[0])
+
+
+@long
+@pytest.mark.dist
+def test_a_dead_worker_is_named_and_the_others_end(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match="killed by SIGKILL"), started(model_of(), tmp_path / "run") as pipeline:
+        pipeline.step(*batches(1)[0])
+        os.kill(workers_of(tmp_path / "run")[0], signal.SIGKILL)
+        pipeline.step(*batches(1)[0])
+    assert not workers_of(tmp_path / "run")
+
+
+def test_what_cannot_be_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    streams = gpp.Strategy(name="streams", planner=gpp.GraphPipe(), schedule=gpp.NoFlush(), weights=gpp.Stash())
+    for settings, message in (
+        ({"strategy": streams}, "strategy=streams: does not drain"),
+        ({"optimizer": gpp.Adam(lr=1e-3, learning_rate=gpp.LearningRate(shape="cosine"))}, "steps=null: learning rate cosine"),
+        ({"loss": None}, "loss=null: the model's outputs have none"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            started(model_of(), tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
