@@ -253,11 +253,7 @@ class Strategy:
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
-        """The checked program of one evaluation over `num_samples` samples.
-
-        Args:
-            cards: as `lower` has it.
-        """
+        """The checked program of one evaluation over `num_samples` samples; `cards` as `lower` has it."""
         orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
@@ -403,8 +399,8 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        fresher = 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * fresher
+        seconds = found.metrics.iteration_s * asked.regime.minibatches
+        seconds *= 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import is_loss
-from gpp.settings import Count, Positive, settings
+from gpp.settings import Count, Positive
 
 if TYPE_CHECKING:
     from gpp.cluster import Cluster
@@ -242,7 +242,7 @@ class AbstractEngine(ABC):
         """
 
 
-@settings("engine")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractServer(AbstractEngine):
     """An engine that runs streams of requests, too.
 
