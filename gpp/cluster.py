@@ -89,6 +89,7 @@ class Cluster:
         collective_latency_s: fixed cost of each step of an all-reduce's ring; None for the links' own latency.
         processors: cores that all devices share, where they are fewer than the devices; None: each has its own.
         links: pairs of devices, or of types of devices, that have links of their own.
+        hosts: the name of each device's machine, for what is written for others; empty where they have none.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Cluster:
     collective_latency_s: NotNegative | None = None
     processors: Count | None = None
     links: tuple[PairLink, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -109,6 +111,8 @@ class Cluster:
                 "one node index for each device, and one device at least",
                 f"give {len(self.devices)} indices",
             )
+        if len(self.hosts) not in (0, len(self.devices)):
+            raise InvalidConfig("cluster.hosts", self.hosts, "one name for each device, or none", f"give {len(self.devices)} names")
         self.wiring.check()
 
     @property
@@ -153,7 +157,7 @@ class Cluster:
                 ends = [(x, y) for x, y in product(images[a], images[b]) if (where[x] == where[y]) == together]
             links += [replace(pair, between=each) for each in ends]
         devices = (*self.devices, *(self.devices[d] for d in of))
-        return replace(self, devices=devices, nodes=where, links=tuple(links))
+        return replace(self, devices=devices, nodes=where, links=tuple(links), hosts=())
 
     def evened(self) -> Cluster:
         """The cluster with the mean links inside and between nodes in place of those of single devices and pairs."""

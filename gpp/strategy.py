@@ -19,7 +19,7 @@ from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
-from gpp.errors import Infeasible, InvalidConfig, InvalidFile, InvalidPlan, MalformedProgram
+from gpp.errors import Infeasible, InvalidConfig, InvalidPlan, MalformedProgram
 from gpp.memory.policy import AbstractMemory, Keep, fits_whole, repeatable
 from gpp.memory.priced import MARGIN, Priced
 from gpp.plan.edges import check_edges, with_edges
@@ -104,12 +104,17 @@ class Strategy:
         if self.replicas == ROUND_ROBIN:
             own = None if self.schedule.drains else self.weights.microbatch_size(problem.minibatch_size)
             check_turns(problem, problem.microbatch_size or own)
-        if self.schedule.draft is not self.schedule:
-            return replace(self, schedule=self.schedule.draft).plan(problem)
+        if self.drafted is not self:
+            return self.drafted.plan(problem)
         start = time.perf_counter()
         problem = self.posed(problem)
         plan = self._sparing(problem) if self.memory.ways else self._search(problem, problem, Judged())
         return replace(plan, search_s=time.perf_counter() - start)
+
+    @property
+    def drafted(self) -> Strategy:
+        """The strategy with a schedule that is quick to ask, for many plans; itself where its own schedule is."""
+        return self if self.schedule.draft is self.schedule else replace(self, schedule=self.schedule.draft)
 
     def _sparing(self, problem: Problem) -> Plan:
         """The best plan over the views in which memory has a price, the problem itself first.
@@ -216,22 +221,6 @@ class Strategy:
                 self.schedule.warmup(plan, stage, sys.maxsize)
             check_stream(plan, problem.graph, self.weights)
 
-    def check_file(self, path: object, plan: Plan, problem: Problem) -> None:
-        """Prove that a plan from a file can run under this strategy, to the end of its program.
-
-        Raises:
-            InvalidPlan, InvalidFile, Infeasible: as `check`; names the file.
-        """
-        try:
-            self.check(plan, problem)
-            self.lower(plan, problem)
-        except Infeasible as error:
-            raise Infeasible(f"{path}: {error.constraint}", error.remedy) from None
-        except InvalidConfig as error:
-            raise InvalidFile(path, error.field, error.rule, error.fix, [error.value]) from None
-        except (InvalidPlan, MalformedProgram) as error:
-            raise InvalidPlan(f"{path}: {error}") from None
-
     def predict(self, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
         """The simulated timeline of one training step of `plan` under this strategy's schedule.
 
@@ -267,11 +256,7 @@ class Strategy:
         return self._checked(self._program(plan, problem), plan, problem, cards)
 
     def lower_evaluation(self, plan: Plan, problem: Problem, num_samples: int, *, cards: bool = False) -> Program:
-        """The checked program of one evaluation over `num_samples` samples.
-
-        Args:
-            cards: as `lower` has it.
-        """
+        """The checked program of one evaluation over `num_samples` samples; `cards` as `lower` has it."""
         orders = ForwardOnly().orders(plan, problem.graph, num_samples, self._bills(plan, problem))
         return self._checked(lower(plan, problem.graph, orders, num_samples), plan, problem, cards)
 
@@ -408,12 +393,12 @@ class Strategy:
         judged.note(found)
         if asked.regime.minibatches == 1:
             return found
-        fresher = 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
-        seconds = found.metrics.iteration_s * asked.regime.minibatches * fresher
+        seconds = found.metrics.iteration_s * asked.regime.minibatches
+        seconds *= 1.0 if asked.regime.serves else 1.0 + FRESHER * candidate.depth
         return replace(found, metrics=replace(found.metrics, iteration_s=seconds))
 
     def _check_problem(self, problem: Problem) -> None:
         if not self.schedule.drains:
             check_asked(problem, self.weights)
-        check_schedule(self.schedule, problem, self.planner)
+        check_schedule(self.schedule, problem, self.planner, self.memory)
         check_edges(self.edges, serves=problem.regime.serves)

@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"errors", "serialization", "settings", "setting_types"},
     {"cluster", "graph", "joint_optimizer", "links", "weights"},
     {"cost", "plan", "routing", "optimizers"},
-    {"memory", "program"},
+    {"memory", "pipeedge", "program"},
     {"timeline"},
     {"planners"},
     {"schedules", "simulate", "models", "data", "capture"},
@@ -51,9 +51,10 @@ WINGS: dict[str, list[set[str]]] = {
         {"sharding"},
         {"coarsen"},
     ],
-    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"bounds"}],
+    "planners": [{"base"}, {"common"}, {"chains"}, {"graphpipe"}, {"edgepipe"}, {"bounds"}],
     "runtime": [
         {
+            "job_checks",
             "job_fit",
             "job",
             "halves",
@@ -83,7 +84,7 @@ WINGS: dict[str, list[set[str]]] = {
     "analysis": [{"comparison"}, {"max_batch"}, {"explain"}],
     "report": [{"draw"}, {"run"}, {"compare"}, {"sweep"}],
     "app": [
-        {"experiment", "capturing", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
+        {"experiment", "capturing", "given", "helped", "in_place", "private", "serving", "several", "stopping", "streams"},
         {"launch", "recording", "replanning"},
         {"surveys"},
         {"vocabulary"},

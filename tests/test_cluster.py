@@ -241,7 +241,7 @@ def test_every_option_is_a_cluster(name, num_devices, num_nodes):
 
 def test_options_say_what_they_are_and_none_is_forgotten():
     files = sorted(path for path in (CONF / "cluster").glob("*.yaml") if path.stem != "base")
-    assert len(files) == 12
+    assert len(files) == 20
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
 

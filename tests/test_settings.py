@@ -161,12 +161,19 @@ def usual(target: Any) -> dict[str, Any]:
 
 
 SPECS = {"input_specs": {"x": 4}, "target_specs": {"y": 4}}
+PIPEEDGE = {
+    "path": str(ROOT / "sweeps" / "pipeedge" / "models.yml"),
+    "types": str(ROOT / "sweeps" / "pipeedge" / "device_types.yml"),
+}
 USUAL = {
     "gpp.cluster.Cluster": {"nodes": [0], "devices": [DEVICE]},
     "gpp.models.network.Network": {"network": "torch.nn.Linear", "arguments": {}, **SPECS},
     "gpp.models.imported.Imported": {"factory": "torch.nn.Linear", **SPECS},
     "gpp.models.blocks.Blocks": {"blocks": {"head": {"factory": "torch.nn.Linear", "inputs": ["x"]}}, **SPECS},
     "gpp.models.profile.Profile": {"path": __file__},
+    "gpp.models.pipeedge.PipeEdge": {**PIPEEDGE, "entry": "google/vit-base-patch16-224"},
+    "gpp.models.pipeedge.from_files": {**PIPEEDGE, "key": "google/vit-base-patch16-224"},
+    "gpp.pipeedge.graph.cluster": {"types": PIPEEDGE["types"], "devices": str(ROOT / "sweeps" / "pipeedge" / "devices_4_4.yml")},
     "gpp.data.imported.Imported": {"factory": "torch.utils.data.TensorDataset"},
 }
 """Arguments between which there are rules."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpp.graph.captured import Captured, capture_key, load_cached, store
 from gpp.models.base import AbstractModel
-from gpp.models.profile import Profile
+from gpp.models.profile import AbstractProfile
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def captured_model(model: AbstractModel, dtype: str, cache_dir: str, microbatch_size: int | None, minibatch_size: int) -> Captured:
     """A model with its loss; from the cache, without torch, if it was captured before."""
-    if isinstance(model, Profile):
+    if isinstance(model, AbstractProfile):
         return model.captured()
     found = _captured_at(model, dtype, cache_dir, None)
     if found.batch is None:

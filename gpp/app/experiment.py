@@ -18,6 +18,7 @@ from gpp.analysis.comparison import Attempt, beside
 from gpp.analysis.explain.explanation import Explanation, explain
 from gpp.analysis.explain.what_if import planned
 from gpp.app.capturing import captured_model, weights_of
+from gpp.app.given import check_given
 from gpp.app.helped import check_helped
 from gpp.app.in_place import early, here, profiled, settle
 from gpp.app.serving import INFERENCE, check_inference, judge, model_of, serve_settings, serving_strategy
@@ -34,7 +35,7 @@ from gpp.graph.captured import Captured, narrowed
 from gpp.graph.op_graph import OpGraph
 from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
-from gpp.models.profile import Profile
+from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
 from gpp.plan.edges import kept
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 class GraphSettings(TypedDict, total=False):
     """Settings of `graph.`: the number of operators to coarsen to."""
 
-    max_ops: Count
+    max_ops: Count | None
 
 
 class LossSettings(TypedDict, total=False):
@@ -84,7 +85,7 @@ class Experiment:
         microbatch_size: samples of a micro-batch; None leaves it to the planner.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the end only.
         on_nonfinite: `stop` fails the run at the first loss that is not finite; `warn` says so and goes on.
-        graph: `max_ops`, the number of operators to coarsen to.
+        graph: `max_ops`, the number of operators to coarsen to; None for those that were captured.
         loss: `scope`, the samples that the loss is computed on at once: each `microbatch`, or the whole `minibatch`.
         plan: path of a plan.json to run instead of planning.
         checkpoint: when to save checkpoints, and how many to keep.
@@ -138,7 +139,7 @@ class Experiment:
             object.__setattr__(self, "strategy", replace(self.strategy, planner=self.engine.planner, schedule=OneFOneB()))
 
     @property
-    def max_ops(self) -> int:
+    def max_ops(self) -> int | None:
         return (self.graph or {}).get("max_ops", 64)
 
     @property
@@ -192,7 +193,7 @@ class Experiment:
         given = self._given_plan
         if self.runs or self.trains:
             check_helped(self.engine, self.strategy, given)
-        if isinstance(self.model, Profile):
+        if isinstance(self.model, AbstractProfile):
             if self.trains or self.engine.planner is not None:
                 self.model.refuse_training()
             return
@@ -240,12 +241,12 @@ class Experiment:
         return captured_model(self.model, self.dtype, self.cache_dir, self.microbatch_size, self.minibatch_size)
 
     def op_graph(self, captured: Captured) -> OpGraph:
-        """The operators that planners see: convex groups, at most `graph.max_ops` of them."""
-        if isinstance(self.model, Profile) and not self.model.coarsen:
+        """The operators that planners see: convex groups, at most `graph.max_ops` of them, or the captured ones."""
+        if isinstance(self.model, AbstractProfile) and not self.model.coarsen:
             return captured.graph
         if self.loss_scope == "minibatch":
             check_whole_loss(captured, self.minibatch_size)
-        graph = coarsen_for(captured, self.max_ops, self.loss_scope)
+        graph = coarsen_for(captured, self.max_ops, self.loss_scope, self.model.whole)
         # Messages travel in the type of autocast, half as wide as float32.
         return narrowed(graph, captured, 0.5) if self.engine.worker_settings.get("autocast") else graph
 
@@ -255,9 +256,9 @@ class Experiment:
         Raises:
             InvalidConfig: there are more devices than operators.
         """
-        cost = self.model.times if isinstance(self.model, Profile) else self.cost
+        cost = self.model.times if isinstance(self.model, AbstractProfile) else self.cost
         devices, ops = self.cluster.num_devices, captured.graph.num_ops
-        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, Profile):
+        if devices > ops and not self._whole and not self.strategy.planner.helps and not isinstance(self.model, AbstractProfile):
             raise InvalidConfig(
                 "cluster.num_devices",
                 devices,
@@ -297,7 +298,7 @@ class Experiment:
         """
         if self._given_plan is None:
             return self.strategy.plan(problem)
-        self.strategy.check_file(self.plan, self._given_plan, problem)
+        check_given(self.strategy, self.plan, self._given_plan, problem)
         return self._given_plan
 
     def in_place(

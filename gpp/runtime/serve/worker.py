@@ -87,7 +87,9 @@ class Server:
         modules = build_modules(job, run_dir, self.stages, device, teams)
         self.modules = {s: module.requires_grad_(False).eval_module() for s, module in modules.items()}
         self.actions = job.program.actions[device_id]
-        mailboxes = build_mailboxes(job, self.modules, job.program, device_id=device_id, device=device, transport=transport)
+        mailboxes = build_mailboxes(
+            job, self.modules, job.program, device_id=device_id, device=device, transport=transport, given={}, handover={}
+        )
         self.counts = {s: plan.minibatch_size // stage.microbatch_size for s, stage in enumerate(plan.stages)}
         self.clock = clock or HostClock()
         self.runners = {s: self._runner(s, mailboxes[s], device) for s in self.stages}
