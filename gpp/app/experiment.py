@@ -37,7 +37,6 @@ from gpp.loggers.base import AbstractLogger
 from gpp.models.base import AbstractModel
 from gpp.models.profile import AbstractProfile
 from gpp.optimizers import AbstractOptimizer
-from gpp.plan.edges import kept
 from gpp.plan.loss_stage import LossScope, coarsen_for, loss_mask
 from gpp.plan.plan import Plan
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
@@ -400,7 +399,7 @@ class Experiment:
             evaluate_every=self.evaluate_every,
             on_nonfinite=self.on_nonfinite,
             final_weights=self.final_weights,
-            serving=serve_settings(self, self.engine, sizes, kept(plan, self.strategy.posed(problem))),
+            serving=serve_settings(self, self.engine, sizes, plan, self.strategy.posed(problem)),
             **self.checkpoint.settings(self.resumed),
             **self.engine.worker_settings,
         )

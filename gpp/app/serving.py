@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gpp.cost.arrivals import Arrivals
-from gpp.cost.edges import Kept
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.data.base import AbstractData
@@ -17,7 +16,7 @@ from gpp.graph.captured import Captured
 from gpp.graph.inference import forward_only, served
 from gpp.memory.policy import Keep
 from gpp.models.base import AbstractModel
-from gpp.plan.edges import check_edges
+from gpp.plan.edges import check_edges, kept
 from gpp.plan.plan import Plan
 from gpp.program.stream import check_served
 from gpp.runtime.checkpoint.resume import Checkpoints
@@ -146,7 +145,7 @@ def model_of(e: Asked, captured: Captured) -> Captured:
     return served(captured) if captured.nodes else replace(captured, graph=forward_only(captured.graph))
 
 
-def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], kept: Kept | None) -> ServeSettings | None:
+def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], plan: Plan, problem: Problem) -> ServeSettings | None:
     """What the job adds; None where it trains."""
     if e.mode != INFERENCE or not isinstance(engine, AbstractServer):
         return None
@@ -157,7 +156,7 @@ def serve_settings(e: Asked, engine: AbstractEngine, sizes: dict[str, int], kept
         split=split,
         samples=sizes[split],
         answers=engine.answers,
-        kept=kept,
+        kept=kept(plan, problem),
     )
 
 
