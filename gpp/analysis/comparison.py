@@ -124,6 +124,10 @@ def beside(strategy: Strategy, problem: Problem) -> tuple[Attempt, ...]:
         return ()
     # The baseline has the planner's own freedom: a chain with replicas beside a graph without them would differ twice.
     replication = getattr(strategy.planner, "replication", True)
-    sequential = Strategy(name="sequential", planner=Sequential(replication=replication), schedule=OneFOneB())
-    found = attempt(sequential, problem, record=False)
+    planner, serves = Sequential(replication=replication), problem.regime.buffers is not None
+    sequential = Strategy(
+        name="sequential", planner=planner, schedule=OneFOneB(), objective=strategy.objective, edges=strategy.edges
+    )
+    # While serving, the metrics that planners ask for are the objective's alone.
+    found = attempt(sequential, problem, record=serves)
     return (found,) if found.status == "ok" else ()

@@ -265,6 +265,15 @@ def _answered(program: Program, plan: Plan, problem: Problem, arrivals: Arrivals
     return serving_of(came, ended, arrivals, stream.buffers)
 
 
+def _shown(stream: Stream, times_s: Sequence[float], iteration_s: float) -> list[Event]:
+    """Events of `SHOWN` periods, of a stream at its pace or of one that has not begun."""
+    begin, stream.events = (min(stream.begins) + iteration_s if stream.begins else 0.0), []
+    for number in range(2 * SHOWN + len(stream.passes) * (1 + stream.buffers)):
+        stream.request(times_s[min(number, len(times_s) - 1)], number)
+    low, high = begin - SAME * iteration_s, begin + (SHOWN - SAME) * iteration_s
+    return [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in stream.events if low <= e.start_s < high]
+
+
 def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True) -> Timeline:
     """The timeline of a stream of requests; `iteration_s` is the seconds of a request at saturation, or at the arrival rate.
 
@@ -276,16 +285,10 @@ def serve(program: Program, plan: Plan, problem: Problem, *, record: bool = True
     stream = Stream(program, plan, problem, slower=slower)
     iteration_s = period_s(stream)
     serving = _answered(program, plan, problem, arrivals)
-    events: list[Event] = []
-    if record:
-        begin, stream.events = min(stream.begins) + iteration_s, []
-        for number in range(2 * SHOWN + len(plan.stages) * (1 + stream.buffers)):
-            stream.request(0.0, number)
-        last = begin + SHOWN * iteration_s
-        low, high = begin - SAME * iteration_s, last - SAME * iteration_s
-        events = [e._replace(start_s=e.start_s - begin, end_s=e.end_s - begin) for e in stream.events if low <= e.start_s < high]
     if arrivals.rate:
-        iteration_s = 1.0 / serving.requests_per_s
+        # From an idle pipeline on, as the stream begins.
+        iteration_s, stream = 1.0 / serving.requests_per_s, Stream(program, plan, problem, slower=slower)
+    events = _shown(stream, arrivals.times_s(), iteration_s) if record else []
     beside = plan.beside_s(problem)
     busy = sum(one.seconds - beside[one.own.stage][0] for one in stream.passes)
     bills = plan.bills(problem)

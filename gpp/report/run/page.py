@@ -50,6 +50,8 @@ def run_report(run: RunRecord) -> str:
         memory=_memory(run),
         memory_over_time=_memory_over_time(run),
         memory_swatches=memory_swatches(),
+        what_was_done="Answers" if served(run) else "Training",
+        judged_on="Of the answers" if served(run) else "On held-out data at the end",
         training_charts=_training_charts(run),
         final_metrics=[(name, text.significant(value, 4)) for name, value in result.get("final_metric", {}).items()],
         versions=_versions(run),
@@ -111,12 +113,19 @@ def _memory_over_time(run: RunRecord) -> Drawing | None:
     return draw_memory(run.predicted, run.plan.stages_of_device, {d: device.memory_bytes for d, device in devices}) or None
 
 
+def served(run: RunRecord) -> bool:
+    """Whether the run answered requests."""
+    return run.predicted is not None and run.predicted.metrics.serving is not None
+
+
 def _over_steps(values: Sequence[float | None], first: int) -> list[tuple[float, float]]:
     return [(float(i), float("nan") if value is None else value) for i, value in enumerate(values, first)]
 
 
 def _training_charts(run: RunRecord) -> list[Drawing]:
-    charts = []
+    charts: list[Drawing | None] = []
+    if served(run):
+        return []
     if run.losses:
         lines = [("training loss", MEASURED, _over_steps(run.losses, run.first_step))]
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):

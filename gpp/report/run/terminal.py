@@ -15,6 +15,7 @@ from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
 from gpp.report.run.key_figures import certificate, emulation_words, run_figures
 from gpp.report.run.record import RunRecord
 from gpp.report.run.stages import stage_lines
+from gpp.timeline import Metrics
 
 
 def plan_table(run: RunRecord, width: int = PIPE_WIDTH) -> Table:
@@ -73,24 +74,34 @@ def show_plan(console: Console, run: RunRecord) -> None:
     console.print(prediction_lines(run))
 
 
+def _judged_s(metrics: Metrics) -> float:
+    """Seconds by which plans are told apart: of a step, or from a request to its answer, where requests arrive at a rate."""
+    serving = metrics.serving
+    return serving.median_s if serving and serving.arrival_rate else metrics.iteration_s
+
+
+def _beside(metrics: Metrics) -> str:
+    """What these seconds are, and the figures beside them."""
+    what = f"{text.significant(metrics.throughput_samples_per_s)} samples/s, bubble {text.percent(metrics.bubble_fraction)}"
+    if (serving := metrics.serving) is None:
+        return f"per step, {what}"
+    if serving.arrival_rate:
+        return f"from a request to its answer (median), {text.significant(serving.requests_per_s)} requests/s, {what}"
+    return f"per request, {what}"
+
+
 def prediction_lines(run: RunRecord) -> Group:
     """The prediction, then one line for every baseline with the speed-up over it."""
     if run.predicted is None:
         return Group()
     own = run.predicted.metrics
-    lines: list[Text | Padding] = [
-        Text.assemble(
-            "predicted  ",
-            (text.seconds(own.iteration_s), "bold"),
-            f" per step, {text.significant(own.throughput_samples_per_s)} samples/s, bubble {text.percent(own.bubble_fraction)}",
-        )
-    ]
+    lines: list[Text | Padding] = [Text.assemble("predicted  ", (text.seconds(_judged_s(own)), "bold"), f" {_beside(own)}")]
     for name, metrics in run.baseline_predicted.items():
-        speedup = text.quotient(metrics.iteration_s, own.iteration_s)
+        speedup = text.quotient(_judged_s(metrics), _judged_s(own))
         style = "green" if speedup is not None and speedup > 1 else "yellow"
         lines.append(
             Text.assemble(
-                f"           {name}: {text.seconds(metrics.iteration_s)}, bubble {text.percent(metrics.bubble_fraction)}: ",
+                f"           {name}: {text.seconds(_judged_s(metrics))}, bubble {text.percent(metrics.bubble_fraction)}: ",
                 (f"{text.ratio(speedup)} as fast as {name}", style),
             )
         )
@@ -133,8 +144,9 @@ def show_result(
     if known:
         since = f", from step {run.first_step} on" if run.first_step else ""
         console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.losses)} steps{since}")
+    whose = "answers:" if run.predicted and run.predicted.metrics.serving else "held-out"
     for name, value in run.result.get("final_metric", {}).items():
-        console.print(f"held-out {escape(name)} {text.significant(value, 4)}")
+        console.print(f"{whose} {escape(name)} {text.significant(value, 4)}")
     for warning in warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
     width = max((len(what) for what, _ in paths), default=0)
