@@ -93,6 +93,18 @@ def test_the_bill_of_what_is_late(name: str) -> None:
     assert events.held_bytes == 0
 
 
+def test_halves_of_narrow_forwards_train_what_whole_backwards_train(tmp_path: Path) -> None:
+    """Operators whose casts are differentiated with them."""
+    case = random_case("Fork", Flush(), random.Random(5), minibatch=16, dtype="float32")
+    strategy = replace(case.strategy, schedule=ZeroBubbleH1())
+    problem = replace(case.problem, regime=strategy.posed(case.problem).regime)
+    split = replace(case, strategy=strategy, problem=problem).job(keep, dtype="float32")
+    whole = case.job(keep, dtype="float32")
+    whole, split = (replace(job, settings=replace(job.settings, autocast="bfloat16")) for job in (whole, split))
+    found = train(whole, case.weights, tmp_path / "a")
+    assert found.differences(train(split, case.weights, tmp_path / "b")) == []
+
+
 @pytest.mark.parametrize("schedule", [Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()])
 def test_schedules_train_what_whole_backwards_train(schedule: AbstractSchedule, tmp_path: Path) -> None:
     """Real workers of a random plan, in threads."""
